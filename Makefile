@@ -1,0 +1,40 @@
+# Every target sets up what it needs on a machine that has only Python 3.11 and make.
+# PYTHON=python3.12 make setup   chooses another interpreter.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:            ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
+
+setup: $(STAMP)  ## make .venv with paceline in it (quick when there is nothing to do)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "paceline needs Python 3.11 or newer; try: make setup PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing paceline into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: setup      ## five policies on the R²SP paper's cluster A with VGG16, side by side
+	@$(BIN)/paceline simulate r2sp-a-vgg16 --policy bsp,asp,ssp,dssp,r2sp --iterations 200 --jitter 0.05
+
+test: setup      ## the tests, fast ones first
+	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m slow
+
+lint: setup      ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: setup     ## what the simulator and one policy decision cost
+	@$(BIN)/python benchmarks/simulator.py
+
+clean:           ## remove .venv and caches
+	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache
