@@ -1,0 +1,42 @@
+"""Synchronization policies: pure state machines that decide who may go, when, and with what batch."""
+
+from paceline.policies.contract import (
+    Apply,
+    Cancel,
+    Decision,
+    Discard,
+    Grant,
+    Keep,
+    Policy,
+    Turn,
+    Update,
+    WakeAt,
+    WorkerId,
+)
+from paceline.policies.options import PolicyError, Range
+from paceline.policies.registry import make, names, policy_class, policy_options, register, split_list
+from paceline.policies.state import load, save
+
+__all__ = [
+    "Apply",
+    "Cancel",
+    "Decision",
+    "Discard",
+    "Grant",
+    "Keep",
+    "Policy",
+    "PolicyError",
+    "Range",
+    "Turn",
+    "Update",
+    "WakeAt",
+    "WorkerId",
+    "load",
+    "make",
+    "names",
+    "policy_class",
+    "policy_options",
+    "register",
+    "save",
+    "split_list",
+]

@@ -1,0 +1,171 @@
+"""What a policy is told and what it may answer.
+
+A policy is a pure state machine. Its driver (a simulator, a parameter server, a federated engine) tells it what
+happened and when; the policy answers with decisions, which the driver carries out in the order given. A policy
+opens no socket, reads no clock, starts no thread and knows no tensor.
+
+What a driver promises:
+ - `now` never goes backwards;
+ - every `Grant` to a member is followed by one `ready` and one `arrived` of that worker, or by `left`. If the
+   iteration was cancelled in between, its `ready` or `arrived` may still come, or not;
+ - a worker that rejoins is a new incarnation: nothing of the old one is reported after its `left`;
+ - `Update.iteration` counts the Grants of that worker since it joined, from 1;
+ - every `Apply` makes one new version of the model, numbered from 1.
+
+What a policy promises:
+ - the same events give the same decisions;
+ - every arrived update is applied or discarded, exactly once (a kept one may be applied many times);
+ - somebody always runs: while there are members, one of them holds an unanswered Grant or a `WakeAt` is set.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from paceline.policies.options import checked
+
+WorkerId: TypeAlias = int
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one worker computed in one iteration, without the tensor.
+
+    base_version: the model version the worker pulled, from which the update was computed.
+    compute_seconds: time in computation alone, as the worker measured it.
+    """
+
+    worker: WorkerId
+    iteration: int
+    base_version: int
+    batch_size: int
+    compute_seconds: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Push now. Answers `ready`."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Change the model by these updates, together, in this order; this makes the next version.
+
+    With `mix` unset, each update is a gradient step at its own learning rate times its weight. With `mix` set, what
+    was pushed are weights of a model: model ← (1−mix)·model + mix·(mean of those, by weight).
+    """
+
+    updates: tuple[Update, ...]
+    weights: tuple[float, ...]
+    mix: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Put the update aside under this slot, in place of what was there; it may be named in later Applies."""
+
+    update: Update
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Drop the update."""
+
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Pull the newest model and run the next iteration.
+
+    batch_size: None means the worker's own.
+    expected_staleness: where the policy knows it in advance, what the staleness of the resulting update will be.
+    """
+
+    worker: WorkerId
+    batch_size: int | None = None
+    expected_staleness: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Abandon the iteration under way."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call `woke` at this time. A new WakeAt replaces the old one; an early or repeated `woke` is harmless."""
+
+    time: float
+
+
+Decision: TypeAlias = Turn | Apply | Keep | Discard | Grant | Cancel | WakeAt
+Decisions: TypeAlias = list[Decision]
+
+
+class Policy(ABC):
+    """Who may go, when, and with what batch.
+
+    A subclass's `__init__` declares its options with `Annotated` types (see `paceline.policies.options`): their
+    values are checked on construction, and a name with options makes the same policy (`paceline.policies.make`).
+    """
+
+    #: Can each slice of an update be applied as it arrives? It can where updates are applied one by one, at once.
+    streamable: bool = False
+    #: Set by the driver, before the first event, if it does apply so. A policy may then gate the push by `ready`.
+    streamed: bool = False
+    #: Are transfers to be let onto the servers' links one after the other, in the order of Turns and Grants?
+    takes_turns: bool = False
+    #: May a shard answer with its slice as soon as all members' slices are in, before the barrier's Apply?
+    pipelined: bool = False
+
+    #: One line for `paceline policies`.
+    summary: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+
+    @abstractmethod
+    def joined(self, worker: WorkerId, now: float) -> Decisions:
+        """A worker came. It waits for a Grant."""
+
+    def ready(self, worker: WorkerId, now: float) -> Decisions:
+        """A worker has computed its gradient and asks to push it."""
+        return [Turn(worker)]
+
+    @abstractmethod
+    def arrived(self, update: Update, now: float) -> Decisions:
+        """A whole push is in. Its worker waits for a Grant."""
+
+    def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
+        """Something was measured outside: a validation loss, a cosine similarity. Most policies do not mind."""
+        return []
+
+    @abstractmethod
+    def left(self, worker: WorkerId, now: float) -> Decisions:
+        """A worker left or was given up. What had fully arrived from it still counts."""
+
+    def woke(self, now: float) -> Decisions:
+        """A WakeAt has come due."""
+        return []
+
+
+def apply_one(update: Update, weight: float) -> Apply:
+    """The Apply of a policy that applies updates one by one."""
+    return Apply((update,), (weight,))
+
+
+def grant_all(workers: Sequence[WorkerId]) -> Decisions:
+    """One plain Grant for each."""
+    return [Grant(worker) for worker in workers]

@@ -1,0 +1,134 @@
+"""Dynamic Stale Synchronous Parallel (Zhao et al., ICDCS 2019): the staleness threshold is chosen at run time.
+
+Up to `low` (s_L) iterations ahead of the slowest, a worker goes on as under SSP. Beyond that the fastest worker asks
+the synchronization controller (algorithm 2) how many extra iterations r*, of at most r_max = high − low, would leave
+it the shortest wait, and may spend them one by one; everyone else waits for the slowest.
+
+The paper's text and its theorem 2 keep the threshold within [low, high]; its algorithm 1 as printed does not: its OK
+on line 14 costs none of the r* iterations, and a worker that has spent them may ask again. `bounded=true` (the
+default) keeps the promise, progress gap ≤ high; `bounded=false` follows the letter, and its gap has no bound. With
+low = high both are SSP.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from paceline.policies.contract import (
+    Decisions,
+    Discard,
+    Grant,
+    Policy,
+    Update,
+    WorkerId,
+    apply_one,
+    grant_all,
+)
+from paceline.policies.options import PolicyError, Range
+from paceline.policies.pieces import Progress, Waiting, Weigher, Weights
+
+
+class DSSP(Policy):
+    summary = "SSP whose threshold moves between `low` and `high`, so that the fastest worker waits least"
+    streamable = True
+
+    def __init__(
+        self,
+        low: Annotated[int, Range(0), "s_L, the threshold everyone may reach"] = 3,
+        high: Annotated[int, Range(0), "s_U, the threshold the controller may raise it to"] = 15,
+        bounded: Annotated[bool, "keep the progress gap within `high`; false: as printed in the paper"] = True,
+        weights: Weights = "sum",
+    ) -> None:
+        if high < low:
+            raise PolicyError(f"dssp: high must be at least low, which is {low}, not {high}.")
+        self.low, self.high, self.bounded = low, high, bounded
+        self.progress = Progress()
+        self.waiting = Waiting()
+        self.weigher = Weigher(weights)
+        self.extra: dict[WorkerId, int] = {}  # r_p: extra iterations worker p may still run
+        self.pushes: dict[WorkerId, tuple[float, float]] = {}  # table A: latest and second latest push
+        self.slowest_at: dict[int, dict[WorkerId, None]] = {}  # progress → members standing there
+
+    def joined(self, worker: WorkerId, now: float) -> Decisions:
+        self.progress.add(worker)
+        self._stand(worker)
+        self.pushes[worker] = (now, now)  # its first Grant stands for a push until there is one
+        self.extra[worker] = 0
+        return [Grant(worker)]
+
+    def arrived(self, update: Update, now: float) -> Decisions:
+        worker = update.worker
+        if worker not in self.progress:
+            return [Discard(update)]
+        self.weigher.see(update)
+        (weight,) = self.weigher.in_round((update,), len(self.progress))
+        self._unstand(worker)
+        done = self.progress.advance(worker)
+        self._stand(worker)
+        self.pushes[worker] = (now, self.pushes[worker][0])
+        decisions: Decisions = [apply_one(update, weight)]
+        if self._may_go(worker, done):
+            decisions.append(Grant(worker))
+        else:
+            self.waiting.add(worker, done)
+        return decisions + self._release()
+
+    def left(self, worker: WorkerId, now: float) -> Decisions:
+        if worker not in self.progress:
+            return []
+        self._unstand(worker)
+        self.progress.remove(worker)
+        self.waiting.discard(worker)
+        self.weigher.forget(worker)
+        del self.extra[worker], self.pushes[worker]
+        return self._release()
+
+    def _may_go(self, worker: WorkerId, done: int) -> bool:
+        """Algorithm 1, lines 3 to 16."""
+        ahead = done - self.progress.slowest
+        if self.extra[worker] > 0 and (not self.bounded or ahead <= self.high):
+            self.extra[worker] -= 1
+            return True
+        if ahead <= self.low:
+            return True
+        if done < self.progress.fastest or (self.bounded and ahead > self.high):
+            return False
+        most = self.high - self.low
+        if self.bounded:
+            most = min(most, self.high - ahead + 1)  # this OK is the first of them
+        extra = self._controller(worker, most)
+        if extra > 0:
+            self.extra[worker] = extra - 1 if self.bounded else extra
+        return extra > 0
+
+    def _controller(self, worker: WorkerId, most: int) -> int:
+        """Algorithm 2: the number r* ≤ most of extra iterations after which the wait for the slowest is shortest."""
+        latest, before = self.pushes[worker]
+        interval = latest - before  # I_p
+        slow_latest, slow_before = self.pushes[next(iter(self.slowest_at[self.progress.slowest]))]
+        slow_interval = slow_latest - slow_before  # I_slowest
+        if slow_interval <= 0:  # nothing is known of the slowest yet
+            return 0
+        best, shortest = 0, float("inf")
+        for r in range(most + 1):
+            mine = latest + r * interval  # Sim_p[r]
+            # Sim_slowest[k] = first + k·I_slowest for k in [0, r_max]; the nearest k needs no search.
+            first = slow_latest + slow_interval
+            k = min(max(round((mine - first) / slow_interval), 0), self.high - self.low)
+            wait = abs(first + k * slow_interval - mine)
+            if wait < shortest:
+                best, shortest = r, wait
+        return best
+
+    def _release(self) -> Decisions:
+        """Line 17: grant everyone whom the slowest has come within `low` of."""
+        return grant_all(self.waiting.release(self.progress.slowest + self.low))
+
+    def _stand(self, worker: WorkerId) -> None:
+        self.slowest_at.setdefault(self.progress[worker], {})[worker] = None
+
+    def _unstand(self, worker: WorkerId) -> None:
+        standing = self.slowest_at[self.progress[worker]]
+        del standing[worker]
+        if not standing:
+            del self.slowest_at[self.progress[worker]]

@@ -1,0 +1,199 @@
+"""Small pieces that policies share: who has done how much, who waits, how long an iteration takes, what an update weighs."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
+
+from paceline.policies.contract import Update, WorkerId
+
+Weights: TypeAlias = Annotated[
+    Literal["sum", "mean"],
+    "sum: each update at its full learning rate; mean: one round is one data-parallel step",
+]
+
+
+class Progress:
+    """Completed iterations of each member, and the least and the most of them in O(1) amortised.
+
+    A joiner starts at the slowest member's progress, so that it holds nobody back for work done before it came.
+    """
+
+    def __init__(self) -> None:
+        self._done: dict[WorkerId, int] = {}
+        self._at: dict[int, int] = {}  # progress → how many members stand there
+        self.slowest = 0
+        self.fastest = 0
+
+    def __getitem__(self, worker: WorkerId) -> int:
+        return self._done[worker]
+
+    def __contains__(self, worker: WorkerId) -> bool:
+        return worker in self._done
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def add(self, worker: WorkerId) -> None:
+        self._done[worker] = self.slowest
+        self._at[self.slowest] = self._at.get(self.slowest, 0) + 1
+        self.fastest = max(self.fastest, self.slowest)
+
+    def advance(self, worker: WorkerId) -> int:
+        """One iteration more; the worker's new progress."""
+        before = self._done[worker]
+        after = self._done[worker] = before + 1
+        at = self._at
+        at[after] = at.get(after, 0) + 1
+        if after > self.fastest:
+            self.fastest = after
+        if at[before] == 1:
+            del at[before]
+            if before == self.slowest:
+                self.slowest = after
+        else:
+            at[before] -= 1
+        return after
+
+    def remove(self, worker: WorkerId) -> None:
+        stood = self._done.pop(worker)
+        self._at[stood] -= 1
+        if self._at[stood]:
+            return
+        del self._at[stood]
+        if not self._done:
+            self.fastest = self.slowest
+            return
+        # Each step over an empty place is paid for by the advance that once passed it.
+        while self.slowest not in self._at:
+            self.slowest += 1
+        while self.fastest not in self._at:
+            self.fastest -= 1
+
+
+class Waiting:
+    """Workers that wait until the slowest has come within reach, those nearest to it first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, WorkerId]] = []
+        self._ticket: dict[WorkerId, int] = {}
+        self._tickets = 0
+
+    def __len__(self) -> int:
+        return len(self._ticket)
+
+    def add(self, worker: WorkerId, progress: int) -> None:
+        self._tickets += 1
+        self._ticket[worker] = self._tickets
+        heapq.heappush(self._heap, (progress, self._tickets, worker))
+
+    def discard(self, worker: WorkerId) -> None:
+        self._ticket.pop(worker, None)  # its place in the heap is skipped when it comes up
+
+    def release(self, limit: int) -> list[WorkerId]:
+        """Everyone whose progress is at most `limit`, who then waits no longer."""
+        released = []
+        while self._heap and self._heap[0][0] <= limit:
+            _, ticket, worker = heapq.heappop(self._heap)
+            if self._ticket.get(worker) == ticket:
+                del self._ticket[worker]
+                released.append(worker)
+        return released
+
+
+class RecentMax:
+    """The largest value of the last one to two rounds of observations: O(1), and it forgets who recovered or left."""
+
+    def __init__(self) -> None:
+        self._this = self._last = 0.0
+        self._seen = 0
+
+    def see(self, value: float, members: int) -> None:
+        """Observe one member's value, of `members` who are each observed once a round."""
+        if value > self._this:
+            self._this = value
+        self._seen += 1
+        if self._seen >= members:
+            self._last, self._this, self._seen = self._this, 0.0, 0
+
+    @property
+    def value(self) -> float:
+        return self._this if self._this > self._last else self._last
+
+
+class Pace:
+    """T, the iteration time: an exponential moving average for each worker, and the slowest worker's of them.
+
+    Iterations are measured without the time spent waiting for a turn; otherwise every round would last at least T
+    and T could only grow.
+    """
+
+    WEIGHT = 0.1  # of the newest observation
+
+    def __init__(self) -> None:
+        self._mean: dict[WorkerId, float] = {}
+        self._slowest = RecentMax()
+        self._known = False
+
+    def observe(self, worker: WorkerId, seconds: float) -> None:
+        mean = self._mean.get(worker)
+        mean = seconds if mean is None else mean + self.WEIGHT * (seconds - mean)
+        self._mean[worker] = mean
+        self._slowest.see(mean, len(self._mean))
+        self._known = True
+
+    def forget(self, worker: WorkerId) -> None:
+        self._mean.pop(worker, None)
+
+    @property
+    def slowest(self) -> float | None:
+        """T, or None while nothing has been observed."""
+        return self._slowest.value if self._known else None
+
+
+class Weigher:
+    """What each update of an Apply weighs (`weights=sum` or `weights=mean`).
+
+    sum: each update has its own full learning rate, scaled linearly if its batch was tuned away from the worker's own.
+    mean: one round moves the model as far as one step of data-parallel training on all its samples would.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._own: dict[WorkerId, int] = {}  # the batch a worker brought with it
+        self._latest: dict[WorkerId, int] = {}
+        self._total = 0
+
+    def own(self, worker: WorkerId) -> int | None:
+        """The batch the worker came with, once it has been seen."""
+        return self._own.get(worker)
+
+    def see(self, update: Update) -> None:
+        """Note an arrived update's batch."""
+        self._own.setdefault(update.worker, update.batch_size)
+        self._total += update.batch_size - self._latest.get(update.worker, 0)
+        self._latest[update.worker] = update.batch_size
+
+    def forget(self, worker: WorkerId) -> None:
+        self._own.pop(worker, None)
+        self._total -= self._latest.pop(worker, 0)
+
+    def together(self, updates: Sequence[Update]) -> tuple[float, ...]:
+        """The weights of updates applied together, which are a round of their own."""
+        if self.kind == "mean":
+            total = sum(update.batch_size for update in updates)
+            return tuple(update.batch_size / total for update in updates)
+        return tuple(self._scale(update) for update in updates)
+
+    def in_round(self, updates: Sequence[Update], members: int) -> tuple[float, ...]:
+        """The weights of updates that are part of a round in which every one of `members` takes part once."""
+        if self.kind == "mean":
+            # Members not heard of yet are taken to be average ones.
+            seen = self._total * max(1.0, members / len(self._latest)) if self._latest else 0
+            total = max(seen, sum(update.batch_size for update in updates))
+            return tuple(update.batch_size / total for update in updates)
+        return tuple(self._scale(update) for update in updates)
+
+    def _scale(self, update: Update) -> float:
+        return update.batch_size / self._own.get(update.worker, update.batch_size)

@@ -1,0 +1,336 @@
+"""R²SP, round-robin synchronous parallel (Chen et al., INFOCOM 2019; journal version with FL-R²SP, ToN 2026).
+
+Workers update in a fixed round-robin order, evenly gapped, so that the servers' links are never stampeded. A turn is
+one Apply and the Grant that follows it. The turn goes round the ring; nobody's update is applied out of turn, so an
+update's staleness is at most N−1 under any timing. The paper's coordinator only delays permissions, which lets a fast
+worker overtake; here the order holds always.
+
+The paper's quantities: T is the iteration time (`pace.slowest`), N the number of seats in the ring, and two turns are
+at least `relax`·T/N apart, a little less than T/N so that the ring can make up for jitter.
+
+ - The start. T is unknown, so a pilot, the first to join, runs alone once. Then the others start one gap after
+   the other, in the order in which they joined, which is the order of the ring.
+ - A worker that leaves closes the ring. If it was its turn, the turn passes on at once. What had fully arrived from
+   it is applied in its turn.
+ - A worker overdue by more than `patience`·T loses its turn, but not its place: its late update is discarded, it is
+   granted the newest model when the next gap allows, and it takes its turn when the ring comes round to it.
+ - `groups=M`: M groups take turns instead of N workers, a barrier inside each, so staleness is M−1. `groups=auto`
+   finds the fewest that are as fast (see `fewest.py`).
+ - Streamed, a turn is a Turn: it gates the push, whose slices are applied and returned as they come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Annotated, Literal
+
+from paceline.policies.contract import (
+    Apply,
+    Cancel,
+    Decisions,
+    Discard,
+    Grant,
+    Policy,
+    Turn,
+    Update,
+    WakeAt,
+    WorkerId,
+)
+from paceline.policies.fewest import LEAST, FewestGroups
+from paceline.policies.options import Range
+from paceline.policies.pieces import Pace, Weigher, Weights
+from paceline.policies.ring import Ring, Seat
+from paceline.policies.tuning import BatchTuner
+
+
+class Push:
+    """Streamed: a push under way."""
+
+    __slots__ = ("over", "since", "update", "worker")
+
+    def __init__(self, worker: WorkerId, since: float) -> None:
+        self.worker, self.since = worker, since
+        self.update: Update | None = None  # set when all of it is in
+        self.over = False  # its worker has left in the midst of it
+
+
+class R2SP(Policy):
+    summary = "workers take turns in a fixed order, evenly gapped; staleness at most N−1, or M−1 in M groups"
+    takes_turns = True
+
+    def __init__(
+        self,
+        relax: Annotated[float, Range(0, open_low=True), "the gap between turns, in units of T/N"] = 0.8,
+        patience: Annotated[float, Range(0, open_low=True), "how overdue one may be, in units of T"] = 4.0,
+        groups: Annotated[
+            int | Literal["all", "auto"], Range(1), "how many groups take turns; all: every worker by itself"
+        ] = "all",
+        tune_batches: Annotated[bool, "let faster workers compute larger batches"] = False,
+        max_growth: Annotated[float, Range(1), "how many times its own a tuned batch may grow to"] = 4.0,
+        weights: Weights = "sum",
+    ) -> None:
+        self.relax, self.patience = relax, patience
+        self.search = FewestGroups() if groups == "auto" else None
+        self.most_seats = {"all": math.inf, "auto": LEAST}[groups] if isinstance(groups, str) else groups
+        self.streamable = groups == "all"
+
+        self.ring = Ring()
+        self.seat_of: dict[WorkerId, Seat] = {}
+        self.starters: dict[WorkerId, None] = {}  # members who wait for a first Grant, or for one after a lost turn
+        self.lost: set[WorkerId] = set()  # members still busy with an iteration whose turn has passed
+        self.departed: dict[WorkerId, Seat] = {}  # who left while their update waits for its turn, and where
+        self.granted_at: dict[WorkerId, float] = {}
+        self.pace = Pace()
+        self.weigher = Weigher(weights)
+        self.tuner = BatchTuner(max_growth) if tune_batches else None
+
+        self.last = -math.inf  # when the last turn was taken, or the last starter granted
+        self.turn_since = 0.0  # when the head's turn came
+        self.turns = 0  # in this revolution
+        self.wake = math.inf  # when the driver is to wake us
+
+        self.pushes: deque[Push] = deque()  # streamed: who was given the Turn, in order
+        self.push_of: dict[WorkerId, Push] = {}
+        self.push_seconds: dict[WorkerId, float] = {}
+
+    @property
+    def gap(self) -> float:
+        """The least time between two turns; 0 while T is unknown."""
+        return self.relax * (self.pace.slowest or 0.0) / max(len(self.ring), 1)
+
+    # What happens
+
+    def joined(self, worker: WorkerId, now: float) -> Decisions:
+        seat = self.departed.get(worker)
+        if seat is None:
+            seat = self.ring.add() if len(self.ring) < self.most_seats else self.ring.smallest()
+        self.ring.sit(worker, seat)
+        self.seat_of[worker] = seat
+        self.starters[worker] = None
+        if self.search:
+            self.search.restart()
+        return self._go(now)
+
+    def ready(self, worker: WorkerId, now: float) -> Decisions:
+        if not self.streamed:
+            return [Turn(worker)]
+        if worker not in self.seat_of:
+            return []
+        self._observe(worker, now - self.granted_at[worker] + self.push_seconds.pop(worker, 0.0))
+        if worker in self.lost:  # what it computed is too old to be pushed
+            self.lost.discard(worker)
+            self.starters[worker] = None
+            return [Cancel(worker), *self._go(now)]
+        seat = self.seat_of[worker]
+        del seat.running[worker]
+        seat.present[worker] = None
+        return self._go(now)
+
+    def arrived(self, update: Update, now: float) -> Decisions:
+        worker = update.worker
+        if worker not in self.seat_of:
+            return [Discard(update)]
+        self.weigher.see(update)
+        push = self.push_of.get(worker)
+        if push is not None:
+            push.update = update
+            self.push_seconds[worker] = now - push.since
+            return self._go(now)
+        busy = now - self.granted_at[worker]
+        if not self.streamed:
+            self._observe(worker, busy)
+        if self.tuner:
+            self.tuner.observe(update, busy)
+        if worker in self.lost:
+            self.lost.discard(worker)
+            self.starters[worker] = None
+            return [Discard(update), *self._go(now)]
+        seat = self.seat_of[worker]
+        del seat.running[worker]
+        seat.present[worker] = None
+        seat.pending.append(update)
+        return self._go(now)
+
+    def left(self, worker: WorkerId, now: float) -> Decisions:
+        seat = self.seat_of.pop(worker, None)
+        if seat is None:
+            return []
+        self.ring.rise(worker, seat)
+        if not self.streamed and worker in seat.present:
+            self.departed[worker] = seat
+        for place in (seat.running, seat.present, self.starters, self.granted_at, self.push_seconds):
+            place.pop(worker, None)
+        push = self.push_of.pop(worker, None)
+        if push is not None:
+            push.over = True
+        self.lost.discard(worker)
+        self.pace.forget(worker)
+        self.weigher.forget(worker)
+        if self.tuner:
+            self.tuner.forget(worker)
+        if self.search:
+            self.search.restart()
+        self._close_ring(seat, now)
+        return self._go(now)
+
+    def woke(self, now: float) -> Decisions:
+        self.wake = math.inf
+        return self._go(now)
+
+    # Turns
+
+    def _go(self, now: float) -> Decisions:
+        """Let everyone go whose time has come, and ask to be woken for the next."""
+        decisions: Decisions = []
+        while True:
+            wake = math.inf
+            if self.pushes:
+                wake = self._finish_pushes(decisions, now)
+            next_gap = self.last + self.gap
+            if self.starters and self._may_start():
+                if now >= next_gap:
+                    self._start(decisions, now)
+                    continue
+                wake = min(wake, next_gap)
+            seat = self._whose_turn(now)
+            if seat is None:
+                break
+            if not seat.running:  # all are in
+                if now >= next_gap:
+                    self._take_turn(seat, decisions, now)
+                    continue
+                wake = min(wake, next_gap)
+            elif (deadline := self._deadline(seat.since)) is not None:
+                if now < deadline:
+                    wake = min(wake, deadline)
+                elif not self.push_of.keys() & seat.running:  # those have a deadline of their own
+                    self.lost.update(seat.running)
+                    seat.running.clear()
+                    continue
+            break
+        if wake < self.wake:
+            self.wake = wake
+            decisions.append(WakeAt(wake))
+        return decisions
+
+    def _whose_turn(self, now: float) -> Seat | None:
+        """The first seat in line that has anything to wait for or to apply."""
+        for _ in range(len(self.ring)):
+            head = self.ring.head
+            if head.running or head.present or head.pending:
+                return head
+            self._pass_on(now)
+        return None
+
+    def _take_turn(self, seat: Seat, decisions: Decisions, now: float) -> None:
+        self.last = now
+        if self.streamed:
+            for worker in seat.present:
+                decisions.append(Turn(worker))
+                self.push_of[worker] = push = Push(worker, now)
+                self.pushes.append(push)
+                seat.running[worker] = None
+            seat.present.clear()
+        else:
+            if self.search:
+                self.search.turn(max(update.compute_seconds for update in seat.pending))
+            going, updates = seat.present, seat.pending
+            seat.present, seat.pending = {}, []
+            decisions.append(self._apply(updates))
+            for update in updates:
+                self.departed.pop(update.worker, None)
+            decisions.extend(self._grant(worker, seat, now) for worker in going)
+        if not self._close_ring(seat, now):
+            self._pass_on(now)
+
+    def _pass_on(self, now: float) -> None:
+        self.ring.pass_on()
+        self.turn_since = now
+        self.turns += 1
+        if self.turns >= len(self.ring):
+            self.turns = 0
+            if self.search and not self.starters and not self.departed:
+                self.search.revolution(len(self.seat_of), now)
+                if self.search.groups != self.most_seats:
+                    self._seat_anew(self.search.groups)
+
+    def _deadline(self, since: float) -> float | None:
+        """When one who was granted at `since` is overdue; None while T is unknown."""
+        if (T := self.pace.slowest) is None:
+            return None
+        return max(self.turn_since, since + T) + self.patience * T
+
+    def _finish_pushes(self, decisions: Decisions, now: float) -> float:
+        """Streamed: apply what has arrived, in the order of the Turns. Returns when the first is overdue."""
+        while self.pushes:
+            push = self.pushes[0]
+            worker = push.worker
+            if push.update is not None:
+                decisions.append(self._apply([push.update]))
+                if not push.over:
+                    decisions.append(self._grant(worker, self.seat_of[worker], now))
+            elif not push.over:
+                deadline = push.since + (1 + self.patience) * (self.pace.slowest or 0.0)
+                if now < deadline:
+                    return deadline
+                del self.seat_of[worker].running[worker]
+                self.lost.add(worker)
+            if not push.over:
+                del self.push_of[worker]
+            self.pushes.popleft()
+        return math.inf
+
+    # Starting
+
+    def _may_start(self) -> bool:
+        """One by one once T is known; before that only a pilot, alone."""
+        return self.pace.slowest is not None or not self.granted_at
+
+    def _start(self, decisions: Decisions, now: float) -> None:
+        worker = next(iter(self.starters))
+        del self.starters[worker]
+        self.last = now
+        decisions.append(self._grant(worker, self.seat_of[worker], now))
+
+    def _grant(self, worker: WorkerId, seat: Seat, now: float) -> Grant:
+        seat.running[worker] = None
+        seat.since = self.granted_at[worker] = now
+        batch = self.tuner.batch(worker) if self.tuner else None
+        return Grant(worker, batch, len(self.ring) - 1)
+
+    def _apply(self, updates: list[Update]) -> Apply:
+        return Apply(tuple(updates), self.weigher.in_round(updates, len(self.seat_of)))
+
+    def _observe(self, worker: WorkerId, seconds: float) -> None:
+        """One who hung for long must not slow the ring for long, but one who has become slow must be allowed to be."""
+        T = self.pace.slowest
+        self.pace.observe(worker, seconds if T is None else min(seconds, (1 + self.patience) * T))
+
+    # Seats
+
+    def _close_ring(self, seat: Seat, now: float) -> bool:
+        """Take the seat away if nobody sits there and nothing waits there."""
+        if seat.members or seat.pending:
+            return False
+        if seat is self.ring.head:
+            self.turn_since = now
+        self.ring.remove(seat)
+        return True
+
+    def _seat_anew(self, groups: int) -> None:
+        """Seat everyone in `groups` neighbouring blocks, in the order of the ring from the one whose turn it is."""
+        self.most_seats = groups
+        members = [(worker, seat) for seat in self.ring for worker in seat.members]
+        self.ring = Ring()
+        seats = [self.ring.add() for _ in range(min(groups, len(members)))]
+        for i, (worker, was) in enumerate(members):
+            seat = seats[i * len(seats) // len(members)]
+            self.ring.sit(worker, seat)
+            self.seat_of[worker] = seat
+            if worker in was.running:
+                seat.running[worker] = None
+                seat.since = max(seat.since, was.since)
+            if worker in was.present:
+                seat.present[worker] = None
+            seat.pending += [update for update in was.pending if update.worker == worker]

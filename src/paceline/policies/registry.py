@@ -1,0 +1,134 @@
+"""Names that make policies: `r2sp`, `dssp:low=3,high=15`, `groups:count=8,inner=(bsp:fraction=0.75)`, `my.module:Class`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+
+from paceline.policies.contract import Policy
+from paceline.policies.options import Option, PolicyError, options_of
+
+_KNOWN: dict[str, str] = {
+    "bsp": "paceline.policies.bsp:BSP",
+    "ksync": "paceline.policies.ksync:KSync",
+    "kbatch": "paceline.policies.ksync:KBatch",
+    "asp": "paceline.policies.asp:ASP",
+    "ssp": "paceline.policies.ssp:SSP",
+    "dssp": "paceline.policies.dssp:DSSP",
+    "r2sp": "paceline.policies.r2sp:R2SP",
+    "safa": "paceline.policies.safa:SAFA",
+    "groups": "paceline.policies.groups:Groups",
+}
+
+
+def register(name: str, path: str) -> None:
+    """Let `name` make the policy at `module:Class`. The module is imported when first asked for."""
+    if not name.isidentifier():
+        raise PolicyError(f"A policy's name must be a plain word, not {name!r}.")
+    _KNOWN[name] = path
+
+
+def names() -> list[str]:
+    """Every known policy's name."""
+    return list(_KNOWN)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class a name stands for."""
+    if name in _KNOWN:
+        path = _KNOWN[name]
+    elif ":" in name or "." in name:
+        path = name
+    else:
+        close = difflib.get_close_matches(name, _KNOWN, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise PolicyError(f"There is no policy {name!r}.{hint} Known policies: {', '.join(_KNOWN)}.")
+    module_name, _, class_name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PolicyError(f"{path!r} does not lead to a policy: {error}.") from None
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise PolicyError(f"{path!r} is not a policy: it must be a subclass of paceline.policies.Policy.")
+    return found
+
+
+def policy_options(name: str) -> dict[str, Option]:
+    """The options of the policy of that name."""
+    return options_of(policy_class(name).__init__)
+
+
+def make(spec: str) -> Policy:
+    """The policy that a name with options describes."""
+    name, options = split_spec(spec)
+    cls = policy_class(name)
+    known = options_of(cls.__init__)
+    values = {}
+    for key, text in options:
+        if key not in known:
+            offered = ", ".join(known) if known else "none"
+            raise PolicyError(f"{name} has no option {key!r}. Its options: {offered}.")
+        if key in values:
+            raise PolicyError(f"{name}: {key} is given twice.")
+        try:
+            values[key] = known[key].parse(text)
+        except ValueError:
+            raise PolicyError(f"{name}: {key} must be {known[key].expected}, not {text!r}.") from None
+    return cls(**values)
+
+
+def split_spec(spec: str) -> tuple[str, list[tuple[str, str]]]:
+    """A spec's name and its options as written. `module:Class` is a name, so `a.b:C:x=1` has one option."""
+    name, _, rest = spec.strip().partition(":")
+    if rest and "=" not in rest.partition(":")[0]:
+        class_name, _, rest = rest.partition(":")
+        name = f"{name}:{class_name}"
+    if not name:
+        raise PolicyError("A policy's name is missing; write for example 'ssp:staleness=3'.")
+    options = []
+    for part in _split(rest) if rest else []:
+        key, equals, value = part.partition("=")
+        if not (key.strip() and equals):
+            raise PolicyError(f"{name}: write options as key=value, not {part!r}.")
+        value = value.strip()
+        if value.startswith("(") and value.endswith(")"):
+            value = value[1:-1]
+        options.append((key.strip(), value))
+    return name, options
+
+
+def split_list(texts: Iterable[str]) -> list[str]:
+    """The specs in comma-separated lists. A `key=value` after a comma belongs to the policy before it."""
+    specs: list[str] = []
+    for text in texts:
+        first = True
+        for part in _split(text):
+            head = part.partition("(")[0]
+            if "=" in head and ":" not in head.partition("=")[0]:
+                if first:
+                    raise PolicyError(f"The option {part!r} stands before any policy's name.")
+                specs[-1] += ("," if ":" in specs[-1] else ":") + part
+            else:
+                specs.append(part)
+            first = False
+    return specs
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            break
+        if character == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    if depth != 0:
+        raise PolicyError(f"The parentheses in {text!r} do not match.")
+    parts.append(text[start:])
+    parts = [part.strip() for part in parts]
+    if not all(parts):
+        raise PolicyError(f"There is an empty place in the list {text!r}.")
+    return parts

@@ -1,0 +1,95 @@
+"""The ring of R²SP: seats in a fixed order, and whose turn it is."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from paceline.policies.contract import Update, WorkerId
+
+
+class Seat:
+    """A place in the ring: one worker's, or one group's. Its updates are applied together when its turn comes."""
+
+    __slots__ = ("members", "number", "pending", "present", "running", "since")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.members: dict[WorkerId, None] = {}
+        self.running: dict[WorkerId, None] = {}  # members whom the turn waits for
+        self.present: dict[WorkerId, None] = {}  # members who wait for the turn
+        self.pending: list[Update] = []  # updates that wait for the turn, also of members who have left since
+        self.since = 0.0  # when the last of `running` was granted
+
+
+class Ring:
+    """Seats in the order in which they take turns.
+
+    The links are numbers and not references, so that a ring of ten thousand can be copied and saved.
+    """
+
+    def __init__(self) -> None:
+        self._seats: dict[int, Seat] = {}
+        self._after: dict[int, int] = {}
+        self._before: dict[int, int] = {}
+        self._head = -1
+        self._next_number = 0
+        self._sizes: list[tuple[int, int]] = []  # heap of (members, number); outdated entries are skipped
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def __iter__(self) -> Iterator[Seat]:
+        """All seats, from the one whose turn it is."""
+        number = self._head
+        for _ in range(len(self._seats)):
+            yield self._seats[number]
+            number = self._after[number]
+
+    @property
+    def head(self) -> Seat:
+        """The seat whose turn it is."""
+        return self._seats[self._head]
+
+    def add(self) -> Seat:
+        """A new seat, last in line. So nobody in the ring waits longer for it in this revolution, and one who left
+        after its turn and came back gets no second turn before the others have had theirs."""
+        seat = Seat(self._next_number)
+        number, self._next_number = self._next_number, self._next_number + 1
+        if not self._seats:
+            self._head = self._before[number] = self._after[number] = number
+        else:
+            last = self._before[self._head]
+            self._after[last] = self._before[self._head] = number
+            self._before[number], self._after[number] = last, self._head
+        self._seats[number] = seat
+        return seat
+
+    def remove(self, seat: Seat) -> None:
+        before, after = self._before.pop(seat.number), self._after.pop(seat.number)
+        del self._seats[seat.number]
+        if self._seats:
+            self._after[before], self._before[after] = after, before
+            if seat.number == self._head:
+                self._head = after
+
+    def pass_on(self) -> None:
+        """The turn goes to the next in line."""
+        self._head = self._after[self._head]
+
+    def sit(self, worker: WorkerId, seat: Seat) -> None:
+        seat.members[worker] = None
+        heapq.heappush(self._sizes, (len(seat.members), seat.number))
+
+    def rise(self, worker: WorkerId, seat: Seat) -> None:
+        del seat.members[worker]
+        heapq.heappush(self._sizes, (len(seat.members), seat.number))
+
+    def smallest(self) -> Seat:
+        """The seat with the fewest members, the oldest of them."""
+        while True:
+            size, number = self._sizes[0]
+            seat = self._seats.get(number)
+            if seat is not None and len(seat.members) == size:
+                return seat
+            heapq.heappop(self._sizes)

@@ -1,0 +1,132 @@
+"""SAFA, a semi-asynchronous protocol for federated averaging (Wu et al., IEEE Trans. Computers 70(5), 2021).
+
+Taken from the paper:
+ - *Lag-tolerant distribution.* At the start of a round, clients that are up to date (they have handed in their
+   update) and deprecated ones (more than `lag`, the paper's τ, rounds behind) are given the new global model; the
+   tolerable ones in between go on with what they have.
+ - *Compensatory first-come-first-merge selection.* A round takes the first C·N updates (`fraction` is C) of clients
+   that were not picked in the round before. Others that come meanwhile are undrafted; they fill the quota, in order
+   of arrival, if the round ends short of it.
+ - *Three-step aggregation with a cache of one entry a client.* First the picked updates replace their entries, and the
+   entries of deprecated clients are reset to the global model. Then the new global model is the mean of all
+   entries, weighted by n_k/n. Last, the undrafted updates replace their entries, to count from the next round on.
+
+Our own: a client never heard of, like a deprecated one, counts as the present global model (`mix` leaves that share
+of it in place); its batch size stands for n_k, its amount of data; a departed client's entry is dropped; a round also
+ends when nobody is left to wait for, or after `limit` seconds if one is given.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from paceline.policies.contract import (
+    Apply,
+    Cancel,
+    Decisions,
+    Discard,
+    Grant,
+    Keep,
+    Policy,
+    Update,
+    WakeAt,
+    WorkerId,
+)
+from paceline.policies.options import Range
+
+
+class SAFA(Policy):
+    summary = "federated rounds of the first fraction of clients, the others cached; lag tolerated up to `lag` rounds"
+
+    def __init__(
+        self,
+        fraction: Annotated[float, Range(0, 1, open_low=True), "C, the fraction of clients a round picks"] = 0.5,
+        lag: Annotated[int, Range(0), "τ, the rounds a client may be behind"] = 5,
+        limit: Annotated[float, Range(0), "seconds after which a round ends; 0: no limit"] = 0.0,
+    ) -> None:
+        self.fraction, self.lag, self.limit = fraction, lag, limit
+        self.round = 0
+        self.round_began = -math.inf
+        self.iteration: dict[WorkerId, int] = {}  # member → its Grants so far
+        self.running: dict[WorkerId, int] = {}  # member at work → the round whose model it works on
+        self.size: dict[WorkerId, int] = {}  # n_k
+        self.cache: dict[WorkerId, Update] = {}
+        self.picked: list[Update] = []  # P
+        self.undrafted: list[Update] = []  # Q
+        self.picked_before: set[WorkerId] = set()
+
+    def joined(self, worker: WorkerId, now: float) -> Decisions:
+        self.iteration[worker] = 0
+        decisions: Decisions = [self._grant(worker)]
+        if len(self.iteration) == 1:
+            decisions += self._begin(now)
+        return decisions
+
+    def arrived(self, update: Update, now: float) -> Decisions:
+        worker = update.worker
+        if self.iteration.get(worker) != update.iteration:
+            return [Discard(update)]  # an answer to a cancelled Grant; a newer one is out
+        self.running.pop(worker, None)
+        self.size[worker] = update.batch_size
+        (self.undrafted if worker in self.picked_before else self.picked).append(update)
+        return self._close(now)
+
+    def left(self, worker: WorkerId, now: float) -> Decisions:
+        if self.iteration.pop(worker, None) is None:
+            return []
+        self.running.pop(worker, None)
+        return self._close(now)
+
+    def woke(self, now: float) -> Decisions:
+        return self._close(now)
+
+    def _close(self, now: float) -> Decisions:
+        """End the round if the quota is met, nobody is left to wait for, or its time is over."""
+        quota = max(1, math.floor(self.fraction * len(self.iteration) + 1e-9))
+        over = bool(self.limit) and now >= self.round_began + self.limit
+        if not (len(self.picked) >= quota or not self.running or over):
+            return []
+        if not (self.picked or self.undrafted):
+            return self._begin(now) if over and self.iteration else []
+        short = max(0, quota - len(self.picked))
+        picked, undrafted = self.picked + self.undrafted[:short], self.undrafted[short:]
+        self.picked, self.undrafted = [], []
+        self.picked_before = {update.worker for update in picked}
+        self.round += 1
+        deprecated = [worker for worker, since in self.running.items() if self.round - since > self.lag]
+
+        decisions: Decisions = [Keep(update, update.worker) for update in picked]  # step 1
+        self.cache.update((update.worker, update) for update in picked)
+        for worker in deprecated:
+            self.cache.pop(worker, None)
+        decisions.append(self._aggregate())  # step 2
+        decisions += [Keep(update, update.worker) for update in undrafted]  # step 3
+        self.cache.update((update.worker, update) for update in undrafted)
+        for worker in self.cache.keys() - self.iteration.keys():
+            del self.cache[worker], self.size[worker]
+
+        decisions += [Cancel(worker) for worker in deprecated]
+        idle = [update.worker for update in picked + undrafted]
+        decisions += [self._grant(worker) for worker in idle if worker in self.iteration and worker not in self.running]
+        decisions += [self._grant(worker) for worker in deprecated]
+        return decisions + self._begin(now)
+
+    def _aggregate(self) -> Apply:
+        """The mean of all entries by n_k/n, where whoever has none counts as the global model."""
+        clients = self.iteration.keys() | self.cache.keys()
+        usual = sum(self.size.values()) / len(self.size)
+        total = sum(self.size.get(client, usual) for client in clients)
+        updates = tuple(self.cache[worker] for worker in sorted(self.cache))
+        weights = [self.size[update.worker] / total for update in updates]
+        share = sum(weights)
+        return Apply(updates, tuple(weight / share for weight in weights), mix=min(1.0, share))
+
+    def _begin(self, now: float) -> Decisions:
+        self.round_began = now
+        return [WakeAt(now + self.limit)] if self.limit and self.iteration else []
+
+    def _grant(self, worker: WorkerId) -> Grant:
+        self.iteration[worker] += 1
+        self.running[worker] = self.round
+        return Grant(worker)

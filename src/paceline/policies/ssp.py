@@ -1,0 +1,63 @@
+"""Stale Synchronous Parallel (Ho et al., NIPS 2013): nobody runs more than `staleness` iterations ahead of the slowest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from paceline.policies.contract import (
+    Decisions,
+    Discard,
+    Grant,
+    Policy,
+    Update,
+    WorkerId,
+    apply_one,
+    grant_all,
+)
+from paceline.policies.options import Range
+from paceline.policies.pieces import Progress, Waiting, Weigher, Weights
+
+
+class SSP(Policy):
+    summary = "apply each update as it comes; a worker waits while it is more than `staleness` ahead of the slowest"
+    streamable = True
+
+    def __init__(
+        self,
+        staleness: Annotated[int, Range(0), "how many iterations one may be ahead of the slowest"] = 3,
+        weights: Weights = "sum",
+    ) -> None:
+        self.staleness = staleness
+        self.progress = Progress()
+        self.waiting = Waiting()
+        self.weigher = Weigher(weights)
+
+    def joined(self, worker: WorkerId, now: float) -> Decisions:
+        self.progress.add(worker)
+        return [Grant(worker)]  # it starts level with the slowest
+
+    def arrived(self, update: Update, now: float) -> Decisions:
+        worker = update.worker
+        if worker not in self.progress:
+            return [Discard(update)]
+        self.weigher.see(update)
+        (weight,) = self.weigher.in_round((update,), len(self.progress))
+        done = self.progress.advance(worker)
+        decisions: Decisions = [apply_one(update, weight)]
+        if done - self.progress.slowest <= self.staleness:
+            decisions.append(Grant(worker))
+        else:
+            self.waiting.add(worker, done)
+        return decisions + self._release()
+
+    def left(self, worker: WorkerId, now: float) -> Decisions:
+        if worker not in self.progress:
+            return []
+        self.progress.remove(worker)  # the slowest may be gone: others may now go
+        self.waiting.discard(worker)
+        self.weigher.forget(worker)
+        return self._release()
+
+    def _release(self) -> Decisions:
+        """Grant everyone within the bound. The slowest always is, so somebody always runs."""
+        return grant_all(self.waiting.release(self.progress.slowest + self.staleness))

@@ -1,0 +1,91 @@
+"""Batch-size tuning (R²SP, INFOCOM 2019, section IV): a faster worker uses its idle time to compute more samples.
+
+The paper grows a worker's batch by its idle time × its speed: with 429, 628 and 917 samples a second and a batch of
+512, blocking times of 0, 0.62 and 0.82 s become batches of 512, 901 and 1264 (table II). Three things are added so
+that it settles:
+ - idle time counts relative to the least idle worker, that is, from the reference time of the slowest worker *at its
+   own batch*; else a ring that waits for the network would inflate every batch, and growing workers would chase
+   each other;
+ - a batch changes only by what the noise of the measurement cannot explain;
+ - each change of a worker's batch doubles the evidence wanted for its next one.
+"""
+
+from __future__ import annotations
+
+import math
+
+from paceline.policies.contract import Update, WorkerId
+from paceline.policies.pieces import RecentMax
+
+
+class _Worker:
+    """What was measured of one worker since its batch last changed."""
+
+    __slots__ = ("batch", "busy", "changes", "count", "own", "speed", "variance")
+
+    def __init__(self, batch: int) -> None:
+        self.own = self.batch = batch
+        self.changes = 0
+        self.restart(batch)
+
+    def restart(self, batch: int) -> None:
+        self.batch = batch
+        self.count = 0
+        self.busy = self.variance = self.speed = 0.0
+
+
+class BatchTuner:
+    """Batch sizes that let every member take as long as the slowest does with its own batch."""
+
+    FIRST = 4  # observations before a first change
+    MEMORY = 64  # observations that count
+    NOISE = 2.0  # standard errors that may be noise
+    SMALLEST = 0.005  # of the reference time: not worth a change
+
+    def __init__(self, max_growth: float) -> None:
+        self.max_growth = max_growth
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._reference = RecentMax()
+
+    def observe(self, update: Update, busy_seconds: float) -> None:
+        """An iteration took `busy_seconds` from Grant to arrival."""
+        worker = self._workers.get(update.worker)
+        if worker is None:
+            worker = self._workers[update.worker] = _Worker(update.batch_size)
+        if update.batch_size != worker.batch:
+            return  # begun before the last change
+        worker.count += 1
+        share = 1.0 / min(worker.count, self.MEMORY)
+        away = busy_seconds - worker.busy
+        worker.busy += share * away
+        worker.variance = (1.0 - share) * (worker.variance + share * away * away)
+        if update.compute_seconds > 0:
+            worker.speed += share * (update.batch_size / update.compute_seconds - worker.speed)
+        if worker.count >= self.FIRST and worker.speed > 0:
+            at_own_batch = worker.busy - (worker.batch - worker.own) / worker.speed
+            self._reference.see(at_own_batch - self._noise(worker), len(self._workers))
+
+    def batch(self, worker_id: WorkerId) -> int | None:
+        """The batch to grant; None while the worker's own is not known."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return None
+        reference = self._reference.value
+        wanted = min(self.FIRST << worker.changes, self.MEMORY)
+        if worker.count < wanted or worker.speed <= 0 or not reference:
+            return worker.batch
+        idle = reference - worker.busy
+        if abs(idle) <= max(self._noise(worker), self.SMALLEST * reference):
+            return worker.batch
+        grown = round(worker.batch + idle * worker.speed)
+        grown = min(max(grown, worker.own), int(worker.own * self.max_growth))
+        if grown != worker.batch:
+            worker.changes += 1
+            worker.restart(grown)
+        return grown
+
+    def forget(self, worker_id: WorkerId) -> None:
+        self._workers.pop(worker_id, None)
+
+    def _noise(self, worker: _Worker) -> float:
+        return self.NOISE * math.sqrt(worker.variance / min(worker.count, self.MEMORY))
