@@ -1,0 +1,1 @@
+"""Watching a run: trace events, the ledger that writes them, summaries and plots."""

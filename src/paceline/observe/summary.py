@@ -1,0 +1,258 @@
+"""What a run came to, computed from its trace as it goes by.
+
+Means leave out the warm-up (the start of a ring, the tuning of batches); maxima and counts are of the whole run.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.observe.events import (
+    Applied,
+    Arrived,
+    Cancelled,
+    Computed,
+    Discarded,
+    Event,
+    Granted,
+    Joined,
+    Kept,
+    Left,
+    Pulled,
+    Turned,
+)
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Times between updates that follow one another into the server."""
+
+    zero_fraction: float
+    p5: float
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures of one run."""
+
+    mean_iteration_seconds: float  # member-seconds for one iteration
+    samples_per_second: float  # that changed the model
+    blocking_seconds: float  # an iteration's wait: arrival to Grant, and computed to Turn
+    blocking_by_worker: dict[int, float]
+    communication_seconds: float  # an iteration's push and pull, queueing included
+    max_staleness: int
+    mean_staleness: float
+    max_progress_gap: int
+    update_gaps: Gaps
+    batch_sizes: dict[int, int]
+    updates: int  # accepted: applied or kept
+    discarded: int
+    warm_up_iterations: int
+
+
+class _Worker:
+    __slots__ = (
+        "arrived_at",
+        "batch",
+        "blocked",
+        "communicated",
+        "computed_at",
+        "granted_at",
+        "iterations",
+        "turned_at",
+    )
+
+    def __init__(self) -> None:
+        self.granted_at = self.computed_at = self.turned_at = 0.0
+        self.arrived_at: float | None = None  # since when it waits for a Grant
+        self.batch = 0
+        self.blocked = self.communicated = 0.0
+        self.iterations = 0
+
+
+class _Series:
+    """Many numbers in bounded memory: once there are too many, every second one is kept."""
+
+    MOST = 1 << 18
+
+    def __init__(self) -> None:
+        self.values = array("d")
+        self._stride = 1
+        self._skip = 0
+
+    def add(self, value: float) -> None:
+        self._skip += 1
+        if self._skip < self._stride:
+            return
+        self._skip = 0
+        self.values.append(value)
+        if len(self.values) >= self.MOST:
+            self.values = self.values[::2]
+            self._stride *= 2
+
+    def percentiles(self, *of: float) -> list[float]:
+        ordered = sorted(self.values)
+        if not ordered:
+            return [0.0 for _ in of]
+        return [ordered[min(len(ordered) - 1, round(p / 100 * (len(ordered) - 1)))] for p in of]
+
+
+class Summary:
+    """A sink for trace events that ends in a Report."""
+
+    TOGETHER = 1e-6  # seconds: updates nearer than this come at the same time
+
+    def __init__(self, warm_up: int = 0) -> None:
+        """Means are taken after `warm_up` arrivals."""
+        self.warm_up = warm_up
+        self.arrivals = 0
+        self._workers: dict[int, _Worker] = {}
+        self._members = 0
+        self._member_seconds = 0.0
+        self._members_since = 0.0
+        self._began: float | None = 0.0 if warm_up == 0 else None
+        self._ended = 0.0
+        self._iterations = 0
+        self._samples = 0
+        self._waiting_samples: dict[tuple[int, int], int] = {}
+        self._updates = self._discarded = 0
+        self._stale_total = self._stale_count = self._stale_most = 0
+        self._gap_most = 0
+        self._gaps = _Series()
+        self._gap_count = self._gap_zeros = 0
+        self._last_arrival: float | None = None
+        self._handle: dict[type, Callable[[Any], None]] = {
+            Joined: self._joined,
+            Granted: self._granted,
+            Pulled: self._pulled,
+            Computed: self._computed,
+            Turned: self._turned,
+            Arrived: self._arrived,
+            Applied: self._applied,
+            Kept: self._kept,
+            Discarded: self._dropped,
+            Cancelled: self._cancelled,
+            Left: self._left,
+        }
+
+    def __call__(self, event: Event) -> None:
+        handle = self._handle.get(type(event))
+        if handle is not None:
+            handle(event)
+
+    def report(self) -> Report:
+        span = self._ended - (self._began or 0.0)
+        seconds = self._member_seconds + self._members * (self._ended - self._members_since)
+        iterations = max(self._iterations, 1)
+        workers = self._workers
+        p5, p50, p95 = self._gaps.percentiles(5, 50, 95)
+        return Report(
+            mean_iteration_seconds=seconds / iterations,
+            samples_per_second=self._samples / span if span > 0 else 0.0,
+            blocking_seconds=sum(worker.blocked for worker in workers.values()) / iterations,
+            blocking_by_worker={
+                number: worker.blocked / max(worker.iterations, 1) for number, worker in sorted(workers.items())
+            },
+            communication_seconds=sum(worker.communicated for worker in workers.values()) / iterations,
+            max_staleness=self._stale_most,
+            mean_staleness=self._stale_total / max(self._stale_count, 1),
+            max_progress_gap=self._gap_most,
+            update_gaps=Gaps(self._gap_zeros / max(self._gap_count, 1), p5, p50, p95),
+            batch_sizes={number: worker.batch for number, worker in sorted(workers.items())},
+            updates=self._updates,
+            discarded=self._discarded,
+            warm_up_iterations=self.warm_up,
+        )
+
+    def _joined(self, event: Joined) -> None:
+        self._count_members(event.time, +1)
+        self._workers[event.worker] = self._workers.get(event.worker) or _Worker()
+        self._workers[event.worker].arrived_at = None
+
+    def _left(self, event: Left) -> None:
+        self._count_members(event.time, -1)
+
+    def _granted(self, event: Granted) -> None:
+        worker = self._workers[event.worker]
+        if event.progress_gap > self._gap_most:
+            self._gap_most = event.progress_gap
+        worker.granted_at = event.time
+        if worker.arrived_at is not None:
+            if self._began is not None:
+                worker.blocked += event.time - max(worker.arrived_at, self._began)
+            worker.arrived_at = None
+
+    def _pulled(self, event: Pulled) -> None:
+        if self._began is not None:
+            worker = self._workers[event.worker]
+            worker.communicated += event.time - worker.granted_at
+
+    def _computed(self, event: Computed) -> None:
+        self._workers[event.worker].computed_at = event.time
+
+    def _turned(self, event: Turned) -> None:
+        worker = self._workers[event.worker]
+        worker.turned_at = event.time
+        if self._began is not None:
+            worker.blocked += event.time - worker.computed_at
+
+    def _arrived(self, event: Arrived) -> None:
+        time = event.time
+        worker = self._workers[event.worker]
+        worker.arrived_at = time
+        worker.batch = event.batch_size
+        self._waiting_samples[event.worker, event.iteration] = event.batch_size
+        self.arrivals += 1
+        self._ended = time
+        if self._began is not None:
+            worker.communicated += time - worker.turned_at
+            worker.iterations += 1
+            self._iterations += 1
+            if self._last_arrival is not None:
+                gap = time - self._last_arrival
+                self._gap_count += 1
+                if gap <= self.TOGETHER:
+                    self._gap_zeros += 1
+                self._gaps.add(gap)
+        elif self.arrivals == self.warm_up:
+            self._began = time
+            self._member_seconds, self._members_since = 0.0, time
+        self._last_arrival = time
+
+    def _applied(self, event: Applied) -> None:
+        for worker, iteration, staleness in zip(event.workers, event.iterations, event.staleness, strict=True):
+            if staleness > self._stale_most:
+                self._stale_most = staleness
+            if self._began is not None:
+                self._stale_total += staleness
+                self._stale_count += 1
+            self._accepted(worker, iteration)
+
+    def _kept(self, event: Kept) -> None:
+        self._accepted(event.worker, event.iteration)
+
+    def _accepted(self, worker: int, iteration: int) -> None:
+        """Count an update once, also if it is kept and applied again and again."""
+        samples = self._waiting_samples.pop((worker, iteration), None)
+        if samples is not None:
+            self._updates += 1
+            if self._began is not None:
+                self._samples += samples
+
+    def _dropped(self, event: Discarded) -> None:
+        self._discarded += 1
+        self._waiting_samples.pop((event.worker, event.iteration), None)
+
+    def _cancelled(self, event: Cancelled) -> None:
+        self._workers[event.worker].arrived_at = None
+
+    def _count_members(self, time: float, change: int) -> None:
+        if self._began is not None:
+            self._member_seconds += self._members * (time - self._members_since)
+        self._members_since = time
+        self._members += change

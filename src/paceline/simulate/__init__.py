@@ -1,0 +1,19 @@
+"""Whole clusters under a virtual clock."""
+
+from paceline.simulate.cluster import Cluster, Result, SimulationError
+from paceline.simulate.read import ClusterError, builtin_names, load_cluster, parse_cluster
+from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec, limit_seconds
+
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "ClusterSpec",
+    "Jitter",
+    "Result",
+    "SimulationError",
+    "WorkerSpec",
+    "builtin_names",
+    "limit_seconds",
+    "load_cluster",
+    "parse_cluster",
+]

@@ -1,0 +1,33 @@
+"""Virtual time: a heap of things to do, keyed by (time, sequence number), so that equal times keep their order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+
+class Clock:
+    """Runs what it was asked to run, in order of time."""
+
+    __slots__ = ("_heap", "_sequence", "now", "pops", "running")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pops = 0  # how many things were taken off the heap
+        self.running = True
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._sequence = 0
+
+    def at(self, time: float, do: Callable[[Any], None], argument: Any = None) -> None:
+        """Call `do(argument)` at this time."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (time, self._sequence, do, argument))
+
+    def run(self) -> None:
+        """Go on until `running` is cleared or there is nothing left to do."""
+        heap, pop = self._heap, heapq.heappop
+        while heap and self.running:
+            self.now, _, do, argument = pop(heap)
+            self.pops += 1
+            do(argument)

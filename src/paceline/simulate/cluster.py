@@ -1,0 +1,417 @@
+"""A whole cluster under a virtual clock, with a policy in charge.
+
+An iteration of a worker: it is granted, pulls the model, computes, pushes its gradient, and waits. The policy is told
+what happens and its decisions are carried out, exactly as a real coordinator would.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.observe.driver import Fault
+from paceline.observe.events import Event, LinkUse, Pulled
+from paceline.observe.ledger import Ledger, Sink
+from paceline.observe.summary import Report, Summary
+from paceline.policies import Apply, Cancel, Decision, Grant, Policy, Turn, Update, WakeAt
+from paceline.simulate.clock import Clock
+from paceline.simulate.gate import Gate
+from paceline.simulate.network import Direction, Flow, Mesh, Network, Star
+from paceline.simulate.pipeline import Pipeline
+from paceline.simulate.spec import ClusterSpec, WorkerSpec
+
+NEVER = -1.0
+
+
+class SimulationError(RuntimeError):
+    """The run could not go on."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a simulated run came to."""
+
+    report: Report
+    streamed: bool
+    events: int  # taken off the heap
+    wall_seconds: float
+    simulated_seconds: float
+
+
+class Machine:
+    """A worker's machine."""
+
+    __slots__ = (
+        "base_version",
+        "batch",
+        "compute_ends",
+        "compute_seconds",
+        "cut_until",
+        "flows",
+        "go",
+        "granted_version",
+        "halted",
+        "incarnation",
+        "iteration",
+        "member",
+        "number",
+        "paused_until",
+        "pull_at",
+        "pushed_at",
+        "random",
+        "returning",
+        "spec",
+        "up",
+        "version",
+    )
+
+    def __init__(self, number: int, spec: WorkerSpec, seed: int) -> None:
+        self.number = number
+        self.spec = spec
+        self.random = random.Random(f"{seed}:{number}")
+        self.incarnation = 0
+        self.up = True
+        self.member = False
+        self.paused_until = self.cut_until = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Begin with nothing."""
+        self.iteration = 0
+        self.batch = self.spec.batch
+        self.version = -1  # of the model it has
+        self.base_version = self.granted_version = 0
+        self.compute_seconds = 0.0
+        self.pushed_at = NEVER
+        self.flows: dict[Direction, Flow] = {}
+        self.halted: list[tuple[Direction, float, Callable[[Machine], None]]] = []  # transfers on a link that is cut
+        self.stop()
+
+    def stop(self) -> None:
+        """Forget what was under way."""
+        self.compute_ends = self.pull_at = NEVER
+        self.returning: Literal["no", "coming", "back"] = "no"  # streamed: the slices that were pushed
+        self.go = False  # streamed: it is granted, and waits for the last slice
+        self.halted.clear()
+
+    def time_to_compute(self) -> float:
+        spec, jitter = self.spec, self.spec.jitter
+        seconds = spec.overhead + self.batch / spec.samples_per_second
+        if jitter.kind == "lognormal":
+            sigma = jitter.sigma
+            return seconds * math.exp(sigma * self.random.gauss(0.0, 1.0) - 0.5 * sigma * sigma)
+        if jitter.kind == "normal":
+            return seconds * max(0.05, self.random.gauss(1.0, jitter.sigma))
+        if jitter.kind == "straggle" and self.random.random() < jitter.probability:
+            return seconds + max(0.0, self.random.gauss(jitter.mean, jitter.deviation))
+        return seconds
+
+
+class Cluster:
+    """A simulated cluster. Make one, and `run` it once."""
+
+    def __init__(
+        self, spec: ClusterSpec, policy: Policy, iterations: int, seed: int = 0, streamed: bool = False, sink: Sink | None = None
+    ) -> None:
+        self.spec = spec
+        self.clock = Clock()
+        self.streamed = streamed and policy.streamable
+        policy.streamed = self.streamed
+        self.machines = [Machine(number, worker, seed) for number, worker in enumerate(spec.workers)]
+        self._goal = iterations * len(self.machines)
+        self.summary = Summary(warm_up=iterations // 4 * len(self.machines))
+        self._sink: Sink = self.summary if sink is None else self._both(sink)
+        self.ledger = Ledger(policy, self._sink)
+        self._trip = 4 * spec.latency  # push, Grant, request and pull: each waits for one way
+        self._busy_until = 0.0  # when the servers will have applied all they were told to
+        self._applying: deque[tuple[float, int]] = deque()  # when which version will be there to be pulled
+        self._applied = 0
+        self._wake = NEVER
+        use = self._link_use if sink is not None else None
+        links = [worker.link for worker in spec.workers]
+        self.network: Network = (
+            Mesh(self.clock, links, use)
+            if spec.colocate
+            else Star(self.clock, links, spec.servers * spec.server_link, use)
+        )
+        self._gates: dict[Direction, Gate[Machine]] = {}
+        if policy.takes_turns:
+            holds = self.network.occupies(spec.model_bytes)
+            self._gates = {
+                "in": Gate(self.clock, holds, self._begin_push),
+                "out": Gate(self.clock, holds, self._begin_pull),
+            }
+        self._pipeline = Pipeline(self) if policy.pipelined else None
+
+    def run(self) -> Result:
+        """Run until every worker has done its iterations, on average."""
+        began = time.perf_counter()
+        for fault in self.spec.faults:
+            self.clock.at(fault.time, self._fault, fault)
+        for machine in self.machines:
+            self._join(machine)
+        self.clock.run()
+        if self.summary.arrivals < self._goal:
+            raise SimulationError(
+                f"After {self.clock.now:g} s nobody can go on: {self.summary.arrivals} of {self._goal} iterations are done."
+            )
+        return Result(
+            self.summary.report(), self.streamed, self.clock.pops, time.perf_counter() - began, self.clock.now
+        )
+
+    # One iteration
+
+    def _join(self, machine: Machine) -> None:
+        machine.start()
+        machine.incarnation += 1
+        machine.up = machine.member = True
+        if self._pipeline:
+            self._pipeline.join(machine)
+        self._carry_out(self.ledger.joined(machine.number, self.clock.now))
+
+    def _grant(self, grant: Grant) -> None:
+        machine = self.machines[grant.worker]
+        machine.iteration += 1
+        machine.batch = grant.batch_size or machine.spec.batch
+        machine.granted_version = self.ledger.version
+        now = self.clock.now
+        if not machine.up:
+            return  # nobody is there to hear it; its lease will run out
+        if self._pipeline and self._pipeline.returns_to(machine):
+            self._pipeline.when_whole(machine, self._pulled)
+        elif machine.returning == "coming":
+            machine.go = True
+        elif machine.returning == "back" and machine.pushed_at == now:
+            self._later(machine, self._slice_seconds(machine), self._pulled)  # but for the last slice
+        elif machine.version == self.ledger.version:
+            self._compute(machine)  # it has the newest already
+        else:
+            machine.pull_at = max(now + self._trip, self._busy_until)
+            if machine.pull_at > now:
+                self.clock.at(machine.pull_at, self._pull, machine)
+            else:
+                self._pull(machine)
+
+    def _pull(self, machine: Machine) -> None:
+        if machine.pull_at != self.clock.now:
+            return
+        machine.pull_at = NEVER
+        gate = self._gates.get("out")
+        if gate:
+            gate.enter(machine.granted_version, machine)
+        else:
+            self._begin_pull(machine)
+
+    def _begin_pull(self, machine: Machine) -> None:
+        now = self.clock.now
+        while self._applying and self._applying[0][0] <= now:
+            self._applied = self._applying.popleft()[1]
+        machine.granted_version = self._applied
+        self.transfer(machine, "out", self.spec.model_bytes, self._pulled)
+
+    def _pulled(self, machine: Machine) -> None:
+        machine.version = machine.granted_version
+        machine.returning, machine.go = "no", False
+        self._compute(machine)
+
+    def _compute(self, machine: Machine) -> None:
+        now = self.clock.now
+        machine.base_version = machine.version
+        self._sink(Pulled(now, machine.number, machine.version))
+        machine.compute_seconds = machine.time_to_compute()
+        machine.compute_ends = max(now, machine.paused_until) + machine.compute_seconds
+        self.clock.at(machine.compute_ends, self._computed, machine)
+
+    def _computed(self, machine: Machine) -> None:
+        if machine.compute_ends != self.clock.now:
+            return
+        machine.compute_ends = NEVER
+        self._carry_out(self.ledger.ready(machine.number, self.clock.now))
+
+    def _push(self, machine: Machine) -> None:
+        gate = self._gates.get("in")
+        if gate:
+            gate.enter(machine.base_version, machine)
+        else:
+            self._begin_push(machine)
+
+    def _begin_push(self, machine: Machine) -> None:
+        if self._pipeline:
+            self._pipeline.push(machine)
+            return
+        self.transfer(machine, "in", self.spec.model_bytes, self.pushed)
+        if self.streamed:
+            machine.returning = "coming"
+            self._later(machine, self._slice_seconds(machine), self._begin_return)
+
+    def _begin_return(self, machine: Machine) -> None:
+        """Streamed: what was pushed comes back, one slice behind."""
+        self.transfer(machine, "out", self.spec.model_bytes, self._returned)
+
+    def _returned(self, machine: Machine) -> None:
+        machine.returning = "back"
+        if machine.go:
+            self._pulled(machine)
+
+    def pushed(self, machine: Machine) -> None:
+        """A whole push is in."""
+        now = machine.pushed_at = self.clock.now
+        update = Update(
+            machine.number, machine.iteration, machine.base_version, machine.batch, machine.compute_seconds
+        )
+        self._carry_out(self.ledger.arrived(update, now))
+        if self.summary.arrivals >= self._goal:
+            self.clock.running = False
+
+    # Decisions
+
+    def _carry_out(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            kind = type(decision)
+            if kind is Grant:
+                self._grant(decision)  # type: ignore[arg-type]
+            elif kind is Turn:
+                self._push(self.machines[decision.worker])  # type: ignore[union-attr]
+            elif kind is Apply:
+                # A pipeline has applied it slice by slice.
+                done = self.clock.now if self._pipeline else self.server_time(self.spec.apply_seconds)
+                self._applying.append((done, self.ledger.version))
+            elif kind is WakeAt:
+                self._wake = decision.time  # type: ignore[union-attr]
+                self.clock.at(self._wake, self._woke, self._wake)
+            elif kind is Cancel:
+                self._abandon(self.machines[decision.worker])  # type: ignore[union-attr]
+
+    def _woke(self, at: float) -> None:
+        if at == self._wake:
+            self._wake = NEVER
+            self._carry_out(self.ledger.woke(self.clock.now))
+
+    def server_time(self, seconds: float) -> float:
+        """When the servers will have done work of so many seconds, after all that they have to do."""
+        self._busy_until = max(self._busy_until, self.clock.now) + seconds
+        return self._busy_until
+
+    # Transfers
+
+    def transfer(self, machine: Machine, direction: Direction, size: float, done: Callable[[Machine], None]) -> None:
+        """Carry bytes between a machine and the servers; then `done(machine)`."""
+        if self.clock.now < machine.cut_until:
+            machine.halted.append((direction, size, done))
+        else:
+            machine.flows[direction] = self.network.start(
+                machine.number, direction, size, self._landed, (machine, direction, done)
+            )
+
+    def _landed(self, what: tuple[Machine, Direction, Callable[[Machine], None]]) -> None:
+        machine, direction, done = what
+        del machine.flows[direction]
+        done(machine)
+
+    def _slice_seconds(self, machine: Machine) -> float:
+        """Streamed: how far what comes back is behind what is pushed."""
+        spec = self.spec
+        return (spec.model_bytes / machine.spec.link + spec.apply_seconds) / spec.slices + self._trip
+
+    def _later(self, machine: Machine, seconds: float, do: Callable[[Machine], None]) -> None:
+        incarnation, iteration = machine.incarnation, machine.iteration
+
+        def if_still(_: None) -> None:
+            if machine.incarnation == incarnation and machine.iteration in (iteration, iteration + 1) and machine.up:
+                do(machine)
+
+        self.clock.at(self.clock.now + seconds, if_still)
+
+    # Faults
+
+    def _fault(self, fault: Fault) -> None:
+        machine = self.machines[fault.worker]
+        now = self.clock.now
+        if fault.kind == "rejoin":
+            self._rejoin(machine)
+        elif fault.kind == "kill":
+            if machine.up:
+                self._abandon(machine)
+                machine.up = False
+                self._expire_at(now + self.spec.lease, machine)
+        elif machine.up:
+            until = now + fault.seconds
+            if fault.kind == "pause":
+                machine.paused_until = max(machine.paused_until, until)
+                if machine.compute_ends != NEVER:
+                    machine.compute_ends += fault.seconds
+                    self.clock.at(machine.compute_ends, self._computed, machine)
+            else:
+                machine.cut_until = max(machine.cut_until, until)
+                for direction, flow in machine.flows.items():
+                    done = flow.argument[2]
+                    machine.halted.append((direction, self.network.stop(flow), done))
+                machine.flows.clear()
+            if fault.seconds > self.spec.lease:
+                self._expire_at(now + self.spec.lease, machine)
+            self.clock.at(until, self._recover, (machine, machine.incarnation))
+
+    def _recover(self, what: tuple[Machine, int]) -> None:
+        """A pause or a cut is over."""
+        machine, incarnation = what
+        if machine.incarnation != incarnation or not machine.up:
+            return
+        if not machine.member:
+            self._rejoin(machine)
+        elif self.clock.now >= machine.cut_until:
+            halted, machine.halted = machine.halted, []
+            for direction, size, done in halted:
+                self.transfer(machine, direction, size, done)
+
+    def _expire_at(self, time: float, machine: Machine) -> None:
+        self.clock.at(time, self._expire, (machine, machine.incarnation))
+
+    def _expire(self, what: tuple[Machine, int]) -> None:
+        """A lease has run out."""
+        machine, incarnation = what
+        if machine.incarnation == incarnation and machine.member:
+            self._leave(machine)
+
+    def _leave(self, machine: Machine) -> None:
+        self._abandon(machine)
+        machine.member = False
+        if self._pipeline:
+            self._pipeline.leave(machine)
+        self._carry_out(self.ledger.left(machine.number, self.clock.now))
+
+    def _rejoin(self, machine: Machine) -> None:
+        """A new incarnation comes; of the old one nothing more is heard."""
+        if machine.up and machine.member:
+            return
+        if machine.member:
+            self._leave(machine)
+        machine.paused_until = machine.cut_until = 0.0
+        self._join(machine)
+
+    def _abandon(self, machine: Machine) -> None:
+        """Stop whatever it is doing."""
+        for flow in machine.flows.values():
+            self.network.stop(flow)
+        machine.flows.clear()
+        machine.stop()
+        for gate in self._gates.values():
+            gate.leave(machine)
+
+    # Watching
+
+    def _both(self, sink: Sink) -> Sink:
+        summary = self.summary
+
+        def both(event: Event) -> None:
+            summary(event)
+            sink(event)
+
+        return both
+
+    def _link_use(self, direction: Direction, fraction: float) -> None:
+        self._sink(LinkUse(self.clock.now, direction, fraction))

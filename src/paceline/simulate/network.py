@@ -1,0 +1,296 @@
+"""A flow-level network: every transfer is a flow, and flows share the links max-min fairly.
+
+`Star`: workers and separate servers on a switch. A model's bytes are spread evenly over the servers, so a worker's
+transfer to all of them is one flow, limited by the worker's link and by its fair share of all the servers' links
+together. `Mesh`: a server beside every worker (`--colocate`); a transfer then leaves by one worker's link and arrives
+over all the others'.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+from paceline.simulate.clock import Clock
+
+Direction: TypeAlias = Literal["in", "out"]  # as the servers see it: pushes come in, pulls go out
+UseSink: TypeAlias = Callable[[Direction, float], None]
+
+
+class Flow:
+    """One transfer under way."""
+
+    __slots__ = ("argument", "done", "finish", "flowing", "lane")
+
+    def __init__(self, lane: Any, done: Callable[[Any], None], argument: Any, finish: float) -> None:
+        self.lane = lane
+        self.done = done
+        self.argument = argument
+        self.finish = finish  # in a Lane: the bytes the lane has carried when this flow ends; in a Mesh: bytes to go
+        self.flowing = True
+
+
+class Network(Protocol):
+    """What the simulated cluster asks of a network."""
+
+    def occupies(self, size: float) -> float:
+        """Seconds for which a transfer of this size would fill the servers' links, in its direction."""
+
+    def start(
+        self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any
+    ) -> Flow:
+        """Begin a transfer; at its end `done(argument)` is called."""
+
+    def stop(self, flow: Flow) -> float:
+        """Take a flow away before its end; the bytes it still had to carry."""
+
+
+class Star:
+    """Workers with links of their own around servers whose links they share."""
+
+    def __init__(self, clock: Clock, links: Sequence[float], capacity: float, use: UseSink | None = None) -> None:
+        self._capacity = capacity
+        self._links = links
+        self._sides: dict[Direction, _Side] = {
+            direction: _Side(clock, sorted(set(links)), capacity, direction, use) for direction in ("in", "out")
+        }
+
+    def occupies(self, size: float) -> float:
+        return size / self._capacity
+
+    def start(
+        self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any
+    ) -> Flow:
+        side = self._sides[direction]
+        return side.start(side.lanes[self._links[worker]], size, done, argument)
+
+    def stop(self, flow: Flow) -> float:
+        lane: _Lane = flow.lane
+        return lane.side.stop(flow)
+
+
+class _Lane:
+    """Flows in one direction from workers with equal links. They all have the same rate, so one number, the bytes
+    carried by each of them so far, tells how far they have all come."""
+
+    __slots__ = ("cap", "carried", "count", "flows", "planned", "rate", "side", "since")
+
+    def __init__(self, side: _Side, cap: float) -> None:
+        self.side = side
+        self.cap = cap
+        self.rate = 0.0  # of each flow
+        self.carried = 0.0
+        self.since = 0.0  # when `carried` was right
+        self.flows: list[tuple[float, int, Flow]] = []  # heap by the end
+        self.count = 0
+        self.planned = 0.0  # when the next end is looked for; 0: it is not
+
+    def advance(self, now: float) -> None:
+        self.carried += self.rate * (now - self.since)
+        self.since = now
+
+
+class _Side:
+    """One direction of all the servers' links."""
+
+    NEAR = 1e-3  # bytes: nearer than this to its end, a flow has ended
+
+    def __init__(
+        self, clock: Clock, caps: Sequence[float], capacity: float, direction: Direction, use: UseSink | None
+    ) -> None:
+        self.clock = clock
+        self.capacity = capacity
+        self.direction: Direction = direction
+        self.use = use
+        self.lanes = {cap: _Lane(self, cap) for cap in caps}  # from the slowest link up
+        self._wanted = 0.0  # what all flows could carry if the servers' links had no limit
+        self._flows = 0
+
+    def start(self, lane: _Lane, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
+        now = self.clock.now
+        lane.advance(now)
+        if not lane.count:
+            lane.carried = 0.0
+            lane.flows.clear()
+        flow = Flow(lane, done, argument, lane.carried + size)
+        self._flows += 1
+        heapq.heappush(lane.flows, (flow.finish, self._flows, flow))
+        self._change(lane, 1)
+        return flow
+
+    def stop(self, flow: Flow) -> float:
+        if not flow.flowing:
+            return 0.0
+        lane: _Lane = flow.lane
+        lane.advance(self.clock.now)
+        flow.flowing = False
+        self._change(lane, -1)
+        return max(0.0, flow.finish - lane.carried)
+
+    def _change(self, lane: _Lane, change: int) -> None:
+        """There are more or fewer flows in a lane."""
+        free = self._wanted <= self.capacity
+        lane.count += change
+        self._wanted += change * lane.cap
+        if not lane.count and self._wanted < lane.cap:
+            self._wanted = sum(other.count * other.cap for other in self.lanes.values())  # no rounding piles up
+        if free and self._wanted <= self.capacity:
+            lane.rate = lane.cap
+            self._plan(lane)
+        else:
+            self._share()
+        if self.use:
+            self.use(self.direction, min(1.0, self._wanted / self.capacity))
+
+    def _share(self) -> None:
+        """Max-min fair rates: lanes with slow links get all they can use, the others share the rest equally."""
+        now = self.clock.now
+        left = self.capacity
+        flows = sum(lane.count for lane in self.lanes.values())
+        for lane in self.lanes.values():
+            if not lane.count:
+                continue
+            rate = min(lane.cap, left / flows)
+            left -= rate * lane.count
+            flows -= lane.count
+            if rate != lane.rate:
+                lane.advance(now)
+                lane.rate = rate
+            self._plan(lane)
+
+    def _plan(self, lane: _Lane) -> None:
+        """See to it that somebody looks when the next flow ends. Looking too early does no harm."""
+        flows = lane.flows
+        while flows and not flows[0][2].flowing:
+            heapq.heappop(flows)
+        if not flows:
+            return
+        ends = lane.since + (flows[0][0] - lane.carried) / lane.rate
+        if not lane.planned or ends < lane.planned:
+            lane.planned = ends
+            self.clock.at(ends, self._look, (lane, ends))
+
+    def _look(self, planned: tuple[_Lane, float]) -> None:
+        lane, time = planned
+        if lane.planned != time:
+            return  # an earlier look was planned since
+        lane.planned = 0.0
+        if not lane.count:
+            return
+        lane.advance(self.clock.now)
+        flows = lane.flows
+        reached = lane.carried + max(self.NEAR, lane.carried * 1e-12)
+        ended = []
+        while flows and flows[0][0] <= reached:
+            flow = heapq.heappop(flows)[2]
+            if flow.flowing:
+                flow.flowing = False
+                ended.append(flow)
+        if ended:
+            self._change(lane, -len(ended))
+            for flow in ended:
+                flow.done(flow.argument)
+        else:
+            self._plan(lane)
+
+
+class Mesh:
+    """A server beside every worker. Each holds 1/N of the model; what a worker has beside it does not travel.
+
+    A push leaves over the worker's own link and arrives, spread evenly, over all the others'; a pull the other way
+    round. So each worker's link carries its own transfers and its share of everybody else's.
+    """
+
+    NEAR = 1e-3  # bytes
+
+    def __init__(self, clock: Clock, links: Sequence[float], use: UseSink | None = None) -> None:
+        self._clock = clock
+        self._links = links
+        self._use = use
+        self._flows: dict[Flow, tuple[int, Direction]] = {}
+        self._rates: dict[Flow, float] = {}
+        self._since = 0.0
+        self._plan = 0
+        self._travels = (len(links) - 1) / len(links)  # the part of a model that is not beside the worker
+
+    def occupies(self, size: float) -> float:
+        return size * self._travels / (sum(self._links) / 2)  # half of every link is for the others' transfers
+
+    def start(
+        self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any
+    ) -> Flow:
+        self._advance()
+        flow = Flow(self, done, argument, size * self._travels)
+        self._flows[flow] = (worker, direction)
+        self._share()
+        return flow
+
+    def stop(self, flow: Flow) -> float:
+        if not flow.flowing:
+            return 0.0
+        self._advance()
+        self._end(flow)
+        self._share()
+        return flow.finish / self._travels if self._travels else 0.0
+
+    def _end(self, flow: Flow) -> None:
+        flow.flowing = False
+        del self._flows[flow]
+        self._rates.pop(flow, None)
+
+    def _advance(self) -> None:
+        passed = self._clock.now - self._since
+        self._since = self._clock.now
+        if passed > 0:
+            for flow, rate in self._rates.items():
+                flow.finish -= rate * passed
+
+    def _share(self) -> None:
+        """Let all rates grow alike; whoever meets a full link stops growing."""
+        links = self._links
+        others = max(len(links) - 1, 1)
+        growing = dict(self._flows)
+        rate = 0.0
+        sends = list(links)  # what is left of each worker's link, outwards and inwards
+        receives = list(links)
+        while growing:
+            pushes = {worker for worker, direction in growing.values() if direction == "in"}
+            pulls = {worker for worker, direction in growing.values() if direction == "out"}
+            send_load = [(m in pushes) + (len(pulls) - (m in pulls)) / others for m in range(len(links))]
+            receive_load = [(m in pulls) + (len(pushes) - (m in pushes)) / others for m in range(len(links))]
+            step = min(
+                left / load
+                for lefts, loads in ((sends, send_load), (receives, receive_load))
+                for left, load in zip(lefts, loads, strict=True)
+                if load > 0
+            )
+            rate += step
+            sends = [left - step * load for left, load in zip(sends, send_load, strict=True)]
+            receives = [left - step * load for left, load in zip(receives, receive_load, strict=True)]
+            full_send = {m for m, left in enumerate(sends) if left <= 1e-9 * links[m]}
+            full_receive = {m for m, left in enumerate(receives) if left <= 1e-9 * links[m]}
+            for flow, (worker, direction) in list(growing.items()):
+                own, far = (full_send, full_receive) if direction == "in" else (full_receive, full_send)
+                if worker in own or far - {worker}:
+                    self._rates[flow] = rate
+                    del growing[flow]
+        self._plan += 1
+        if self._rates:
+            soonest = min(max(0.0, flow.finish) / rate for flow, rate in self._rates.items())
+            self._clock.at(self._clock.now + soonest, self._look, self._plan)
+        if self._use:
+            for direction in ("in", "out"):
+                total = sum(self._rates[flow] for flow, (_, way) in self._flows.items() if way == direction)
+                self._use(direction, min(1.0, total / sum(links)))  # type: ignore[arg-type]
+
+    def _look(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        self._advance()
+        ended = [flow for flow in self._flows if flow.finish <= self.NEAR]
+        for flow in ended:
+            self._end(flow)
+        self._share()
+        for flow in ended:
+            flow.done(flow.argument)

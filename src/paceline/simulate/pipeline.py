@@ -1,0 +1,97 @@
+"""Pipelined BSP: a slice of the model is applied and returned as soon as every member has pushed that slice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.simulate.cluster import Cluster, Machine
+
+
+class Pipeline:
+    """The slices of the rounds under way. Members push them in order, and what is complete flows back in order.
+
+    BSP keeps all members in one round until it closes; but when it has closed, a quick one may push slices of the next
+    round while a slow one still pulls, so slices are counted by round.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._slices = cluster.spec.slices
+        self._size = cluster.spec.model_bytes / self._slices
+        self._apply_seconds = cluster.spec.apply_seconds / self._slices
+        self._newest = 0  # round
+        self._round: dict[Machine, int] = {}  # the round each member is in
+        self._sent: dict[Machine, int] = {}  # slices of it that it has pushed
+        self._pulls: dict[Machine, tuple[int, int]] = {}  # the round whose slices it pulls, and how many it has
+        self._arrived: dict[int, list[int]] = defaultdict(lambda: [0] * self._slices)  # round → pushes of each slice
+        self._released: dict[int, int] = defaultdict(int)  # round → slices that are applied and may be pulled
+        self._granted: dict[Machine, Callable[[Machine], None]] = {}  # who waits for the last slice, to do what
+
+    def join(self, machine: Machine) -> None:
+        self._round[machine] = self._newest
+        self._sent[machine] = 0
+
+    def leave(self, machine: Machine) -> None:
+        round_ = self._round.pop(machine)
+        for slice_ in range(self._sent.pop(machine)):
+            self._arrived[round_][slice_] -= 1
+        self._pulls.pop(machine, None)
+        self._granted.pop(machine, None)
+        for slice_, count in enumerate(self._arrived[self._newest]):
+            if self._round and count == len(self._round) and slice_ >= self._released[self._newest]:
+                self._complete(self._newest, slice_)
+
+    def push(self, machine: Machine) -> None:
+        """Send the round's slices, one after the other."""
+        self._pulls[machine] = (self._round[machine], 0)
+        self._cluster.transfer(machine, "in", self._size, self._pushed)
+
+    def returns_to(self, machine: Machine) -> bool:
+        """Has it pushed slices that will come back? A joiner has not: it pulls the model as a whole."""
+        return machine in self._pulls
+
+    def when_whole(self, machine: Machine, then: Callable[[Machine], None]) -> None:
+        """It was granted: call `then` once all slices of the new model have come back to it."""
+        if self._newest == self._round[machine]:
+            self._newest += 1
+            self._arrived.pop(self._newest - 2, None)
+            self._released.pop(self._newest - 2, None)
+        self._round[machine] = self._newest
+        self._sent[machine] = 0
+        self._granted[machine] = then
+        self._finish(machine)
+
+    def _pushed(self, machine: Machine) -> None:
+        round_, slice_ = self._round[machine], self._sent[machine]
+        self._sent[machine] += 1
+        if slice_ + 1 < self._slices:
+            self._cluster.transfer(machine, "in", self._size, self._pushed)
+        self._arrived[round_][slice_] += 1
+        if self._arrived[round_][slice_] == len(self._round):
+            self._complete(round_, slice_)
+        if slice_ + 1 == self._slices:
+            self._cluster.pushed(machine)
+
+    def _complete(self, round_: int, slice_: int) -> None:
+        self._cluster.clock.at(self._cluster.server_time(self._apply_seconds), self._release, (round_, slice_))
+
+    def _release(self, what: tuple[int, int]) -> None:
+        round_, slice_ = what
+        self._released[round_] = slice_ + 1
+        for machine, (pulls, got) in list(self._pulls.items()):
+            if pulls == round_ and got == slice_:
+                self._cluster.transfer(machine, "out", self._size, self._pulled)
+
+    def _pulled(self, machine: Machine) -> None:
+        round_, got = self._pulls[machine]
+        self._pulls[machine] = (round_, got + 1)
+        if got + 1 < self._released[round_]:
+            self._cluster.transfer(machine, "out", self._size, self._pulled)
+        self._finish(machine)
+
+    def _finish(self, machine: Machine) -> None:
+        if machine in self._granted and self._pulls[machine][1] == self._slices:
+            self._granted.pop(machine)(machine)

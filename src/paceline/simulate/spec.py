@@ -1,0 +1,89 @@
+"""A cluster as it is described: machines, links, a model; and the floor of what it allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from paceline.observe.driver import Fault
+
+@dataclass(frozen=True)
+class Jitter:
+    """How compute times vary.
+
+    normal, lognormal: times a factor of mean 1 and relative spread `sigma`.
+    straggle: with `probability`, sleep a normal time of `mean` and `deviation` seconds besides.
+    """
+
+    kind: Literal["none", "normal", "lognormal", "straggle"] = "none"
+    sigma: float = 0.0
+    probability: float = 0.0
+    mean: float = 0.0
+    deviation: float = 0.0
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One worker. Compute time = overhead + batch / samples_per_second, and jitter."""
+
+    link: float  # bytes per second, each direction
+    batch: int
+    samples_per_second: float
+    overhead: float = 0.0
+    jitter: Jitter = Jitter()
+
+    def compute_seconds(self, batch: int | None = None) -> float:
+        """Without jitter."""
+        return self.overhead + (batch or self.batch) / self.samples_per_second
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """A whole cluster."""
+
+    name: str
+    model_bytes: float
+    servers: int  # K
+    server_link: float  # B: bytes per second, each direction
+    latency: float  # seconds, one way
+    apply_rate: float  # bytes per second that one server's optimizer gets through
+    lease: float  # seconds of silence after which a worker is given up
+    workers: tuple[WorkerSpec, ...]
+    slices: int = 16  # that a model is cut into where it is streamed or pipelined
+    colocate: bool = False  # a server beside each worker, instead of separate ones
+    faults: tuple[Fault, ...] = ()
+
+    def with_jitter(self, sigma: float) -> ClusterSpec:
+        """The same cluster with log-normal jitter on every worker."""
+        jitter = Jitter("lognormal", sigma) if sigma else Jitter()
+        return replace(self, workers=tuple(replace(worker, jitter=jitter) for worker in self.workers))
+
+    def colocated(self) -> ClusterSpec:
+        """The same cluster with a server beside each worker and none apart."""
+        return replace(self, colocate=True, servers=len(self.workers))
+
+    @property
+    def apply_seconds(self) -> float:
+        """One optimizer step, on all servers side by side."""
+        return self.model_bytes / self.servers / self.apply_rate
+
+
+def limit_seconds(spec: ClusterSpec, streamed: bool) -> float:
+    """The floor: no scheme that applies every worker's update by itself can make a round shorter (docs/benchmarks.md).
+
+    The larger of the slowest worker's own path, the busiest link, and the servers' own work.
+    """
+    S, N, a = spec.model_bytes, len(spec.workers), spec.apply_seconds
+    travels = S * (N - 1) / N if spec.colocate else S
+    paths = []
+    for worker in spec.workers:
+        there = travels / worker.link
+        if streamed:
+            paths.append(worker.compute_seconds() + there + (there + a) / spec.slices + 4 * spec.latency)
+        else:
+            paths.append(worker.compute_seconds() + 2 * there + a + 4 * spec.latency)
+    if spec.colocate:
+        links = max(2 * travels / worker.link for worker in spec.workers)
+    else:
+        links = N * S / (spec.servers * spec.server_link)
+    return max(max(paths), links, N * a)
