@@ -37,6 +37,7 @@ class Ledger:
         self.version = 0  # of the model: how many Applies there were
         self.progress = Progress()
         self._sink = sink
+        self._always_turn = type(policy).ready is Policy.ready
 
     def joined(self, worker: WorkerId, now: float) -> list[Decision]:
         self.progress.add(worker)
@@ -45,6 +46,9 @@ class Ledger:
 
     def ready(self, worker: WorkerId, now: float) -> list[Decision]:
         self._sink(Computed(now, worker))
+        if self._always_turn:  # as most policies do; it need not be asked
+            self._sink(Turned(now, worker))
+            return [Turn(worker)]
         return self._note(self.policy.ready(worker, now), now)
 
     def arrived(self, update: Update, now: float) -> list[Decision]:

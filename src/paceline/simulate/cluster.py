@@ -140,7 +140,7 @@ class Cluster:
             else Star(self.clock, links, spec.servers * spec.server_link, use)
         )
         self._gates: dict[Direction, Gate[Machine]] = {}
-        if policy.takes_turns:
+        if policy.takes_turns and not spec.colocate:  # in a mesh there is no server's link to hand on
             holds = self.network.occupies(spec.model_bytes)
             self._gates = {
                 "in": Gate(self.clock, holds, self._begin_push),

@@ -95,6 +95,7 @@ class _Side:
     """One direction of all the servers' links."""
 
     NEAR = 1e-3  # bytes: nearer than this to its end, a flow has ended
+    SOON = 1e-9  # seconds: a look that is this late is not late
 
     def __init__(
         self, clock: Clock, caps: Sequence[float], capacity: float, direction: Direction, use: UseSink | None
@@ -104,19 +105,23 @@ class _Side:
         self.direction: Direction = direction
         self.use = use
         self.lanes = {cap: _Lane(self, cap) for cap in caps}  # from the slowest link up
-        self._wanted = 0.0  # what all flows could carry if the servers' links had no limit
+        self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
         self._flows = 0
 
     def start(self, lane: _Lane, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
         now = self.clock.now
-        lane.advance(now)
-        if not lane.count:
+        if lane.count:
+            lane.carried += lane.rate * (now - lane.since)
+        else:
             lane.carried = 0.0
             lane.flows.clear()
-        flow = Flow(lane, done, argument, lane.carried + size)
+        lane.since = now
+        finish = lane.carried + size
+        flow = Flow(lane, done, argument, finish)
         self._flows += 1
-        heapq.heappush(lane.flows, (flow.finish, self._flows, flow))
-        self._change(lane, 1)
+        heapq.heappush(lane.flows, (finish, self._flows, flow))
+        lane.count += 1
+        self._share(lane)
         return flow
 
     def stop(self, flow: Flow) -> float:
@@ -125,49 +130,43 @@ class _Side:
         lane: _Lane = flow.lane
         lane.advance(self.clock.now)
         flow.flowing = False
-        self._change(lane, -1)
+        lane.count -= 1
+        self._share(lane)
         return max(0.0, flow.finish - lane.carried)
 
-    def _change(self, lane: _Lane, change: int) -> None:
-        """There are more or fewer flows in a lane."""
-        free = self._wanted <= self.capacity
-        lane.count += change
-        self._wanted += change * lane.cap
-        if not lane.count and self._wanted < lane.cap:
-            self._wanted = sum(other.count * other.cap for other in self.lanes.values())  # no rounding piles up
-        if free and self._wanted <= self.capacity:
-            lane.rate = lane.cap
-            self._plan(lane)
-        else:
-            self._share()
-        if self.use:
-            self.use(self.direction, min(1.0, self._wanted / self.capacity))
-
-    def _share(self) -> None:
+    def _share(self, changed: _Lane) -> None:
         """Max-min fair rates: lanes with slow links get all they can use, the others share the rest equally."""
-        now = self.clock.now
-        left = self.capacity
-        flows = sum(lane.count for lane in self.lanes.values())
-        for lane in self.lanes.values():
-            if not lane.count:
-                continue
-            rate = min(lane.cap, left / flows)
-            left -= rate * lane.count
-            flows -= lane.count
-            if rate != lane.rate:
-                lane.advance(now)
-                lane.rate = rate
-            self._plan(lane)
+        if changed is self._only:
+            if changed.count:
+                share = self.capacity / changed.count
+                changed.rate = share if share < changed.cap else changed.cap
+                self._plan(changed)
+        else:
+            left = self.capacity
+            flows = sum(lane.count for lane in self.lanes.values())
+            for lane in self.lanes.values():
+                if not lane.count:
+                    continue
+                rate = min(lane.cap, left / flows)
+                left -= rate * lane.count
+                flows -= lane.count
+                if rate != lane.rate:
+                    lane.advance(self.clock.now)
+                    lane.rate = rate
+                    self._plan(lane)
+                elif lane is changed:
+                    self._plan(lane)
+        if self.use:
+            used = sum(lane.count * lane.rate for lane in self.lanes.values())
+            self.use(self.direction, min(1.0, used / self.capacity))
 
     def _plan(self, lane: _Lane) -> None:
         """See to it that somebody looks when the next flow ends. Looking too early does no harm."""
         flows = lane.flows
-        while flows and not flows[0][2].flowing:
+        while not flows[0][2].flowing:
             heapq.heappop(flows)
-        if not flows:
-            return
         ends = lane.since + (flows[0][0] - lane.carried) / lane.rate
-        if not lane.planned or ends < lane.planned:
+        if not lane.planned or ends < lane.planned - self.SOON:
             lane.planned = ends
             self.clock.at(ends, self._look, (lane, ends))
 
@@ -178,21 +177,41 @@ class _Side:
         lane.planned = 0.0
         if not lane.count:
             return
-        lane.advance(self.clock.now)
+        now = self.clock.now
+        lane.carried = carried = lane.carried + lane.rate * (now - lane.since)
+        lane.since = now
+        reached = carried + self.NEAR + carried * 1e-12
         flows = lane.flows
-        reached = lane.carried + max(self.NEAR, lane.carried * 1e-12)
-        ended = []
+        flow = None
+        while flows and flows[0][0] <= reached:
+            ended = heapq.heappop(flows)[2]
+            if ended.flowing:
+                if flow is not None:
+                    self._end_together(lane, flow, ended, reached)
+                    return
+                flow = ended
+        if flow is None:
+            self._plan(lane)
+            return
+        flow.flowing = False
+        lane.count -= 1
+        self._share(lane)
+        flow.done(flow.argument)
+
+    def _end_together(self, lane: _Lane, first: Flow, second: Flow, reached: float) -> None:
+        """Several flows end at once: all are gone before anybody hears of it."""
+        ended = [first, second]
+        flows = lane.flows
         while flows and flows[0][0] <= reached:
             flow = heapq.heappop(flows)[2]
             if flow.flowing:
-                flow.flowing = False
                 ended.append(flow)
-        if ended:
-            self._change(lane, -len(ended))
-            for flow in ended:
-                flow.done(flow.argument)
-        else:
-            self._plan(lane)
+        for flow in ended:
+            flow.flowing = False
+        lane.count -= len(ended)
+        self._share(lane)
+        for flow in ended:
+            flow.done(flow.argument)
 
 
 class Mesh:

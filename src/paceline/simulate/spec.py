@@ -81,7 +81,8 @@ def limit_seconds(spec: ClusterSpec, streamed: bool) -> float:
         if streamed:
             paths.append(worker.compute_seconds() + there + (there + a) / spec.slices + 4 * spec.latency)
         else:
-            paths.append(worker.compute_seconds() + 2 * there + a + 4 * spec.latency)
+            # The servers' step and the messages' way take place at the same time.
+            paths.append(worker.compute_seconds() + 2 * there + max(a, 4 * spec.latency))
     if spec.colocate:
         links = max(2 * travels / worker.link for worker in spec.workers)
     else:
