@@ -7,8 +7,8 @@ seconds since the run began; versions number the Applies.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import IO, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 
 class Joined(NamedTuple):
@@ -99,7 +99,7 @@ class Left(NamedTuple):
     worker: int
 
 
-class LinkUse(NamedTuple):
+class Used(NamedTuple):
     """From now on, this share of the servers' links is in use. `direction`: "in" (pushes) or "out" (pulls)."""
 
     time: float
@@ -108,21 +108,11 @@ class LinkUse(NamedTuple):
 
 
 Event: TypeAlias = (
-    Joined
-    | Granted
-    | Pulled
-    | Computed
-    | Turned
-    | Arrived
-    | Applied
-    | Kept
-    | Discarded
-    | Cancelled
-    | Left
-    | LinkUse
+    Joined | Granted | Pulled | Computed | Turned | Arrived | Applied | Kept | Discarded | Cancelled | Left | Used
 )
 
-KINDS: dict[str, type[Event]] = {
+#: Every kind of event, by the name it has in a trace.
+KINDS: dict[str, Any] = {
     kind.__name__.lower(): kind
     for kind in (
         Joined,
@@ -136,7 +126,7 @@ KINDS: dict[str, type[Event]] = {
         Discarded,
         Cancelled,
         Left,
-        LinkUse,
+        Used,
     )
 }
 
@@ -149,11 +139,5 @@ def as_line(event: Event) -> str:
 def from_line(line: str) -> Event:
     """The event that a line describes."""
     fields = json.loads(line)
-    kind = KINDS[fields.pop("event")]
+    kind: Callable[..., Event] = KINDS[fields.pop("event")]
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
-
-
-def write_trace(events: Iterable[Event], file: IO[str]) -> None:
-    """Write events to a file, a line each."""
-    for event in events:
-        file.write(as_line(event) + "\n")

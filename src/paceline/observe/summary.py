@@ -6,24 +6,9 @@ Means leave out the warm-up (the start of a ring, the tuning of batches); maxima
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from paceline.observe.events import (
-    Applied,
-    Arrived,
-    Cancelled,
-    Computed,
-    Discarded,
-    Event,
-    Granted,
-    Joined,
-    Kept,
-    Left,
-    Pulled,
-    Turned,
-)
+from paceline.observe.observer import Observer
 
 
 @dataclass(frozen=True)
@@ -102,8 +87,8 @@ class _Series:
         return [ordered[min(len(ordered) - 1, round(p / 100 * (len(ordered) - 1)))] for p in of]
 
 
-class Summary:
-    """A sink for trace events that ends in a Report."""
+class Summary(Observer):
+    """Adds up what it sees to a Report."""
 
     TOGETHER = 1e-6  # seconds: updates nearer than this come at the same time
 
@@ -119,31 +104,13 @@ class Summary:
         self._ended = 0.0
         self._iterations = 0
         self._samples = 0
-        self._waiting_samples: dict[tuple[int, int], int] = {}
+        self._waiting: dict[tuple[int, int], int] = {}  # samples of updates that are neither accepted nor dropped yet
         self._updates = self._discarded = 0
         self._stale_total = self._stale_count = self._stale_most = 0
         self._gap_most = 0
         self._gaps = _Series()
         self._gap_count = self._gap_zeros = 0
         self._last_arrival: float | None = None
-        self._handle: dict[type, Callable[[Any], None]] = {
-            Joined: self._joined,
-            Granted: self._granted,
-            Pulled: self._pulled,
-            Computed: self._computed,
-            Turned: self._turned,
-            Arrived: self._arrived,
-            Applied: self._applied,
-            Kept: self._kept,
-            Discarded: self._dropped,
-            Cancelled: self._cancelled,
-            Left: self._left,
-        }
-
-    def __call__(self, event: Event) -> None:
-        handle = self._handle.get(type(event))
-        if handle is not None:
-            handle(event)
 
     def report(self) -> Report:
         span = self._ended - (self._began or 0.0)
@@ -169,49 +136,47 @@ class Summary:
             warm_up_iterations=self.warm_up,
         )
 
-    def _joined(self, event: Joined) -> None:
-        self._count_members(event.time, +1)
-        self._workers[event.worker] = self._workers.get(event.worker) or _Worker()
-        self._workers[event.worker].arrived_at = None
+    def joined(self, time: float, worker: int) -> None:
+        self._count_members(time, +1)
+        record = self._workers.setdefault(worker, _Worker())
+        record.arrived_at = None
 
-    def _left(self, event: Left) -> None:
-        self._count_members(event.time, -1)
+    def left(self, time: float, worker: int) -> None:
+        self._count_members(time, -1)
 
-    def _granted(self, event: Granted) -> None:
-        worker = self._workers[event.worker]
-        if event.progress_gap > self._gap_most:
-            self._gap_most = event.progress_gap
-        worker.granted_at = event.time
-        if worker.arrived_at is not None:
+    def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None:
+        record = self._workers[worker]
+        if progress_gap > self._gap_most:
+            self._gap_most = progress_gap
+        record.granted_at = time
+        if record.arrived_at is not None:
             if self._began is not None:
-                worker.blocked += event.time - max(worker.arrived_at, self._began)
-            worker.arrived_at = None
+                record.blocked += time - max(record.arrived_at, self._began)
+            record.arrived_at = None
 
-    def _pulled(self, event: Pulled) -> None:
+    def pulled(self, time: float, worker: int, version: int) -> None:
         if self._began is not None:
-            worker = self._workers[event.worker]
-            worker.communicated += event.time - worker.granted_at
+            record = self._workers[worker]
+            record.communicated += time - record.granted_at
 
-    def _computed(self, event: Computed) -> None:
-        self._workers[event.worker].computed_at = event.time
+    def computed(self, time: float, worker: int) -> None:
+        self._workers[worker].computed_at = time
 
-    def _turned(self, event: Turned) -> None:
-        worker = self._workers[event.worker]
-        worker.turned_at = event.time
+    def turned(self, time: float, worker: int) -> None:
+        record = self._workers[worker]
+        record.turned_at = time
         if self._began is not None:
-            worker.blocked += event.time - worker.computed_at
+            record.blocked += time - record.computed_at
 
-    def _arrived(self, event: Arrived) -> None:
-        time = event.time
-        worker = self._workers[event.worker]
-        worker.arrived_at = time
-        worker.batch = event.batch_size
-        self._waiting_samples[event.worker, event.iteration] = event.batch_size
+    def arrived(self, time: float, worker: int, iteration: int, batch_size: int) -> None:
+        record = self._workers[worker]
+        record.arrived_at = self._ended = time
+        record.batch = batch_size
+        self._waiting[worker, iteration] = batch_size
         self.arrivals += 1
-        self._ended = time
         if self._began is not None:
-            worker.communicated += time - worker.turned_at
-            worker.iterations += 1
+            record.communicated += time - record.turned_at
+            record.iterations += 1
             self._iterations += 1
             if self._last_arrival is not None:
                 gap = time - self._last_arrival
@@ -224,32 +189,36 @@ class Summary:
             self._member_seconds, self._members_since = 0.0, time
         self._last_arrival = time
 
-    def _applied(self, event: Applied) -> None:
-        for worker, iteration, staleness in zip(event.workers, event.iterations, event.staleness, strict=True):
-            if staleness > self._stale_most:
-                self._stale_most = staleness
+    def applied(
+        self,
+        time: float,
+        version: int,
+        workers: tuple[int, ...],
+        iterations: tuple[int, ...],
+        staleness: tuple[int, ...],
+    ) -> None:
+        for worker, iteration, stale in zip(workers, iterations, staleness, strict=True):
+            if stale > self._stale_most:
+                self._stale_most = stale
             if self._began is not None:
-                self._stale_total += staleness
+                self._stale_total += stale
                 self._stale_count += 1
-            self._accepted(worker, iteration)
+            self._accept(worker, iteration)
 
-    def _kept(self, event: Kept) -> None:
-        self._accepted(event.worker, event.iteration)
+    def kept(self, time: float, worker: int, iteration: int, slot: int) -> None:
+        self._accept(worker, iteration)
 
-    def _accepted(self, worker: int, iteration: int) -> None:
+    def discarded(self, time: float, worker: int, iteration: int) -> None:
+        self._discarded += 1
+        self._waiting.pop((worker, iteration), None)
+
+    def _accept(self, worker: int, iteration: int) -> None:
         """Count an update once, also if it is kept and applied again and again."""
-        samples = self._waiting_samples.pop((worker, iteration), None)
+        samples = self._waiting.pop((worker, iteration), None)
         if samples is not None:
             self._updates += 1
             if self._began is not None:
                 self._samples += samples
-
-    def _dropped(self, event: Discarded) -> None:
-        self._discarded += 1
-        self._waiting_samples.pop((event.worker, event.iteration), None)
-
-    def _cancelled(self, event: Cancelled) -> None:
-        self._workers[event.worker].arrived_at = None
 
     def _count_members(self, time: float, change: int) -> None:
         if self._began is not None:

@@ -106,6 +106,7 @@ class RecentMax:
     """The largest value of the last one to two rounds of observations: O(1), and it forgets who recovered or left."""
 
     def __init__(self) -> None:
+        self.value = 0.0
         self._this = self._last = 0.0
         self._seen = 0
 
@@ -116,10 +117,7 @@ class RecentMax:
         self._seen += 1
         if self._seen >= members:
             self._last, self._this, self._seen = self._this, 0.0, 0
-
-    @property
-    def value(self) -> float:
-        return self._this if self._this > self._last else self._last
+        self.value = self._this if self._this > self._last else self._last
 
 
 class Pace:
@@ -132,24 +130,19 @@ class Pace:
     WEIGHT = 0.1  # of the newest observation
 
     def __init__(self) -> None:
+        self.slowest: float | None = None  # T; None while nothing has been observed
         self._mean: dict[WorkerId, float] = {}
-        self._slowest = RecentMax()
-        self._known = False
+        self._recent = RecentMax()
 
     def observe(self, worker: WorkerId, seconds: float) -> None:
         mean = self._mean.get(worker)
         mean = seconds if mean is None else mean + self.WEIGHT * (seconds - mean)
         self._mean[worker] = mean
-        self._slowest.see(mean, len(self._mean))
-        self._known = True
+        self._recent.see(mean, len(self._mean))
+        self.slowest = self._recent.value
 
     def forget(self, worker: WorkerId) -> None:
         self._mean.pop(worker, None)
-
-    @property
-    def slowest(self) -> float | None:
-        """T, or None while nothing has been observed."""
-        return self._slowest.value if self._known else None
 
 
 class Weigher:

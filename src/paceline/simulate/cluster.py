@@ -12,11 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.observe.driver import Fault
-from paceline.observe.events import Event, LinkUse, Pulled
-from paceline.observe.ledger import Ledger, Sink
+from paceline.observe.ledger import Ledger
+from paceline.observe.observer import Observer, Tee
 from paceline.observe.summary import Report, Summary
 from paceline.policies import Apply, Cancel, Decision, Grant, Policy, Turn, Update, WakeAt
 from paceline.simulate.clock import Clock
@@ -116,7 +116,13 @@ class Cluster:
     """A simulated cluster. Make one, and `run` it once."""
 
     def __init__(
-        self, spec: ClusterSpec, policy: Policy, iterations: int, seed: int = 0, streamed: bool = False, sink: Sink | None = None
+        self,
+        spec: ClusterSpec,
+        policy: Policy,
+        iterations: int,
+        seed: int = 0,
+        streamed: bool = False,
+        observer: Observer | None = None,
     ) -> None:
         self.spec = spec
         self.clock = Clock()
@@ -125,14 +131,14 @@ class Cluster:
         self.machines = [Machine(number, worker, seed) for number, worker in enumerate(spec.workers)]
         self._goal = iterations * len(self.machines)
         self.summary = Summary(warm_up=iterations // 4 * len(self.machines))
-        self._sink: Sink = self.summary if sink is None else self._both(sink)
-        self.ledger = Ledger(policy, self._sink)
+        self._observer: Observer = self.summary if observer is None else Tee(self.summary, observer)
+        self.ledger = Ledger(policy, self._observer)
         self._trip = 4 * spec.latency  # push, Grant, request and pull: each waits for one way
         self._busy_until = 0.0  # when the servers will have applied all they were told to
         self._applying: deque[tuple[float, int]] = deque()  # when which version will be there to be pulled
         self._applied = 0
         self._wake = NEVER
-        use = self._link_use if sink is not None else None
+        use = self._link_use if observer is not None else None
         links = [worker.link for worker in spec.workers]
         self.network: Network = (
             Mesh(self.clock, links, use)
@@ -147,6 +153,13 @@ class Cluster:
                 "out": Gate(self.clock, holds, self._begin_pull),
             }
         self._pipeline = Pipeline(self) if policy.pipelined else None
+        self._do: dict[type, Callable[[Any], None]] = {
+            Grant: self._grant,
+            Turn: self._turn,
+            Apply: self._apply,
+            WakeAt: self._wake_at,
+            Cancel: self._cancel,
+        }
 
     def run(self) -> Result:
         """Run until every worker has done its iterations, on average."""
@@ -222,7 +235,7 @@ class Cluster:
     def _compute(self, machine: Machine) -> None:
         now = self.clock.now
         machine.base_version = machine.version
-        self._sink(Pulled(now, machine.number, machine.version))
+        self._observer.pulled(now, machine.number, machine.version)
         machine.compute_seconds = machine.time_to_compute()
         machine.compute_ends = max(now, machine.paused_until) + machine.compute_seconds
         self.clock.at(machine.compute_ends, self._computed, machine)
@@ -233,7 +246,8 @@ class Cluster:
         machine.compute_ends = NEVER
         self._carry_out(self.ledger.ready(machine.number, self.clock.now))
 
-    def _push(self, machine: Machine) -> None:
+    def _turn(self, turn: Turn) -> None:
+        machine = self.machines[turn.worker]
         gate = self._gates.get("in")
         if gate:
             gate.enter(machine.base_version, machine)
@@ -261,9 +275,7 @@ class Cluster:
     def pushed(self, machine: Machine) -> None:
         """A whole push is in."""
         now = machine.pushed_at = self.clock.now
-        update = Update(
-            machine.number, machine.iteration, machine.base_version, machine.batch, machine.compute_seconds
-        )
+        update = Update(machine.number, machine.iteration, machine.base_version, machine.batch, machine.compute_seconds)
         self._carry_out(self.ledger.arrived(update, now))
         if self.summary.arrivals >= self._goal:
             self.clock.running = False
@@ -272,20 +284,21 @@ class Cluster:
 
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
-            kind = type(decision)
-            if kind is Grant:
-                self._grant(decision)  # type: ignore[arg-type]
-            elif kind is Turn:
-                self._push(self.machines[decision.worker])  # type: ignore[union-attr]
-            elif kind is Apply:
-                # A pipeline has applied it slice by slice.
-                done = self.clock.now if self._pipeline else self.server_time(self.spec.apply_seconds)
-                self._applying.append((done, self.ledger.version))
-            elif kind is WakeAt:
-                self._wake = decision.time  # type: ignore[union-attr]
-                self.clock.at(self._wake, self._woke, self._wake)
-            elif kind is Cancel:
-                self._abandon(self.machines[decision.worker])  # type: ignore[union-attr]
+            do = self._do.get(type(decision))
+            if do is not None:  # updates that are kept or dropped are the ledger's affair: here they have no tensor
+                do(decision)
+
+    def _apply(self, apply: Apply) -> None:
+        # A pipeline has applied it slice by slice.
+        done = self.clock.now if self._pipeline else self.server_time(self.spec.apply_seconds)
+        self._applying.append((done, self.ledger.version))
+
+    def _wake_at(self, wake: WakeAt) -> None:
+        self._wake = wake.time
+        self.clock.at(wake.time, self._woke, wake.time)
+
+    def _cancel(self, cancel: Cancel) -> None:
+        self._abandon(self.machines[cancel.worker])
 
     def _woke(self, at: float) -> None:
         if at == self._wake:
@@ -404,14 +417,5 @@ class Cluster:
 
     # Watching
 
-    def _both(self, sink: Sink) -> Sink:
-        summary = self.summary
-
-        def both(event: Event) -> None:
-            summary(event)
-            sink(event)
-
-        return both
-
     def _link_use(self, direction: Direction, fraction: float) -> None:
-        self._sink(LinkUse(self.clock.now, direction, fraction))
+        self._observer.used(self.clock.now, direction, fraction)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from paceline.simulate.clock import Clock
 
 Direction: TypeAlias = Literal["in", "out"]  # as the servers see it: pushes come in, pulls go out
+DIRECTIONS: tuple[Direction, Direction] = ("in", "out")
 UseSink: TypeAlias = Callable[[Direction, float], None]
 
 
@@ -37,9 +38,7 @@ class Network(Protocol):
     def occupies(self, size: float) -> float:
         """Seconds for which a transfer of this size would fill the servers' links, in its direction."""
 
-    def start(
-        self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any
-    ) -> Flow:
+    def start(self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
         """Begin a transfer; at its end `done(argument)` is called."""
 
     def stop(self, flow: Flow) -> float:
@@ -51,19 +50,17 @@ class Star:
 
     def __init__(self, clock: Clock, links: Sequence[float], capacity: float, use: UseSink | None = None) -> None:
         self._capacity = capacity
-        self._links = links
-        self._sides: dict[Direction, _Side] = {
-            direction: _Side(clock, sorted(set(links)), capacity, direction, use) for direction in ("in", "out")
-        }
+        self._lanes: dict[Direction, list[_Lane]] = {}  # of each worker
+        for direction in DIRECTIONS:
+            side = _Side(clock, sorted(set(links)), capacity, direction, use)
+            self._lanes[direction] = [side.lanes[link] for link in links]
 
     def occupies(self, size: float) -> float:
         return size / self._capacity
 
-    def start(
-        self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any
-    ) -> Flow:
-        side = self._sides[direction]
-        return side.start(side.lanes[self._links[worker]], size, done, argument)
+    def start(self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
+        lane = self._lanes[direction][worker]
+        return lane.side.start(lane, size, done, argument)
 
     def stop(self, flow: Flow) -> float:
         lane: _Lane = flow.lane
@@ -236,9 +233,7 @@ class Mesh:
     def occupies(self, size: float) -> float:
         return size * self._travels / (sum(self._links) / 2)  # half of every link is for the others' transfers
 
-    def start(
-        self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any
-    ) -> Flow:
+    def start(self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
         self._advance()
         flow = Flow(self, done, argument, size * self._travels)
         self._flows[flow] = (worker, direction)
@@ -299,9 +294,9 @@ class Mesh:
             soonest = min(max(0.0, flow.finish) / rate for flow, rate in self._rates.items())
             self._clock.at(self._clock.now + soonest, self._look, self._plan)
         if self._use:
-            for direction in ("in", "out"):
+            for direction in DIRECTIONS:
                 total = sum(self._rates[flow] for flow, (_, way) in self._flows.items() if way == direction)
-                self._use(direction, min(1.0, total / sum(links)))  # type: ignore[arg-type]
+                self._use(direction, min(1.0, total / sum(links)))
 
     def _look(self, plan: int) -> None:
         if plan != self._plan:

@@ -109,7 +109,9 @@ class _Table:
         return _Table(self.get(key, _mapping, "a table", _MISSING if default is None else default), self._source, path)
 
     def tables(self, key: str, needed: bool = True) -> list[_Table]:
-        values = self.get(key, _list_of_tables, f"one or more tables, each headed [[{key}]]", _MISSING if needed else [])
+        values = self.get(
+            key, _list_of_tables, f"one or more tables, each headed [[{key}]]", _MISSING if needed else []
+        )
         return [_Table(value, self._source, f"{key}[{i}].") for i, value in enumerate(values)]
 
     def done(self) -> None:
@@ -222,5 +224,3 @@ def _one_of(words: tuple[str, ...]) -> Callable[[Any], Any]:
         return value
 
     return read
-
-

@@ -7,6 +7,7 @@ from typing import Literal
 
 from paceline.observe.driver import Fault
 
+
 @dataclass(frozen=True)
 class Jitter:
     """How compute times vary.

@@ -1,0 +1,74 @@
+"""Who watches a run. An observer has one method for each kind of event, called with the event's fields, so that
+watching costs no more than it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from paceline.observe.events import KINDS, Event
+
+
+class Observer:
+    """Sees everything and does nothing; subclasses do something with what they care for."""
+
+    def joined(self, time: float, worker: int) -> None: ...
+
+    def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None: ...
+
+    def pulled(self, time: float, worker: int, version: int) -> None: ...
+
+    def computed(self, time: float, worker: int) -> None: ...
+
+    def turned(self, time: float, worker: int) -> None: ...
+
+    def arrived(self, time: float, worker: int, iteration: int, batch_size: int) -> None: ...
+
+    def applied(
+        self,
+        time: float,
+        version: int,
+        workers: tuple[int, ...],
+        iterations: tuple[int, ...],
+        staleness: tuple[int, ...],
+    ) -> None: ...
+
+    def kept(self, time: float, worker: int, iteration: int, slot: int) -> None: ...
+
+    def discarded(self, time: float, worker: int, iteration: int) -> None: ...
+
+    def cancelled(self, time: float, worker: int) -> None: ...
+
+    def left(self, time: float, worker: int) -> None: ...
+
+    def used(self, time: float, direction: str, fraction: float) -> None: ...
+
+
+class Recorder(Observer):
+    """Makes trace events of what it sees, and hands them on."""
+
+    def __init__(self, write: Callable[[Event], None]) -> None:
+        def record(kind: Callable[..., Event], *fields: Any) -> None:
+            write(kind(*fields))
+
+        for name, kind in KINDS.items():
+            setattr(self, name, partial(record, kind))
+
+
+class Tee(Observer):
+    """Two observers, one after the other."""
+
+    def __init__(self, first: Observer, second: Observer) -> None:
+        def both(one: Callable[..., None], other: Callable[..., None], *fields: Any) -> None:
+            one(*fields)
+            other(*fields)
+
+        for name in KINDS:
+            setattr(self, name, partial(both, getattr(first, name), getattr(second, name)))
+
+
+def replay(events: Iterable[Event], observer: Observer) -> None:
+    """Show an observer a recorded trace."""
+    for event in events:
+        getattr(observer, type(event).__name__.lower())(*event)
