@@ -11,6 +11,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 
+class Began(NamedTuple):
+    """A run begins. A file may hold several."""
+
+    time: float
+    cluster: str
+    policy: str
+    apply: str
+    seed: int
+
+
 class Joined(NamedTuple):
     """A worker became a member."""
 
@@ -25,6 +35,13 @@ class Granted(NamedTuple):
     worker: int
     batch_size: int | None
     progress_gap: int
+
+
+class Pulling(NamedTuple):
+    """A worker's pull is on the link."""
+
+    time: float
+    worker: int
 
 
 class Pulled(NamedTuple):
@@ -44,6 +61,13 @@ class Computed(NamedTuple):
 
 class Turned(NamedTuple):
     """A worker was told to push."""
+
+    time: float
+    worker: int
+
+
+class Pushing(NamedTuple):
+    """A worker's push is on the link."""
 
     time: float
     worker: int
@@ -115,11 +139,14 @@ Event: TypeAlias = (
 KINDS: dict[str, Any] = {
     kind.__name__.lower(): kind
     for kind in (
+        Began,
         Joined,
         Granted,
+        Pulling,
         Pulled,
         Computed,
         Turned,
+        Pushing,
         Arrived,
         Applied,
         Kept,

@@ -37,7 +37,7 @@ class BSP(Policy):
         self.granted: dict[WorkerId, tuple[int, float]] = {}  # member → round and time of its Grant
         self.pending: list[Update] = []  # arrived in this round
         self.present: dict[WorkerId, None] = {}  # members among them, who wait
-        self.weigher = Weigher(weights)
+        self.weigher = Weigher(weights, tuned=tune_batches)
         self.tuner = BatchTuner(max_growth) if tune_batches else None
 
     def joined(self, worker: WorkerId, now: float) -> Decisions:
@@ -68,7 +68,7 @@ class BSP(Policy):
 
     def _close(self, now: float) -> Decisions:
         """End the round if enough have arrived."""
-        if not self.pending or len(self.granted) - len(self.present) > self._may_miss():
+        if not self.pending or (self.granted and len(self.granted) - len(self.present) > self._may_miss()):
             return []
         apply = Apply(tuple(self.pending), self.weigher.together(self.pending))
         self.round += 1

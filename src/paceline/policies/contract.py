@@ -15,6 +15,7 @@ What a driver promises:
 What a policy promises:
  - the same events give the same decisions;
  - every arrived update is applied or discarded, exactly once (a kept one may be applied many times);
+ - nothing is left lying when the last member leaves;
  - somebody always runs: while there are members, one of them holds an unanswered Grant or a `WakeAt` is set.
 """
 
@@ -125,6 +126,8 @@ class Policy(ABC):
     streamed: bool = False
     #: Are transfers to be let onto the servers' links one after the other, in the order of Turns and Grants?
     takes_turns: bool = False
+    #: Does it put updates aside (Keep), to name them again in later Applies?
+    keeps: bool = False
     #: May a shard answer with its slice as soon as all members' slices are in, before the barrier's Apply?
     pipelined: bool = False
 

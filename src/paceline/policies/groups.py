@@ -3,7 +3,7 @@
 Members are mapped to groups by id mod `count`. To the outer policy a group is one worker: when the inner policy
 applies, the group's update has arrived; when the outer policy applies that, it is applied; and when the outer policy
 grants the group, the Grants that the inner policy has given meanwhile go out. What the inner policy applies while the
-group's update still waits goes with it.
+group's update still waits goes with it. When the outer policy cancels a group, it starts again from the newest model.
 
 FL-R²SP (ToN 2026) is `groups:count=8,inner=(bsp:fraction=0.75),outer=r2sp`: a barrier inside that takes the first
 fraction C and discards the late, who are sent the newest model, and round robin outside.
@@ -36,6 +36,18 @@ from paceline.policies.registry import make
 OUTER = -1  # whose wake it is, where groups are numbered from 0
 
 
+class Bundle:
+    """What the inner policy applied; the outer policy is told of it as one update."""
+
+    def __init__(self, apply: Apply, settles: list[Update]) -> None:
+        self.applies = [apply]
+        self.settles = settles  # all the updates in it but those that are kept besides
+
+    def add(self, other: Bundle) -> None:
+        self.applies += other.applies
+        self.settles += other.settles
+
+
 class Group:
     """One group: its inner policy, and how it stands with the outer one."""
 
@@ -44,12 +56,14 @@ class Group:
         self.granted: dict[WorkerId, int] = {}  # member → Grants it was given
         self.skipped: dict[WorkerId, int] = {}  # member → those of them that the present inner policy did not give
         self.running: dict[WorkerId, None] = {}  # members with a Grant not yet answered
-        self.unsettled: dict[Update, None] = {}  # arrived, and the inner policy has not decided
+        # Updates as the inner policy knows them → as they were sent; the two are numbered differently after a skip.
+        self.unsettled: dict[Update, list[Update]] = {}  # arrived, and the inner policy has not decided
+        self.kept: dict[int, tuple[Update, Update]] = {}  # slot → what the inner policy keeps there
         self.iteration = 0  # the outer policy's Grants to this group
         self.expected: int | None = None  # staleness, as the outer policy foresees it
         self.open = False  # has the outer policy let the group go?
-        self.waiting: list[Apply] | None = None  # what the outer policy was told of and has not decided
-        self.held: deque[Apply | Keep | Grant] = deque()  # what waits for the outer policy's Grant, in order
+        self.waiting: Bundle | None = None  # what the outer policy was told of and has not decided
+        self.held: deque[Bundle | Keep | Grant] = deque()  # what waits for the outer policy's Grant, in order
 
 
 class Groups(Policy):
@@ -66,10 +80,17 @@ class Groups(Policy):
         self.outer = make(outer) if isinstance(outer, str) else outer
         if getattr(self.outer, "tuner", None):
             raise PolicyError("groups: only inner can tune batches, so leave tune_batches out of outer.")
+        if self.inner.keeps and self.outer.keeps:
+            raise PolicyError(
+                "groups: inner and outer cannot both keep updates, so one of them must be another policy."
+            )
         self.takes_turns = self.outer.takes_turns
+        self.keeps = self.inner.keeps or self.outer.keeps
         self.groups: dict[int, Group] = {}
-        self.told: dict[Update, list[list[Apply]]] = {}  # a group's update → what it stands for
-        self.kept: dict[int, Update] = {}  # slot → the group's update that is kept there
+        self.told: dict[Update, list[Bundle]] = {}  # a group's update → what it stands for, until it is decided
+        self.kept: dict[int, tuple[Update, Bundle]] = {}  # slot → what the outer policy keeps there
+        self.slots: dict[tuple[int, int], list[int]] = {}  # whose slot, and which → the slots that stand for it
+        self.slots_used = 0
         self.wakes: dict[int, float] = {}  # group, or OUTER → when it wants to be woken
         self.wake_heap: list[tuple[float, int]] = []
         self.wake = math.inf  # when the driver is to wake us
@@ -100,9 +121,10 @@ class Groups(Policy):
             return [Discard(update)]  # begun before the outer policy cancelled the group
         if update.iteration == group.granted[worker]:
             group.running.pop(worker, None)
+        sent = update
         if group.skipped[worker]:
             update = replace(update, iteration=update.iteration - group.skipped[worker])
-        group.unsettled[update] = None
+        group.unsettled.setdefault(update, []).append(sent)
         out: Decisions = []
         self._inside(number, group.inner.arrived(update, now), now, out)
         return self._with_wake(out)
@@ -119,10 +141,8 @@ class Groups(Policy):
         group.held = deque(held for held in group.held if not (isinstance(held, Grant) and held.worker == worker))
         self._inside(number, decisions, now, out)
         if not group.granted:
-            out += [held for held in group.held if not isinstance(held, Grant)]  # they count, and no turn will come
-            group.held.clear()
-            group.open, group.waiting = False, None
-            self.wakes.pop(number, None)
+            self._drop(number, out)  # what the outer policy has not been told of has no turn to come
+            group.waiting = None
             self._across(self.outer.left(number, now), now, out)
         return self._with_wake(out)
 
@@ -151,20 +171,20 @@ class Groups(Policy):
                 case WakeAt(time):
                     self._wake_at(number, time)
                 case Discard(update):
-                    group.unsettled.pop(update, None)
-                    out.append(Discard(self._as_sent(group, update)))
+                    out.append(Discard(self._settled(group, update)))
                 case Cancel(worker):
                     group.running.pop(worker, None)
                     out.append(decision)
                 case Apply():
-                    apply = self._settled(group, decision)
-                    if group.waiting is not None and not any(isinstance(held, Apply) for held in group.held):
-                        group.waiting.append(apply)
+                    bundle = self._bundle(group, decision)
+                    if group.waiting and all(isinstance(held, Grant) for held in group.held):
+                        group.waiting.add(bundle)
                     else:
-                        group.held.append(apply)
+                        group.held.append(bundle)
                 case Keep(update, slot):
-                    group.unsettled.pop(update, None)
-                    group.held.append(Keep(self._as_sent(group, update), slot))
+                    sent = self._settled(group, update)
+                    group.kept[slot] = (update, sent)
+                    group.held.append(Keep(sent, self._slots(number, slot, 1)[0]))
                 case Grant():
                     group.held.append(decision)
         self._let_go(number, now, out)
@@ -181,8 +201,9 @@ class Groups(Policy):
                     out.append(Grant(worker, batch_size, expected if group.expected is None else group.expected))
                 case Keep():
                     out.append(held)
-                case Apply(updates):
-                    group.open, group.waiting = False, [held]
+                case Bundle():
+                    group.open, group.waiting = False, held
+                    updates = [update for apply in held.applies for update in apply.updates]
                     update = Update(
                         worker=number,
                         iteration=group.iteration,
@@ -194,15 +215,18 @@ class Groups(Policy):
                     self._across(self.outer.arrived(update, now), now, out)
 
     @staticmethod
-    def _as_sent(group: Group, update: Update) -> Update:
-        """The update as its worker numbered it."""
-        skipped = group.skipped.get(update.worker, 0)
-        return replace(update, iteration=update.iteration + skipped) if skipped else update
+    def _settled(group: Group, update: Update) -> Update:
+        """The update as it was sent, which is undecided no longer."""
+        sent = group.unsettled[update]
+        if len(sent) == 1:
+            del group.unsettled[update]
+        return sent.pop(0)
 
-    def _settled(self, group: Group, apply: Apply) -> Apply:
-        for update in apply.updates:
-            group.unsettled.pop(update, None)
-        return replace(apply, updates=tuple(self._as_sent(group, update) for update in apply.updates))
+    def _bundle(self, group: Group, apply: Apply) -> Bundle:
+        kept = dict(group.kept.values())
+        settles = {i: self._settled(group, update) for i, update in enumerate(apply.updates) if update not in kept}
+        sent = tuple(settles.get(i) or kept[update] for i, update in enumerate(apply.updates))
+        return Bundle(replace(apply, updates=sent), list(settles.values()))
 
     # Decisions of the outer policy
 
@@ -220,7 +244,7 @@ class Groups(Policy):
                 case Apply():
                     self._apply(decision, out)
                 case Discard(update):
-                    out += [Discard(member) for apply in self._decided(update) for member in apply.updates]
+                    out += [Discard(member) for member in self._decided(update).settles]
                 case Keep(update, slot):
                     self._keep(update, slot, out)
                 case Cancel(number):
@@ -228,10 +252,8 @@ class Groups(Policy):
         for number in going:
             self._let_go(number, now, out)
 
-    def _decided(self, update: Update) -> list[Apply]:
+    def _decided(self, update: Update) -> Bundle:
         """What a group's update stands for, which waits no longer."""
-        if update in self.kept.values():
-            return self.told[update][0]
         bundles = self.told[update]
         bundle = bundles.pop(0)
         if not bundles:
@@ -242,44 +264,64 @@ class Groups(Policy):
         return bundle
 
     def _apply(self, across: Apply, out: Decisions) -> None:
+        kept = dict(self.kept.values())
         updates: list[Update] = []
         weights: list[float] = []
         for update, weight in zip(across.updates, across.weights, strict=True):
-            for inside in self._decided(update):
-                if inside.mix is not None:
-                    out.append(replace(inside, mix=min(1.0, inside.mix * weight)))
+            inside = (kept.get(update) or self._decided(update)).applies
+            if across.mix is not None:  # then a group counts as the mean of what it pushed
+                weight /= sum(sum(apply.weights) for apply in inside)
+            for apply in inside:
+                if apply.mix is not None:
+                    out.append(replace(apply, mix=min(1.0, apply.mix * weight)))
                 else:
-                    updates += inside.updates
-                    weights += [weight * inner for inner in inside.weights]
+                    updates += apply.updates
+                    weights += [weight * inner for inner in apply.weights]
         if updates:
             out.append(Apply(tuple(updates), tuple(weights), across.mix))
 
     def _keep(self, update: Update, slot: int, out: Decisions) -> None:
         bundle = self._decided(update)
-        out += [Keep(member, member.worker) for apply in bundle for member in apply.updates]
-        old = self.kept.get(slot)
-        if old is not None:
-            self.told.pop(old, None)
-        self.kept[slot] = update
-        self.told[update] = [bundle]
+        self.kept[slot] = (update, bundle)
+        slots = self._slots(OUTER, slot, len(bundle.settles))
+        out += [Keep(member, place) for member, place in zip(bundle.settles, slots, strict=False)]
+
+    def _slots(self, whose: int, slot: int, count: int) -> list[int]:
+        """At least `count` slots that stand for one of an inner policy's, or of the outer one's."""
+        slots = self.slots.setdefault((whose, slot), [])
+        while len(slots) < count:
+            slots.append(self.slots_used)
+            self.slots_used += 1
+        return slots
 
     def _start_anew(self, number: int, now: float, out: Decisions) -> None:
         """The outer policy has cancelled the group: drop what it has and start it again from the newest model."""
         group = self.groups[number]
         out += [Cancel(worker) for worker in group.running]
-        out += [Discard(self._as_sent(group, update)) for update in group.unsettled]
-        for held in group.held:
-            if isinstance(held, Apply):
-                out += [Discard(update) for update in held.updates]
+        out += [Discard(update) for sent in group.unsettled.values() for update in sent]
+        self._drop(number, out)
         group.inner = copy.deepcopy(self.inner)
         group.running.clear()
         group.unsettled.clear()
-        group.held.clear()
-        group.open = False
         self.wakes.pop(number, None)
         group.skipped.update(group.granted)
         for worker in group.granted:
             self._inside(number, group.inner.joined(worker, now), now, out)
+
+    def _drop(self, number: int, out: Decisions) -> None:
+        """Close the group and drop what it holds."""
+        group = self.groups[number]
+        for held in group.held:
+            match held:
+                case Keep(update):
+                    out.append(Discard(update))
+                case Bundle():
+                    out += [Discard(update) for update in held.settles]
+        for slot in group.kept:
+            del self.slots[number, slot]  # what waits may name what is there, so these slots are not used again
+        group.held.clear()
+        group.kept.clear()
+        group.open = False
 
     # Waking
 

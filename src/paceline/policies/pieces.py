@@ -1,4 +1,4 @@
-"""Small pieces that policies share: who has done how much, who waits, how long an iteration takes, what an update weighs."""
+"""Small pieces that policies share: who has done how much, who waits, what an iteration takes, what an update weighs."""
 
 from __future__ import annotations
 
@@ -148,19 +148,15 @@ class Pace:
 class Weigher:
     """What each update of an Apply weighs (`weights=sum` or `weights=mean`).
 
-    sum: each update has its own full learning rate, scaled linearly if its batch was tuned away from the worker's own.
+    sum: each update has its own full learning rate, scaled linearly where the policy tunes batches.
     mean: one round moves the model as far as one step of data-parallel training on all its samples would.
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, tuned: bool = False) -> None:
+        self.kind, self.tuned = kind, tuned
         self._own: dict[WorkerId, int] = {}  # the batch a worker brought with it
         self._latest: dict[WorkerId, int] = {}
         self._total = 0
-
-    def own(self, worker: WorkerId) -> int | None:
-        """The batch the worker came with, once it has been seen."""
-        return self._own.get(worker)
 
     def see(self, update: Update) -> None:
         """Note an arrived update's batch."""
@@ -189,4 +185,4 @@ class Weigher:
         return tuple(self._scale(update) for update in updates)
 
     def _scale(self, update: Update) -> float:
-        return update.batch_size / self._own.get(update.worker, update.batch_size)
+        return update.batch_size / self._own.get(update.worker, update.batch_size) if self.tuned else 1.0

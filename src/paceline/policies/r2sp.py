@@ -11,7 +11,7 @@ at least `relax`·T/N apart, a little less than T/N so that the ring can make up
  - The start. T is unknown, so a pilot, the first to join, runs alone once. Then the others start one gap after
    the other, in the order in which they joined, which is the order of the ring.
  - A worker that leaves closes the ring. If it was its turn, the turn passes on at once. What had fully arrived from
-   it is applied in its turn.
+   it goes with the next turn: a turn of its own would be one version more than there are members.
  - A worker overdue by more than `patience`·T loses its turn, but not its place: its late update is discarded, it is
    granted the newest model when the next gap allows, and it takes its turn when the ring comes round to it.
  - `groups=M`: M groups take turns instead of N workers, a barrier inside each, so staleness is M−1. `groups=auto`
@@ -45,12 +45,12 @@ from paceline.policies.tuning import BatchTuner
 
 
 class Push:
-    """Streamed: a push under way."""
+    """Streamed: a push under way, or the place in their order where a starter is granted."""
 
-    __slots__ = ("over", "since", "update", "worker")
+    __slots__ = ("over", "since", "starts", "update", "worker")
 
-    def __init__(self, worker: WorkerId, since: float) -> None:
-        self.worker, self.since = worker, since
+    def __init__(self, worker: WorkerId, since: float, starts: bool = False) -> None:
+        self.worker, self.since, self.starts = worker, since, starts
         self.update: Update | None = None  # set when all of it is in
         self.over = False  # its worker has left in the midst of it
 
@@ -79,10 +79,10 @@ class R2SP(Policy):
         self.seat_of: dict[WorkerId, Seat] = {}
         self.starters: dict[WorkerId, None] = {}  # members who wait for a first Grant, or for one after a lost turn
         self.lost: set[WorkerId] = set()  # members still busy with an iteration whose turn has passed
-        self.departed: dict[WorkerId, Seat] = {}  # who left while their update waits for its turn, and where
-        self.granted_at: dict[WorkerId, float] = {}
+        self.orphans: list[Update] = []  # updates of departed workers, for the next turn
+        self.began: dict[WorkerId, float] = {}  # when an iteration began, put off by any wait for a Turn
         self.pace = Pace()
-        self.weigher = Weigher(weights)
+        self.weigher = Weigher(weights, tuned=tune_batches)
         self.tuner = BatchTuner(max_growth) if tune_batches else None
 
         self.last = -math.inf  # when the last turn was taken, or the last starter granted
@@ -92,7 +92,6 @@ class R2SP(Policy):
 
         self.pushes: deque[Push] = deque()  # streamed: who was given the Turn, in order
         self.push_of: dict[WorkerId, Push] = {}
-        self.push_seconds: dict[WorkerId, float] = {}
 
     @property
     def gap(self) -> float:
@@ -102,9 +101,7 @@ class R2SP(Policy):
     # What happens
 
     def joined(self, worker: WorkerId, now: float) -> Decisions:
-        seat = self.departed.get(worker)
-        if seat is None:
-            seat = self.ring.add() if len(self.ring) < self.most_seats else self.ring.smallest()
+        seat = self.ring.add() if len(self.ring) < self.most_seats else self.ring.smallest()
         self.ring.sit(worker, seat)
         self.seat_of[worker] = seat
         self.starters[worker] = None
@@ -117,38 +114,35 @@ class R2SP(Policy):
             return [Turn(worker)]
         if worker not in self.seat_of:
             return []
-        self._observe(worker, now - self.granted_at[worker] + self.push_seconds.pop(worker, 0.0))
         if worker in self.lost:  # what it computed is too old to be pushed
+            self._observe(worker, now - self.began[worker])
             self.lost.discard(worker)
             self.starters[worker] = None
             return [Cancel(worker), *self._go(now)]
         seat = self.seat_of[worker]
         del seat.running[worker]
-        seat.present[worker] = None
+        seat.present[worker] = now
         return self._go(now)
 
     def arrived(self, update: Update, now: float) -> Decisions:
         worker = update.worker
         if worker not in self.seat_of:
             return [Discard(update)]
+        busy = now - self.began[worker]
+        self._observe(worker, busy)
         self.weigher.see(update)
-        push = self.push_of.get(worker)
-        if push is not None:
-            push.update = update
-            self.push_seconds[worker] = now - push.since
-            return self._go(now)
-        busy = now - self.granted_at[worker]
-        if not self.streamed:
-            self._observe(worker, busy)
         if self.tuner:
             self.tuner.observe(update, busy)
         if worker in self.lost:
             self.lost.discard(worker)
             self.starters[worker] = None
             return [Discard(update), *self._go(now)]
+        if self.streamed:
+            self.push_of[worker].update = update
+            return self._go(now)
         seat = self.seat_of[worker]
         del seat.running[worker]
-        seat.present[worker] = None
+        seat.present[worker] = now
         seat.pending.append(update)
         return self._go(now)
 
@@ -157,9 +151,7 @@ class R2SP(Policy):
         if seat is None:
             return []
         self.ring.rise(worker, seat)
-        if not self.streamed and worker in seat.present:
-            self.departed[worker] = seat
-        for place in (seat.running, seat.present, self.starters, self.granted_at, self.push_seconds):
+        for place in (seat.running, seat.present, self.starters, self.began):
             place.pop(worker, None)
         push = self.push_of.pop(worker, None)
         if push is not None:
@@ -171,7 +163,8 @@ class R2SP(Policy):
             self.tuner.forget(worker)
         if self.search:
             self.search.restart()
-        self._close_ring(seat, now)
+        if not seat.members:
+            self._close_ring(seat, now)
         return self._go(now)
 
     def woke(self, now: float) -> Decisions:
@@ -209,6 +202,8 @@ class R2SP(Policy):
                     seat.running.clear()
                     continue
             break
+        if self.orphans and not self.seat_of:  # no turn will come
+            decisions.append(self._apply([]))
         if wake < self.wake:
             self.wake = wake
             decisions.append(WakeAt(wake))
@@ -226,8 +221,9 @@ class R2SP(Policy):
     def _take_turn(self, seat: Seat, decisions: Decisions, now: float) -> None:
         self.last = now
         if self.streamed:
-            for worker in seat.present:
+            for worker, since in seat.present.items():
                 decisions.append(Turn(worker))
+                self.began[worker] += now - since
                 self.push_of[worker] = push = Push(worker, now)
                 self.pushes.append(push)
                 seat.running[worker] = None
@@ -238,11 +234,8 @@ class R2SP(Policy):
             going, updates = seat.present, seat.pending
             seat.present, seat.pending = {}, []
             decisions.append(self._apply(updates))
-            for update in updates:
-                self.departed.pop(update.worker, None)
             decisions.extend(self._grant(worker, seat, now) for worker in going)
-        if not self._close_ring(seat, now):
-            self._pass_on(now)
+        self._pass_on(now)
 
     def _pass_on(self, now: float) -> None:
         self.ring.pass_on()
@@ -250,14 +243,14 @@ class R2SP(Policy):
         self.turns += 1
         if self.turns >= len(self.ring):
             self.turns = 0
-            if self.search and not self.starters and not self.departed:
+            if self.search and not self.starters:
                 self.search.revolution(len(self.seat_of), now)
                 if self.search.groups != self.most_seats:
                     self._seat_anew(self.search.groups)
 
     def _deadline(self, since: float) -> float | None:
-        """When one who was granted at `since` is overdue; None while T is unknown."""
-        if (T := self.pace.slowest) is None:
+        """When one who was granted at `since` is overdue; None while T is unknown, or nothing takes any time."""
+        if not (T := self.pace.slowest):
             return None
         return max(self.turn_since, since + T) + self.patience * T
 
@@ -265,19 +258,20 @@ class R2SP(Policy):
         """Streamed: apply what has arrived, in the order of the Turns. Returns when the first is overdue."""
         while self.pushes:
             push = self.pushes[0]
-            worker = push.worker
-            if push.update is not None:
-                decisions.append(self._apply([push.update]))
-                if not push.over:
-                    decisions.append(self._grant(worker, self.seat_of[worker], now))
-            elif not push.over:
-                deadline = push.since + (1 + self.patience) * (self.pace.slowest or 0.0)
+            worker, update = push.worker, push.update
+            if push.over:
+                self.orphans += [update] if update else []
+            elif update or push.starts:
+                del self.push_of[worker]
+                decisions += [self._apply([update])] if update else []
+                decisions.append(self._grant(worker, self.seat_of[worker], now))
+            else:
+                T = self.pace.slowest
+                deadline = push.since + (1 + self.patience) * T if T else math.inf
                 if now < deadline:
                     return deadline
-                del self.seat_of[worker].running[worker]
+                del self.push_of[worker], self.seat_of[worker].running[worker]
                 self.lost.add(worker)
-            if not push.over:
-                del self.push_of[worker]
             self.pushes.popleft()
         return math.inf
 
@@ -285,52 +279,60 @@ class R2SP(Policy):
 
     def _may_start(self) -> bool:
         """One by one once T is known; before that only a pilot, alone."""
-        return self.pace.slowest is not None or not self.granted_at
+        return self.pace.slowest is not None or not self.began
 
     def _start(self, decisions: Decisions, now: float) -> None:
         worker = next(iter(self.starters))
         del self.starters[worker]
         self.last = now
-        decisions.append(self._grant(worker, self.seat_of[worker], now))
+        seat = self.seat_of[worker]
+        if self.streamed:  # after the pushes under way: whose they are have another turn before its first
+            seat.running[worker] = None
+            self.push_of[worker] = push = Push(worker, now, starts=True)
+            self.pushes.append(push)
+        else:
+            decisions.append(self._grant(worker, seat, now))
 
     def _grant(self, worker: WorkerId, seat: Seat, now: float) -> Grant:
         seat.running[worker] = None
-        seat.since = self.granted_at[worker] = now
+        seat.since = self.began[worker] = now
         batch = self.tuner.batch(worker) if self.tuner else None
         return Grant(worker, batch, len(self.ring) - 1)
 
     def _apply(self, updates: list[Update]) -> Apply:
+        updates, self.orphans = self.orphans + updates, []
         return Apply(tuple(updates), self.weigher.in_round(updates, len(self.seat_of)))
 
     def _observe(self, worker: WorkerId, seconds: float) -> None:
         """One who hung for long must not slow the ring for long, but one who has become slow must be allowed to be."""
         T = self.pace.slowest
-        self.pace.observe(worker, seconds if T is None else min(seconds, (1 + self.patience) * T))
+        self.pace.observe(worker, min(seconds, (1 + self.patience) * T) if T else seconds)
 
     # Seats
 
-    def _close_ring(self, seat: Seat, now: float) -> bool:
-        """Take the seat away if nobody sits there and nothing waits there."""
-        if seat.members or seat.pending:
-            return False
+    def _close_ring(self, seat: Seat, now: float) -> None:
+        """Take away a seat where nobody sits any more."""
+        self.orphans += seat.pending
         if seat is self.ring.head:
             self.turn_since = now
         self.ring.remove(seat)
-        return True
 
     def _seat_anew(self, groups: int) -> None:
         """Seat everyone in `groups` neighbouring blocks, in the order of the ring from the one whose turn it is."""
         self.most_seats = groups
-        members = [(worker, seat) for seat in self.ring for worker in seat.members]
+        old = list(self.ring)
+        members = [(worker, seat) for seat in old for worker in seat.members]
         self.ring = Ring()
         seats = [self.ring.add() for _ in range(min(groups, len(members)))]
         for i, (worker, was) in enumerate(members):
-            seat = seats[i * len(seats) // len(members)]
+            seat = self.seat_of[worker] = seats[i * len(seats) // len(members)]
             self.ring.sit(worker, seat)
-            self.seat_of[worker] = seat
             if worker in was.running:
                 seat.running[worker] = None
                 seat.since = max(seat.since, was.since)
             if worker in was.present:
-                seat.present[worker] = None
-            seat.pending += [update for update in was.pending if update.worker == worker]
+                seat.present[worker] = was.present[worker]
+        for was in old:
+            for update in was.pending:
+                stays = update.worker in was.members
+                (self.seat_of[update.worker].pending if stays else self.orphans).append(update)

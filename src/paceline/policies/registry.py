@@ -1,4 +1,4 @@
-"""Names that make policies: `r2sp`, `dssp:low=3,high=15`, `groups:count=8,inner=(bsp:fraction=0.75)`, `my.module:Class`."""
+"""Names that make policies: `r2sp`, `dssp:low=3,high=15`, `groups:inner=(bsp:fraction=0.75)`, `my.module:Class`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Seat:
         self.number = number
         self.members: dict[WorkerId, None] = {}
         self.running: dict[WorkerId, None] = {}  # members whom the turn waits for
-        self.present: dict[WorkerId, None] = {}  # members who wait for the turn
+        self.present: dict[WorkerId, float] = {}  # members who wait for the turn, and since when
         self.pending: list[Update] = []  # updates that wait for the turn, also of members who have left since
         self.since = 0.0  # when the last of `running` was granted
 

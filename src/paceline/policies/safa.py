@@ -38,6 +38,7 @@ from paceline.policies.options import Range
 
 class SAFA(Policy):
     summary = "federated rounds of the first fraction of clients, the others cached; lag tolerated up to `lag` rounds"
+    keeps = True
 
     def __init__(
         self,
@@ -75,7 +76,8 @@ class SAFA(Policy):
     def left(self, worker: WorkerId, now: float) -> Decisions:
         if self.iteration.pop(worker, None) is None:
             return []
-        self.running.pop(worker, None)
+        for place in (self.running, self.cache):
+            place.pop(worker, None)
         return self._close(now)
 
     def woke(self, now: float) -> Decisions:
@@ -96,15 +98,16 @@ class SAFA(Policy):
         self.round += 1
         deprecated = [worker for worker, since in self.running.items() if self.round - since > self.lag]
 
-        decisions: Decisions = [Keep(update, update.worker) for update in picked]  # step 1
-        self.cache.update((update.worker, update) for update in picked)
-        for worker in deprecated:
+        for worker in deprecated:  # step 1
             self.cache.pop(worker, None)
+        decisions: Decisions = [Keep(update, update.worker) for update in picked]
+        self.cache.update((update.worker, update) for update in picked)
         decisions.append(self._aggregate())  # step 2
         decisions += [Keep(update, update.worker) for update in undrafted]  # step 3
         self.cache.update((update.worker, update) for update in undrafted)
-        for worker in self.cache.keys() - self.iteration.keys():
-            del self.cache[worker], self.size[worker]
+        for worker in self.size.keys() - self.iteration.keys():
+            self.cache.pop(worker, None)
+            del self.size[worker]
 
         decisions += [Cancel(worker) for worker in deprecated]
         idle = [update.worker for update in picked + undrafted]

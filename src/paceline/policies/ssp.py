@@ -1,4 +1,4 @@
-"""Stale Synchronous Parallel (Ho et al., NIPS 2013): nobody runs more than `staleness` iterations ahead of the slowest."""
+"""Stale Synchronous Parallel (Ho et al., NIPS 2013): nobody runs more than `staleness` ahead of the slowest."""
 
 from __future__ import annotations
 

@@ -24,10 +24,13 @@ class Clock:
         self._sequence += 1
         heapq.heappush(self._heap, (time, self._sequence, do, argument))
 
-    def run(self) -> None:
-        """Go on until `running` is cleared or there is nothing left to do."""
+    def run(self, most: int) -> bool:
+        """Do up to `most` things. False when there is nothing left to do, or `running` was cleared."""
         heap, pop = self._heap, heapq.heappop
-        while heap and self.running:
+        left = most
+        while heap and self.running and left:
             self.now, _, do, argument = pop(heap)
-            self.pops += 1
+            left -= 1
             do(argument)
+        self.pops += most - left
+        return bool(heap) and self.running

@@ -21,7 +21,7 @@ from paceline.observe.summary import Report, Summary
 from paceline.policies import Apply, Cancel, Decision, Grant, Policy, Turn, Update, WakeAt
 from paceline.simulate.clock import Clock
 from paceline.simulate.gate import Gate
-from paceline.simulate.network import Direction, Flow, Mesh, Network, Star
+from paceline.simulate.network import DIRECTIONS, Direction, Flow, Mesh, Network, Port, Star
 from paceline.simulate.pipeline import Pipeline
 from paceline.simulate.spec import ClusterSpec, WorkerSpec
 
@@ -61,6 +61,7 @@ class Machine:
         "member",
         "number",
         "paused_until",
+        "ports",
         "pull_at",
         "pushed_at",
         "random",
@@ -70,8 +71,9 @@ class Machine:
         "version",
     )
 
-    def __init__(self, number: int, spec: WorkerSpec, seed: int) -> None:
+    def __init__(self, number: int, spec: WorkerSpec, network: Network, seed: int) -> None:
         self.number = number
+        self.ports: dict[Direction, Port] = {way: network.port(number, way) for way in DIRECTIONS}
         self.spec = spec
         self.random = random.Random(f"{seed}:{number}")
         self.incarnation = 0
@@ -128,9 +130,8 @@ class Cluster:
         self.clock = Clock()
         self.streamed = streamed and policy.streamable
         policy.streamed = self.streamed
-        self.machines = [Machine(number, worker, seed) for number, worker in enumerate(spec.workers)]
-        self._goal = iterations * len(self.machines)
-        self.summary = Summary(warm_up=iterations // 4 * len(self.machines))
+        self._goal = iterations * len(spec.workers)
+        self.summary = Summary(warm_up=iterations // 4 * len(spec.workers))
         self._observer: Observer = self.summary if observer is None else Tee(self.summary, observer)
         self.ledger = Ledger(policy, self._observer)
         self._trip = 4 * spec.latency  # push, Grant, request and pull: each waits for one way
@@ -138,13 +139,15 @@ class Cluster:
         self._applying: deque[tuple[float, int]] = deque()  # when which version will be there to be pulled
         self._applied = 0
         self._wake = NEVER
-        use = self._link_use if observer is not None else None
+        self._watched = observer is not None  # by somebody who wants to know of transfers and links too
+        use = self._link_use if self._watched else None
         links = [worker.link for worker in spec.workers]
         self.network: Network = (
             Mesh(self.clock, links, use)
             if spec.colocate
             else Star(self.clock, links, spec.servers * spec.server_link, use)
         )
+        self.machines = [Machine(number, worker, self.network, seed) for number, worker in enumerate(spec.workers)]
         self._gates: dict[Direction, Gate[Machine]] = {}
         if policy.takes_turns and not spec.colocate:  # in a mesh there is no server's link to hand on
             holds = self.network.occupies(spec.model_bytes)
@@ -161,21 +164,23 @@ class Cluster:
             Cancel: self._cancel,
         }
 
-    def run(self) -> Result:
-        """Run until every worker has done its iterations, on average."""
+    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+        """Run until every worker has done its iterations, on average. `progress` hears how far it is, from 0 to 1."""
         began = time.perf_counter()
         for fault in self.spec.faults:
             self.clock.at(fault.time, self._fault, fault)
         for machine in self.machines:
             self._join(machine)
-        self.clock.run()
+        while self.clock.run(most=50_000):
+            if progress:
+                progress(self.summary.arrivals / self._goal)
         if self.summary.arrivals < self._goal:
             raise SimulationError(
-                f"After {self.clock.now:g} s nobody can go on: {self.summary.arrivals} of {self._goal} iterations are done."
+                f"After {self.clock.now:g} s nobody can go on, with {self.summary.arrivals} of {self._goal} iterations "
+                "done; the faults have left too few workers."
             )
-        return Result(
-            self.summary.report(), self.streamed, self.clock.pops, time.perf_counter() - began, self.clock.now
-        )
+        wall_seconds = time.perf_counter() - began
+        return Result(self.summary.report(), self.streamed, self.clock.pops, wall_seconds, self.clock.now)
 
     # One iteration
 
@@ -225,6 +230,8 @@ class Cluster:
         while self._applying and self._applying[0][0] <= now:
             self._applied = self._applying.popleft()[1]
         machine.granted_version = self._applied
+        if self._watched:
+            self._observer.pulling(now, machine.number)
         self.transfer(machine, "out", self.spec.model_bytes, self._pulled)
 
     def _pulled(self, machine: Machine) -> None:
@@ -255,6 +262,8 @@ class Cluster:
             self._begin_push(machine)
 
     def _begin_push(self, machine: Machine) -> None:
+        if self._watched:
+            self._observer.pushing(self.clock.now, machine.number)
         if self._pipeline:
             self._pipeline.push(machine)
             return
@@ -317,9 +326,8 @@ class Cluster:
         if self.clock.now < machine.cut_until:
             machine.halted.append((direction, size, done))
         else:
-            machine.flows[direction] = self.network.start(
-                machine.number, direction, size, self._landed, (machine, direction, done)
-            )
+            port = machine.ports[direction]
+            machine.flows[direction] = port.start(size, self._landed, (machine, direction, done))
 
     def _landed(self, what: tuple[Machine, Direction, Callable[[Machine], None]]) -> None:
         machine, direction, done = what

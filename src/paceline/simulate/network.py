@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from paceline.simulate.clock import Clock
 
@@ -32,14 +32,21 @@ class Flow:
         self.flowing = True
 
 
+class Port(Protocol):
+    """One direction of one worker's link."""
+
+    def start(self, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
+        """Begin a transfer; at its end `done(argument)` is called."""
+
+
 class Network(Protocol):
     """What the simulated cluster asks of a network."""
 
     def occupies(self, size: float) -> float:
         """Seconds for which a transfer of this size would fill the servers' links, in its direction."""
 
-    def start(self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
-        """Begin a transfer; at its end `done(argument)` is called."""
+    def port(self, worker: int, direction: Direction) -> Port:
+        """Where a worker's transfers in this direction begin."""
 
     def stop(self, flow: Flow) -> float:
         """Take a flow away before its end; the bytes it still had to carry."""
@@ -58,9 +65,8 @@ class Star:
     def occupies(self, size: float) -> float:
         return size / self._capacity
 
-    def start(self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
-        lane = self._lanes[direction][worker]
-        return lane.side.start(lane, size, done, argument)
+    def port(self, worker: int, direction: Direction) -> Port:
+        return self._lanes[direction][worker]
 
     def stop(self, flow: Flow) -> float:
         lane: _Lane = flow.lane
@@ -71,7 +77,7 @@ class _Lane:
     """Flows in one direction from workers with equal links. They all have the same rate, so one number, the bytes
     carried by each of them so far, tells how far they have all come."""
 
-    __slots__ = ("cap", "carried", "count", "flows", "planned", "rate", "side", "since")
+    __slots__ = ("cap", "carried", "count", "flows", "planned", "rate", "side", "since", "started")
 
     def __init__(self, side: _Side, cap: float) -> None:
         self.side = side
@@ -81,7 +87,24 @@ class _Lane:
         self.since = 0.0  # when `carried` was right
         self.flows: list[tuple[float, int, Flow]] = []  # heap by the end
         self.count = 0
+        self.started = 0  # flows, ever
         self.planned = 0.0  # when the next end is looked for; 0: it is not
+
+    def start(self, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
+        now = self.side.clock.now
+        if self.count:
+            self.carried += self.rate * (now - self.since)
+        else:
+            self.carried = 0.0
+            self.flows.clear()
+        self.since = now
+        self.started += 1
+        self.count += 1
+        finish = self.carried + size
+        flow = Flow(self, done, argument, finish)
+        heapq.heappush(self.flows, (finish, self.started, flow))
+        self.side.share(self)
+        return flow
 
     def advance(self, now: float) -> None:
         self.carried += self.rate * (now - self.since)
@@ -103,23 +126,6 @@ class _Side:
         self.use = use
         self.lanes = {cap: _Lane(self, cap) for cap in caps}  # from the slowest link up
         self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
-        self._flows = 0
-
-    def start(self, lane: _Lane, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
-        now = self.clock.now
-        if lane.count:
-            lane.carried += lane.rate * (now - lane.since)
-        else:
-            lane.carried = 0.0
-            lane.flows.clear()
-        lane.since = now
-        finish = lane.carried + size
-        flow = Flow(lane, done, argument, finish)
-        self._flows += 1
-        heapq.heappush(lane.flows, (finish, self._flows, flow))
-        lane.count += 1
-        self._share(lane)
-        return flow
 
     def stop(self, flow: Flow) -> float:
         if not flow.flowing:
@@ -128,10 +134,10 @@ class _Side:
         lane.advance(self.clock.now)
         flow.flowing = False
         lane.count -= 1
-        self._share(lane)
+        self.share(lane)
         return max(0.0, flow.finish - lane.carried)
 
-    def _share(self, changed: _Lane) -> None:
+    def share(self, changed: _Lane) -> None:
         """Max-min fair rates: lanes with slow links get all they can use, the others share the rest equally."""
         if changed is self._only:
             if changed.count:
@@ -192,7 +198,7 @@ class _Side:
             return
         flow.flowing = False
         lane.count -= 1
-        self._share(lane)
+        self.share(lane)
         flow.done(flow.argument)
 
     def _end_together(self, lane: _Lane, first: Flow, second: Flow, reached: float) -> None:
@@ -206,7 +212,7 @@ class _Side:
         for flow in ended:
             flow.flowing = False
         lane.count -= len(ended)
-        self._share(lane)
+        self.share(lane)
         for flow in ended:
             flow.done(flow.argument)
 
@@ -232,6 +238,9 @@ class Mesh:
 
     def occupies(self, size: float) -> float:
         return size * self._travels / (sum(self._links) / 2)  # half of every link is for the others' transfers
+
+    def port(self, worker: int, direction: Direction) -> Port:
+        return _MeshPort(self, worker, direction)
 
     def start(self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
         self._advance()
@@ -308,3 +317,12 @@ class Mesh:
         self._share()
         for flow in ended:
             flow.done(flow.argument)
+
+
+class _MeshPort(NamedTuple):
+    mesh: Mesh
+    worker: int
+    direction: Direction
+
+    def start(self, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
+        return self.mesh.start(self.worker, self.direction, size, done, argument)

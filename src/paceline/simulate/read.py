@@ -24,6 +24,12 @@ def builtin_names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
+def describe(name: str) -> str:
+    """What a built-in cluster is, in a line."""
+    text = (resources.files("paceline.simulate") / "clusters" / f"{name}.toml").read_text()
+    return text.splitlines()[0].lstrip("# ")
+
+
 def load_cluster(name: str) -> ClusterSpec:
     """A built-in cluster by name, or one described in a TOML file."""
     if name in builtin_names():
@@ -33,9 +39,8 @@ def load_cluster(name: str) -> ClusterSpec:
     if not path.is_file():
         close = difflib.get_close_matches(name, builtin_names(), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ClusterError(
-            f"There is no cluster {name!r}, neither built in nor as a file.{hint} Built in: {', '.join(builtin_names())}."
-        )
+        known = ", ".join(builtin_names())
+        raise ClusterError(f"There is no cluster {name!r}, neither built in nor as a file.{hint} Built in: {known}.")
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,0 +1,141 @@
+"""What the simulator and one policy decision cost. Everything is a ratio within this one run.
+
+    make bench            or            python benchmarks/simulator.py
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from paceline.policies import Grant, Policy, Update, WakeAt, make
+from paceline.simulate import Cluster, ClusterSpec, load_cluster
+
+SCHEMES = ("bsp", "asp", "ssp", "dssp", "r2sp", "r2sp:groups=4")
+
+
+def bare_heapq(events: int = 300_000, size: int = 16) -> float:
+    """Events per second of a loop that pops the earliest event, calls it, and pushes it back a random time later."""
+    draw = random.Random(0).random
+    heap: list[tuple[float, int, Callable[[None], None], None]] = []
+
+    def nothing(_: None) -> None: ...
+
+    for sequence in range(size):
+        heapq.heappush(heap, (draw(), sequence, nothing, None))
+    began = time.perf_counter()
+    for sequence in range(size, size + events):
+        now, _, do, argument = heapq.heappop(heap)
+        do(argument)
+        heapq.heappush(heap, (now + draw(), sequence, nothing, None))
+    return events / (time.perf_counter() - began)
+
+
+def simulated(spec: ClusterSpec, policy: str, iterations: int) -> float:
+    """Heap pops per second of a simulated run, network and reporting included."""
+    result = Cluster(spec, make(policy), iterations).run()
+    return result.events / result.wall_seconds
+
+
+def with_workers(spec: ClusterSpec, count: int) -> ClusterSpec:
+    """The same cluster with as many servers for each worker."""
+    servers = spec.servers * count // len(spec.workers)
+    return replace(spec, workers=spec.workers[:1] * count, servers=servers)
+
+
+def decision_microseconds(policy: Policy, workers: int, arrivals: int) -> float:
+    """Time in the policy for one update, with iteration times that vary by 5%, once everyone has started."""
+    draw = random.Random(0).gauss
+    heap: list[tuple[float, int, int]] = []  # (time, sequence, worker); -1 wakes the policy
+    iteration = [0] * workers
+    sequence = done = 0
+    spent = 0.0
+    clock = time.perf_counter
+
+    def carry_out(decisions: list[object], now: float) -> None:
+        nonlocal sequence
+        for decision in decisions:
+            sequence += 1
+            if isinstance(decision, Grant):
+                iteration[decision.worker] += 1
+                heapq.heappush(heap, (now + max(0.1, draw(1.0, 0.05)), sequence, decision.worker))
+            elif isinstance(decision, WakeAt):
+                heapq.heappush(heap, (decision.time, sequence, -1))
+
+    for worker in range(workers):
+        carry_out(list(policy.joined(worker, 0.0)), 0.0)
+    warm = 2 * workers
+    while done < warm + arrivals:
+        now, _, worker = heapq.heappop(heap)
+        if worker < 0:
+            began = clock()
+            decisions = policy.woke(now)
+            ended = clock()
+        else:
+            update = Update(worker, iteration[worker], 0, 32, 1.0)
+            began = clock()
+            decisions = policy.arrived(update, now)
+            ended = clock()
+            done += 1
+        if done > warm:
+            spent += ended - began
+        carry_out(list(decisions), now)
+    return spent / arrivals * 1e6
+
+
+def verdict(value: float, target: float, unit: str = "×") -> str:
+    return f"(target ≤ {target:g}{unit}: {'reached' if value <= target else 'MISSED'})"
+
+
+def main() -> None:
+    spec = load_cluster("r2sp-a-vgg16").with_jitter(0.05)
+    print("Events: r2sp-a-vgg16, 5% jitter, network on. Median of five, each beside its own bare heapq loop.")
+    for policy in SCHEMES:
+        ratios, rates = [], []
+        for _ in range(5):
+            bare, rate = bare_heapq(), simulated(spec, policy, 600)
+            ratios.append(bare / rate)
+            rates.append(rate)
+        ratio = statistics.median(ratios)
+        print(f"  {policy:14s} {statistics.median(rates):10,.0f} events/s   {ratio:5.1f}× a bare loop {verdict(ratio, 12)}")
+
+    print("\nOne decision: microseconds in the policy for each update.")
+    for policy in SCHEMES + ("dssp:bounded=false", "ksync:k=8", "kbatch:k=8", "safa", "groups:count=8"):
+        small, large = [], []
+        for _ in range(3):
+            small.append(decision_microseconds(make(policy), 16, 20_000))
+            large.append(decision_microseconds(make(policy), 10_000, 20_000))
+        growth = min(large) / min(small)
+        print(
+            f"  {policy:18s} {min(small):6.2f} µs at 16 workers, {min(large):6.2f} µs at 10,000: "
+            f"{growth:4.2f}× {verdict(growth, 2)}"
+        )
+
+    print("\nScale: 5% jitter, as many servers for each worker as in cluster A.")
+    small_rate = simulated(spec, "asp", 2000)
+    result = Cluster(with_workers(spec, 10_000), make("asp"), 20).run()
+    large_rate = result.events / result.wall_seconds
+    print(
+        f"  asp, 10,000 workers, 20 rounds: {result.wall_seconds:6.1f} s, {large_rate:,.0f} events/s, "
+        f"{large_rate / small_rate:.2f} of the {small_rate:,.0f} at 16 workers "
+        f"(target ≥ 0.33: {'reached' if large_rate >= small_rate / 3 else 'MISSED'}), "
+        f"peak memory {_peak_memory():,.0f} MB"
+    )
+    result = Cluster(with_workers(spec, 1_000), make("r2sp"), 20).run()
+    print(
+        f"  r2sp, 1,000 workers, 20 rounds: {result.wall_seconds:6.1f} s, "
+        f"{result.events / result.wall_seconds:,.0f} events/s, peak memory {_peak_memory():,.0f} MB"
+    )
+
+
+def _peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()

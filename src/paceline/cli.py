@@ -1,0 +1,292 @@
+"""The `paceline` command: thin, it reads what was asked, calls the library and shows what came out."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import IO, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+import paceline
+from paceline.observe.events import Event, as_line
+from paceline.observe.observer import Recorder, Tee
+from paceline.observe.plot import Panel, draw
+from paceline.observe.table import Row, comparison
+from paceline.policies import PolicyError, make, names, policy_class, policy_options, split_list
+from paceline.policies.options import shown
+from paceline.simulate import (
+    Cluster,
+    ClusterError,
+    ClusterSpec,
+    Result,
+    SimulationError,
+    builtin_names,
+    limit_seconds,
+    load_cluster,
+)
+from paceline.simulate.chaos import chaos
+from paceline.simulate.read import describe
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Synchronization policies for distributed training: simulate them on your cluster before you run them on it.",
+)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command. What a person can put right is said in one sentence, with exit code 2."""
+    try:
+        app()
+    except (PolicyError, ClusterError, SimulationError) as error:
+        _refuse(str(error))
+    except KeyboardInterrupt:
+        errors.print("Interrupted; nothing was written.")
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if show:
+        typer.echo(f"paceline {paceline.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def policies() -> None:
+    """List the synchronization policies and their options."""
+    console = Console(highlight=False)
+    for name in names():
+        console.print(Text.assemble((name, "bold"), "  ", policy_class(name).summary))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for option in policy_options(name).values():
+            table.add_row(
+                "   ", f"{option.name}={shown(option.default)}", Text(f"{option.help} ({option.expected})", style="dim")
+            )
+        console.print(table)
+    console.print("\nWrite options after a colon: ssp:staleness=5. Your own policy: module:Class.")
+
+
+@app.command()
+def clusters() -> None:
+    """List the clusters that come with paceline."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name in builtin_names():
+        table.add_row(Text(name, style="bold"), describe(name))
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def simulate(
+    cluster: Annotated[str, typer.Argument(help="A built-in cluster (see `paceline clusters`) or a TOML file.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", "-p", help="Policies with options, separated by commas; may be repeated."),
+    ] = None,
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations of each worker, on average.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    apply: Annotated[
+        str, typer.Option(help="whole, or streamed: slices are applied and returned as they come.")
+    ] = "whole",
+    colocate: Annotated[
+        bool, typer.Option("--colocate", help="A server beside each worker instead of separate ones.")
+    ] = False,
+    jitter: Annotated[
+        float | None, typer.Option(min=0.0, help="Log-normal jitter of every compute time; 0.05 is 5%.")
+    ] = None,
+    faults: Annotated[
+        int, typer.Option(min=0, help="So many random kills, pauses, cuts and rejoins, from the seed.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write every event to this file, a line of JSON each.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw who does what, and the servers' links, to this PNG file.")
+    ] = None,
+) -> None:
+    """Run policies on a simulated cluster and show them side by side."""
+    specs = split_list(policy or ["bsp,asp,ssp,dssp,r2sp"])
+    for spec in specs:
+        make(spec)  # a mistake in the last one is found before the first one runs
+    if apply not in ("whole", "streamed"):
+        _refuse(f"--apply must be whole or streamed, not {apply!r}.")
+    described = load_cluster(cluster)
+    if colocate:
+        described = described.colocated()
+    if jitter is not None:
+        described = described.with_jitter(jitter)
+    if faults:
+        described = chaos(described, faults, iterations, seed)
+    _check_target(trace, "--trace")
+    _check_target(plot, "--plot")
+    if plot:
+        if plot.suffix.lower() != ".png":
+            _refuse(f"--plot must name a .png file, not {plot.name!r}.")
+        if importlib.util.find_spec("matplotlib") is None:
+            _refuse("--plot needs matplotlib: pip install 'paceline[plot]'.")
+
+    written = trace.with_name(trace.name + ".part") if trace else None
+    rows: list[tuple[Row, Result]] = []
+    panels: list[Panel] = []
+    try:
+        with _progress(quiet=as_json) as progress, _open(written) as file:
+            for spec in specs:
+                task = progress.add_task(spec, total=1.0)
+                row, result = _run(
+                    described, spec, iterations, seed, apply, file, panels if plot else None, progress, task
+                )
+                rows.append((row, result))
+                progress.update(task, completed=1.0)
+        if plot:
+            draw(panels, plot)
+        if trace and written:
+            written.replace(trace)
+    finally:
+        if written:
+            written.unlink(missing_ok=True)
+    limit = limit_seconds(described, apply == "streamed")
+    if as_json:
+        typer.echo(json.dumps(_as_json(described, limit, rows), indent=2))
+        return
+    _show(described, limit, rows)
+    for path in (trace, plot):
+        if path:
+            errors.print(f"Written: {path}")
+
+
+def _run(
+    described: ClusterSpec,
+    policy: str,
+    iterations: int,
+    seed: int,
+    apply: str,
+    file: IO[str] | None,
+    panels: list[Panel] | None,
+    progress: Progress,
+    task: Any,
+) -> tuple[Row, Result]:
+    made = make(policy)
+    streamed = apply == "streamed" and made.streamable
+    if apply == "streamed" and not streamed:
+        errors.print(f"Note: {policy} cannot be streamed, so it is simulated whole.")
+    observers = []
+    if file:
+        observers.append(Recorder(lambda event: _write(file, event)))
+    if panels is not None:
+        panel = Panel(policy, len(described.workers))
+        panels.append(panel)
+        observers.append(Recorder(panel.events.append))
+    observer = None if not observers else observers[0] if len(observers) == 1 else Tee(*observers)
+    if observer:
+        observer.began(0.0, described.name, policy, "streamed" if streamed else "whole", seed)
+    simulated = Cluster(described, made, iterations, seed, streamed, observer)
+    result = simulated.run(lambda part: progress.update(task, completed=part))
+    if panels is not None:
+        panel.iteration_seconds = result.report.mean_iteration_seconds
+    limit = limit_seconds(described, streamed)
+    return Row(policy, "streamed" if streamed else "whole", limit, result.report), result
+
+
+def _show(described: ClusterSpec, limit: float, rows: list[tuple[Row, Result]]) -> None:
+    console = Console(highlight=False)
+    servers = "a server beside each" if described.colocate else f"{described.servers} servers"
+    size = f"{described.model_bytes / 1e6:,.0f} MB"
+    console.print()
+    console.print(
+        comparison(
+            [row for row, _ in rows],
+            f"{described.name}: {len(described.workers)} workers, {servers}, a model of {size}",
+        )
+    )
+    results = [result for _, result in rows]
+    console.print(
+        Text(
+            f"The floor of this cluster is {limit:.4g} s an iteration. "
+            f"Simulated {sum(result.events for result in results):,} events "
+            f"in {sum(result.wall_seconds for result in results):.1f} s, "
+            f"peak memory {_peak_memory():,.0f} MB; means leave out the first quarter.",
+            style="dim",
+        )
+    )
+
+
+def _as_json(described: ClusterSpec, limit: float, rows: list[tuple[Row, Result]]) -> dict[str, Any]:
+    return {
+        "cluster": described.name,
+        "limit_seconds": limit,
+        "peak_memory_mb": round(_peak_memory(), 1),
+        "policies": [
+            {"policy": row.policy, "apply": row.apply, "limit_seconds": row.limit_seconds}
+            | dataclasses.asdict(row.report)
+            | {
+                "events": result.events,
+                "wall_seconds": result.wall_seconds,
+                "simulated_seconds": result.simulated_seconds,
+            }
+            for row, result in rows
+        ],
+    }
+
+
+def _write(file: IO[str], event: Event) -> None:
+    file.write(as_line(event))
+    file.write("\n")
+
+
+class _open:
+    """A file to write, or None where there is none to be written."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = path.open("w") if path else None
+
+    def __enter__(self) -> IO[str] | None:
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        if self._file:
+            self._file.close()
+
+
+def _progress(quiet: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=quiet or not errors.is_terminal,
+    )
+
+
+def _check_target(path: Path | None, option: str) -> None:
+    if path is None:
+        return
+    if path.is_dir() or not path.parent.is_dir():
+        _refuse(f"{option}: {str(path)!r} cannot be written; name a file in a folder that exists.")
+    if not os.access(path.parent, os.W_OK):
+        _refuse(f"{option}: the folder {str(path.parent)!r} cannot be written to.")
+
+
+def _peak_memory() -> float:
+    """Of this process, in MB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def _refuse(message: str) -> NoReturn:
+    errors.print(Text(message))
+    sys.exit(2)
