@@ -206,12 +206,8 @@ def _show(described: ClusterSpec, limit: float, rows: list[tuple[Row, Result]]) 
     servers = "a server beside each" if described.colocate else f"{described.servers} servers"
     size = f"{described.model_bytes / 1e6:,.0f} MB"
     console.print()
-    console.print(
-        comparison(
-            [row for row, _ in rows],
-            f"{described.name}: {len(described.workers)} workers, {servers}, a model of {size}",
-        )
-    )
+    title = f"{described.name}: {len(described.workers)} workers, {servers}, a model of {size}"
+    console.print(comparison([row for row, _ in rows], title, console.width))
     results = [result for _, result in rows]
     console.print(
         Text(

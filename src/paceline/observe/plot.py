@@ -102,7 +102,7 @@ def _draw_workers(axis: Any, panel: Panel, seconds: float) -> None:
 
 def _draw_links(axis: Any, panel: Panel, seconds: float) -> None:
     start, _ = intervals(panel, seconds)
-    for direction, colour, label in (("in", "pushing", "in"), ("out", "pulling", "out")):
+    for direction, colour, width in (("in", "pushing", 4.0), ("out", "pulling", 1.4)):  # the one shows beside the other
         times, uses, now = [0.0], [0.0], 0.0
         for event in panel.events:
             if isinstance(event, Used) and event.direction == direction:
@@ -114,7 +114,7 @@ def _draw_links(axis: Any, panel: Panel, seconds: float) -> None:
                     uses.append(now)
         times.append(panel.events[-1].time - start if panel.events else 0.0)
         uses.append(now)
-        axis.step(times, uses, where="post", color=COLOURS[colour], label=label, linewidth=1.4)
+        axis.step(times, uses, where="post", color=COLOURS[colour], label=direction, linewidth=width)
     axis.set_ylim(-0.05, 1.1)
     axis.set_yticks([0, 1], ["0", "full"])
     axis.set_ylabel("servers'\nlinks")

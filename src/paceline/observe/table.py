@@ -22,53 +22,46 @@ class Row:
     report: Report
 
 
-def comparison(rows: Sequence[Row], title: str) -> Table:
-    """A table of runs. "× bsp" is how many times faster than the first; "× floor" how near to the cluster's limit."""
+def comparison(rows: Sequence[Row], title: str, width: int) -> Table:
+    """A table of runs. "× bsp" is how many times faster than the first; "× floor" how near to the cluster's limit.
+
+    waits: blocking time; network: push and pull; staleness: mean, and at most. Where there is little room, the first two
+    are left out.
+    """
+    narrow = width < 100
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    for heading, justify in (
-        ("policy", "left"),
-        ("iteration", "right"),
-        ("", "left"),
-        (f"× {_first_word(rows[0].policy)}", "right"),
-        ("× floor", "right"),
-        ("samples/s", "right"),
-        ("waits", "right"),
-        ("network", "right"),
-        ("staleness", "right"),
-    ):
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    longest = max(row.report.mean_iteration_seconds for row in rows)
-    first = rows[0].report.mean_iteration_seconds
+    headings = ["iteration", "", f"× {rows[0].policy.partition(':')[0]}", "× floor", "samples/s", "staleness"]
+    table.add_column("policy", no_wrap=True)
+    for heading in headings if narrow else [*headings, "waits", "network"]:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    slowest = max(row.report.mean_iteration_seconds for row in rows)
     quickest = min(row.report.mean_iteration_seconds for row in rows)
+    first = rows[0].report.mean_iteration_seconds
     for row in rows:
         report = row.report
         seconds = report.mean_iteration_seconds
-        best = seconds == quickest and len(rows) > 1
-        name = row.policy + (" (streamed)" if row.apply == "streamed" else "")
-        table.add_row(
-            Text(name, style="bold green" if best else ""),
+        colour = "green" if seconds <= 1.005 * quickest and len(rows) > 1 else "blue"
+        cells = [
+            Text(row.policy + (" (streamed)" if row.apply == "streamed" else "")),
             duration(seconds),
-            Text("█" * max(1, round(10 * seconds / longest)), style="green" if best else "blue"),
+            Text("█" * max(1, round(10 * seconds / slowest)), style=colour),
             f"{first / seconds:.2f}",
             f"{seconds / row.limit_seconds:.2f}",
             f"{report.samples_per_second:,.0f}",
+            f"{report.mean_staleness:.1f} ≤{report.max_staleness}",
             duration(report.blocking_seconds),
             duration(report.communication_seconds),
-            f"{report.mean_staleness:.1f} (≤{report.max_staleness})",
-        )
+        ]
+        table.add_row(*(cells[:-2] if narrow else cells))
     return table
 
 
 def duration(seconds: float) -> str:
     """Seconds with three digits that matter."""
-    if seconds == 0 or seconds >= 100:
+    if seconds < 1e-6 or seconds >= 100:
         return f"{seconds:.0f} s"
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds:.3g} s"
-
-
-def _first_word(policy: str) -> str:
-    return policy.partition(":")[0]

@@ -90,7 +90,7 @@ class Option:
         if isinstance(value, int | float):
             if not (float in self.kinds or (int in self.kinds and isinstance(value, int))):
                 return False
-            return not math.isnan(value) and self.range.allows(value)
+            return math.isfinite(value) and self.range.allows(value)
         if isinstance(value, str):
             return value in self.words or str in self.kinds
         return any(isinstance(value, kind) for kind in self.kinds)
@@ -103,6 +103,8 @@ def options_of(init: Callable[..., Any]) -> dict[str, Option]:
     hints = get_type_hints(function, include_extras=True)
     found = {}
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue  # a policy without an __init__ of its own has object's
         hint: Any = hints.get(parameter.name, str)
         notes: tuple[Any, ...] = ()
         if hasattr(hint, "__metadata__"):

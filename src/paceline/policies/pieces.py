@@ -1,4 +1,4 @@
-"""Small pieces that policies share: who has done how much, who waits, what an iteration takes, what an update weighs."""
+"""Small pieces that policies share: who has done how much, who waits, what an iteration takes, what an update counts."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Iterable
 
 from paceline.policies.contract import Policy
@@ -47,10 +48,10 @@ def policy_class(name: str) -> type[Policy]:
     module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise PolicyError(f"{path!r} does not lead to a policy: {error}.") from None
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise PolicyError(f"{path!r} is not a policy: it must be a subclass of paceline.policies.Policy.")
+    if not (isinstance(found, type) and issubclass(found, Policy)) or inspect.isabstract(found):
+        raise PolicyError(f"{path!r} is not a policy: it must be a full subclass of paceline.policies.Policy.")
     return found
 
 
@@ -75,13 +76,16 @@ def make(spec: str) -> Policy:
             values[key] = known[key].parse(text)
         except ValueError:
             raise PolicyError(f"{name}: {key} must be {known[key].expected}, not {text!r}.") from None
+    for key, option in known.items():
+        if option.default is inspect.Parameter.empty and key not in values:
+            raise PolicyError(f"{name}: {key} must be given; it is {option.expected}.")
     return cls(**values)
 
 
 def split_spec(spec: str) -> tuple[str, list[tuple[str, str]]]:
     """A spec's name and its options as written. `module:Class` is a name, so `a.b:C:x=1` has one option."""
     name, _, rest = spec.strip().partition(":")
-    if rest and "=" not in rest.partition(":")[0]:
+    if rest and "=" not in rest.partition(":")[0] and name not in _KNOWN:
         class_name, _, rest = rest.partition(":")
         name = f"{name}:{class_name}"
     if not name:

@@ -18,23 +18,32 @@ from paceline.policies.options import PolicyError
 
 def save(policy: Policy) -> dict[str, Any]:
     """The policy's state, ready for `json.dumps`."""
-    return {"policy": _path(type(policy)), "state": _encode(policy, {})}
+    return {"policy": _path(type(policy)), "state": _encode(policy, _homes(Policy), {})}
 
 
 def load(saved: dict[str, Any]) -> Policy:
     """The policy that was saved. It goes on exactly as the saved one would have."""
-    policy = _decode(saved["state"], _homes(Policy), {})
+    try:
+        policy = _decode(saved["state"], _homes(Policy), {})
+    except PolicyError:
+        raise
+    except (LookupError, TypeError, AttributeError, ImportError, ValueError) as error:
+        raise PolicyError(f"What was saved cannot be read: {error!r}.") from None
     if not isinstance(policy, Policy):
         raise PolicyError("What was saved is not a policy.")
     return policy
 
 
-def _homes(cls: type) -> set[str]:
+def _homes(cls: type[Any]) -> set[str]:
     """Modules that define a subclass of `cls`."""
     homes = {cls.__module__}
     for child in cls.__subclasses__():
         homes |= _homes(child)
     return homes
+
+
+def _at_home(module_name: str, homes: set[str]) -> bool:
+    return module_name in homes or module_name.startswith("paceline.policies.")
 
 
 def _path(cls: type) -> str:
@@ -47,26 +56,27 @@ def _attributes(thing: Any) -> dict[str, Any]:
     return found | getattr(thing, "__dict__", {})
 
 
-def _encode(value: Any, seen: dict[int, int]) -> Any:
+def _encode(value: Any, homes: set[str], seen: dict[int, int]) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": str(value)}
-    if isinstance(value, list):
-        return [_encode(item, seen) for item in value]
+        return float(value) if math.isfinite(value) else {"float": str(value)}
+    if type(value) is list:
+        return [_encode(item, homes, seen) for item in value]
     if type(value) is dict:
-        return {"dict": [[_encode(key, seen), _encode(item, seen)] for key, item in value.items()]}
-    if isinstance(value, deque):
-        return {"deque": [_encode(item, seen) for item in value], "maxlen": value.maxlen}
+        return {"dict": [[_encode(key, homes, seen), _encode(item, homes, seen)] for key, item in value.items()]}
+    if type(value) is deque:
+        return {"deque": [_encode(item, homes, seen) for item in value], "maxlen": value.maxlen}
     if type(value) in (tuple, set):
         items = sorted(value) if isinstance(value, set) else value
-        return {type(value).__name__: [_encode(item, seen) for item in items]}
+        return {type(value).__name__: [_encode(item, homes, seen) for item in items]}
     if id(value) in seen:
         return {"again": seen[id(value)]}
-    if isinstance(value, type) or callable(value) or not hasattr(type(value), "__module__"):
+    plain = not isinstance(value, type | list | dict | deque | tuple | set) and not callable(value)
+    if not (plain and _at_home(type(value).__module__, homes)):
         raise PolicyError(f"A policy's state must be plain data; {value!r} cannot be saved.")
     seen[id(value)] = number = len(seen)
-    state = {name: _encode(item, seen) for name, item in _attributes(value).items()}
+    state = {name: _encode(item, homes, seen) for name, item in _attributes(value).items()}
     return {"object": _path(type(value)), "number": number, "state": state}
 
 
@@ -88,14 +98,14 @@ def _decode(value: Any, homes: set[str], seen: dict[int, Any]) -> Any:
     if "again" in value:
         return seen[value["again"]]
     module_name, _, class_name = str(value["object"]).partition(":")
-    if module_name not in homes and not module_name.startswith("paceline.policies."):
+    if not _at_home(module_name, homes):
         raise PolicyError(f"A saved policy may not name {value['object']!r}.")
     cls: Any = importlib.import_module(module_name)
     for part in class_name.split("."):
         cls = getattr(cls, part)
-    if not isinstance(cls, type):
+    if not isinstance(cls, type) or _path(cls) != value["object"]:  # a class that the module only imports is foreign
         raise PolicyError(f"A saved policy may not name {value['object']!r}.")
-    thing = cls.__new__(cls)
+    thing: Any = object.__new__(cls)
     seen[value["number"]] = thing
     for name, item in value["state"].items():
         object.__setattr__(thing, name, _decode(item, homes, seen))

@@ -1,9 +1,10 @@
 """Transfers in turn: where a policy paces its workers, the servers' links are not shared but handed on.
 
 With K servers several transfers are in flight at once: each visits the servers one after the other, and the next
-follows one server behind. So a transfer holds the gate for as long as it would take at the servers' full rate, S/(K·B);
-then the next may begin, while the first still runs at the rate of its worker's own link. Each server sees the same order
-and one transfer at a time, and no server stands idle while somebody waits. Members of one group's turn go together.
+follows one server behind. So a transfer holds the gate for as long as it would take at the servers' full rate,
+S/(K·B); then the next may begin, while the first still runs at the rate of its worker's own link. Each server sees the
+same order and one transfer at a time, and no server stands idle while somebody waits. Members of one group's turn go
+together.
 """
 
 from __future__ import annotations
