@@ -1,6 +1,6 @@
 """What the simulator and one policy decision cost. Everything is a ratio within this one run.
 
-    make bench            or            python benchmarks/simulator.py
+make bench            or            python benchmarks/simulator.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from paceline.policies import Grant, Policy, Update, WakeAt, make
+from paceline.policies import Decision, Grant, Policy, Update, WakeAt, make
 from paceline.simulate import Cluster, ClusterSpec, load_cluster
 
 SCHEMES = ("bsp", "asp", "ssp", "dssp", "r2sp", "r2sp:groups=4")
@@ -48,44 +48,51 @@ def with_workers(spec: ClusterSpec, count: int) -> ClusterSpec:
     return replace(spec, workers=spec.workers[:1] * count, servers=servers)
 
 
-def decision_microseconds(policy: Policy, workers: int, arrivals: int) -> float:
-    """Time in the policy for one update, with iteration times that vary by 5%, once everyone has started."""
+def decision_microseconds(policy: Policy, workers: int, decisions: int) -> float:
+    """Time in the policy for one decision, with iteration times that vary by 5%, once everyone has started."""
     draw = random.Random(0).gauss
-    heap: list[tuple[float, int, int]] = []  # (time, sequence, worker); -1 wakes the policy
+    heap: list[tuple[float, int, int, int]] = []  # (time, sequence, worker, iteration); worker -1 wakes the policy
     iteration = [0] * workers
-    sequence = done = 0
+    sequence = arrivals = counted = 0
+    wake = -1.0
     spent = 0.0
     clock = time.perf_counter
 
-    def carry_out(decisions: list[object], now: float) -> None:
-        nonlocal sequence
-        for decision in decisions:
+    def carry_out(made: list[Decision], now: float) -> None:
+        nonlocal sequence, wake
+        for decision in made:
             sequence += 1
             if isinstance(decision, Grant):
-                iteration[decision.worker] += 1
-                heapq.heappush(heap, (now + max(0.1, draw(1.0, 0.05)), sequence, decision.worker))
+                worker = decision.worker
+                iteration[worker] += 1
+                heapq.heappush(heap, (now + max(0.1, draw(1.0, 0.05)), sequence, worker, iteration[worker]))
             elif isinstance(decision, WakeAt):
-                heapq.heappush(heap, (decision.time, sequence, -1))
+                wake = decision.time
+                heapq.heappush(heap, (wake, sequence, -1, 0))
 
     for worker in range(workers):
-        carry_out(list(policy.joined(worker, 0.0)), 0.0)
-    warm = 2 * workers
-    while done < warm + arrivals:
-        now, _, worker = heapq.heappop(heap)
+        carry_out(policy.joined(worker, 0.0), 0.0)
+    while counted < decisions:
+        now, _, worker, number = heapq.heappop(heap)
         if worker < 0:
+            if now != wake:
+                continue  # replaced by a later one
             began = clock()
-            decisions = policy.woke(now)
+            made = policy.woke(now)
             ended = clock()
+        elif number != iteration[worker]:
+            continue  # cancelled
         else:
-            update = Update(worker, iteration[worker], 0, 32, 1.0)
+            update = Update(worker, number, 0, 32, 1.0)
             began = clock()
-            decisions = policy.arrived(update, now)
+            made = policy.arrived(update, now)
             ended = clock()
-            done += 1
-        if done > warm:
+            arrivals += 1
+        if arrivals > 2 * workers:
             spent += ended - began
-        carry_out(list(decisions), now)
-    return spent / arrivals * 1e6
+            counted += len(made)
+        carry_out(made, now)
+    return spent / decisions * 1e6
 
 
 def verdict(value: float, target: float, unit: str = "×") -> str:
@@ -102,14 +109,16 @@ def main() -> None:
             ratios.append(bare / rate)
             rates.append(rate)
         ratio = statistics.median(ratios)
-        print(f"  {policy:14s} {statistics.median(rates):10,.0f} events/s   {ratio:5.1f}× a bare loop {verdict(ratio, 12)}")
+        print(
+            f"  {policy:14s} {statistics.median(rates):10,.0f} events/s   {ratio:5.1f}× a bare loop {verdict(ratio, 12)}"
+        )
 
-    print("\nOne decision: microseconds in the policy for each update.")
+    print("\nOne decision: microseconds in the policy.")
     for policy in SCHEMES + ("dssp:bounded=false", "ksync:k=8", "kbatch:k=8", "safa", "groups:count=8"):
         small, large = [], []
         for _ in range(3):
-            small.append(decision_microseconds(make(policy), 16, 20_000))
-            large.append(decision_microseconds(make(policy), 10_000, 20_000))
+            small.append(decision_microseconds(make(policy), 16, 60_000))
+            large.append(decision_microseconds(make(policy), 10_000, 60_000))
         growth = min(large) / min(small)
         print(
             f"  {policy:18s} {min(small):6.2f} µs at 16 workers, {min(large):6.2f} µs at 10,000: "

@@ -71,14 +71,12 @@ def version(show: Annotated[bool, typer.Option("--version", help="Show the versi
 def policies() -> None:
     """List the synchronization policies and their options."""
     console = Console(highlight=False)
+    table = Table.grid(padding=(0, 2, 0, 0))
     for name in names():
-        console.print(Text.assemble((name, "bold"), "  ", policy_class(name).summary))
-        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_row(Text(name, style="bold"), policy_class(name).summary)
         for option in policy_options(name).values():
-            table.add_row(
-                "   ", f"{option.name}={shown(option.default)}", Text(f"{option.help} ({option.expected})", style="dim")
-            )
-        console.print(table)
+            table.add_row("", Text(f"{option.name}={shown(option.default)}: {option.help}", style="dim"))
+    console.print(table)
     console.print("\nWrite options after a colon: ssp:staleness=5. Your own policy: module:Class.")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -25,11 +26,19 @@ class Row:
 def comparison(rows: Sequence[Row], title: str, width: int) -> Table:
     """A table of runs. "× bsp" is how many times faster than the first; "× floor" how near to the cluster's limit.
 
-    waits: blocking time; network: push and pull; staleness: mean, and at most. Where there is little room, the first two
-    are left out.
+    waits: blocking time; network: push and pull; staleness: mean, and at most. Where there is little room, the first
+    two are left out.
     """
     narrow = width < 100
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        collapse_padding=True,
+        show_edge=False,
+    )
     headings = ["iteration", "", f"× {rows[0].policy.partition(':')[0]}", "× floor", "samples/s", "staleness"]
     table.add_column("policy", no_wrap=True)
     for heading in headings if narrow else [*headings, "waits", "network"]:
@@ -41,7 +50,7 @@ def comparison(rows: Sequence[Row], title: str, width: int) -> Table:
         report = row.report
         seconds = report.mean_iteration_seconds
         colour = "green" if seconds <= 1.005 * quickest and len(rows) > 1 else "blue"
-        cells = [
+        cells: list[RenderableType] = [
             Text(row.policy + (" (streamed)" if row.apply == "streamed" else "")),
             duration(seconds),
             Text("█" * max(1, round(10 * seconds / slowest)), style=colour),

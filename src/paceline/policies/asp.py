@@ -7,7 +7,7 @@ from paceline.policies.pieces import Weigher, Weights
 
 
 class ASP(Policy):
-    summary = "apply each update as it comes and let its worker go on at once; never blocks"
+    summary = "apply each update as it comes; nobody ever waits"
     streamable = True
 
     def __init__(self, weights: Weights = "sum") -> None:

@@ -19,13 +19,13 @@ from paceline.policies.tuning import BatchTuner
 
 
 class BSP(Policy):
-    summary = "a barrier: apply everyone's update together, then let everyone go on"
+    summary = "a barrier: apply all updates together, then let everyone go on"
 
     def __init__(
         self,
         backup: Annotated[int, Range(0), "how many of the slowest not to wait for"] = 0,
         fraction: Annotated[float, Range(0, 1, open_low=True), "the fraction of the members to wait for"] = 1.0,
-        pipeline: Annotated[bool, "return each shard's part as soon as that part is complete"] = False,
+        pipeline: Annotated[bool, "return each part as soon as it is complete"] = False,
         tune_batches: Annotated[bool, "let faster workers compute larger batches"] = False,
         max_growth: Annotated[float, Range(1), "how many times its own a tuned batch may grow to"] = 4.0,
         weights: Weights = "sum",

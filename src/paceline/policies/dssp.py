@@ -29,14 +29,14 @@ from paceline.policies.pieces import Progress, Waiting, Weigher, Weights
 
 
 class DSSP(Policy):
-    summary = "SSP whose threshold moves between `low` and `high`, so that the fastest worker waits least"
+    summary = "as ssp, with a threshold chosen at run time from `low` to `high`"
     streamable = True
 
     def __init__(
         self,
         low: Annotated[int, Range(0), "s_L, the threshold everyone may reach"] = 3,
         high: Annotated[int, Range(0), "s_U, the threshold the controller may raise it to"] = 15,
-        bounded: Annotated[bool, "keep the progress gap within `high`; false: as printed in the paper"] = True,
+        bounded: Annotated[bool, "keep within `high`; false: the paper's algorithm as printed"] = True,
         weights: Weights = "sum",
     ) -> None:
         if high < low:

@@ -67,7 +67,7 @@ class Group:
 
 
 class Groups(Policy):
-    summary = "`inner` within each group, `outer` across groups; FL-R²SP: a fractional barrier inside, r2sp outside"
+    summary = "`inner` within each group, `outer` across groups (FL-R²SP)"
 
     def __init__(
         self,

@@ -68,14 +68,14 @@ class _FirstK(Policy):
 
 
 class KSync(_FirstK):
-    summary = "apply the first `k` workers' updates together; the others start again from the new model"
+    summary = "apply the first `k` workers' updates; the others start again"
 
     def __init__(self, k: K = 4, weights: Weights = "sum") -> None:
         super().__init__(k, weights)
 
 
 class KBatch(_FirstK):
-    summary = "like ksync, but the first `k` updates, whoever they are from"
+    summary = "as ksync, but the first `k` updates, whoever they are from"
 
     def __init__(self, k: K = 4, weights: Weights = "sum") -> None:
         super().__init__(k, weights)

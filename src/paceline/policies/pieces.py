@@ -1,4 +1,4 @@
-"""Small pieces that policies share: who has done how much, who waits, what an iteration takes, what an update counts."""
+"""Pieces that policies share: who has done how much, who waits, what an iteration takes, what an update weighs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.policies.contract import Update, WorkerId
 
 Weights: TypeAlias = Annotated[
     Literal["sum", "mean"],
-    "sum: each update at its full learning rate; mean: one round is one data-parallel step",
+    "sum: each update in full; mean: a round is one data-parallel step",
 ]
 
 

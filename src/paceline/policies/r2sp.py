@@ -56,7 +56,7 @@ class Push:
 
 
 class R2SP(Policy):
-    summary = "workers take turns in a fixed order, evenly gapped; staleness at most N−1, or M−1 in M groups"
+    summary = "take turns in a fixed order, evenly gapped; staleness at most N−1"
     takes_turns = True
 
     def __init__(

@@ -37,7 +37,7 @@ from paceline.policies.options import Range
 
 
 class SAFA(Policy):
-    summary = "federated rounds of the first fraction of clients, the others cached; lag tolerated up to `lag` rounds"
+    summary = "federated rounds of the first `fraction`; the others are cached"
     keeps = True
 
     def __init__(

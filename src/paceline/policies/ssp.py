@@ -19,7 +19,7 @@ from paceline.policies.pieces import Progress, Waiting, Weigher, Weights
 
 
 class SSP(Policy):
-    summary = "apply each update as it comes; a worker waits while it is more than `staleness` ahead of the slowest"
+    summary = "as asp, but nobody runs more than `staleness` ahead of the slowest"
     streamable = True
 
     def __init__(
