@@ -26,12 +26,12 @@ class Ledger:
         self._write: dict[type, Callable[[Any, float], None]] = {
             Grant: self._granted,
             Apply: self._applied,
-            Turn: self._turned,
+            Turn: self._turn,
             Discard: self._discarded,
             Keep: self._kept,
             Cancel: self._cancelled,
         }
-        self._always_turn = type(policy).ready is Policy.ready
+        self.pushes_freely = type(policy).ready is Policy.ready
 
     def joined(self, worker: WorkerId, now: float) -> list[Decision]:
         self.progress.add(worker)
@@ -40,10 +40,12 @@ class Ledger:
 
     def ready(self, worker: WorkerId, now: float) -> list[Decision]:
         self._observer.computed(now, worker)
-        if self._always_turn:  # as most policies do; it need not be asked
-            self._observer.turned(now, worker)
-            return [Turn(worker)]
         return self._note(self.policy.ready(worker, now), now)
+
+    def turned(self, worker: WorkerId, now: float) -> None:
+        """What `ready` comes to where the policy never gates a push (`pushes_freely`), without asking it."""
+        self._observer.computed(now, worker)
+        self._observer.turned(now, worker)
 
     def arrived(self, update: Update, now: float) -> list[Decision]:
         if update.worker in self.progress:
@@ -86,7 +88,7 @@ class Ledger:
             staleness = tuple([before - update.base_version for update in updates])
             self._observer.applied(now, version, workers, iterations, staleness)
 
-    def _turned(self, turn: Turn, now: float) -> None:
+    def _turn(self, turn: Turn, now: float) -> None:
         self._observer.turned(now, turn.worker)
 
     def _discarded(self, discard: Discard, now: float) -> None:

@@ -251,10 +251,16 @@ class Cluster:
         if machine.compute_ends != self.clock.now:
             return
         machine.compute_ends = NEVER
-        self._carry_out(self.ledger.ready(machine.number, self.clock.now))
+        if self.ledger.pushes_freely:
+            self.ledger.turned(machine.number, self.clock.now)
+            self._push(machine)
+        else:
+            self._carry_out(self.ledger.ready(machine.number, self.clock.now))
 
     def _turn(self, turn: Turn) -> None:
-        machine = self.machines[turn.worker]
+        self._push(self.machines[turn.worker])
+
+    def _push(self, machine: Machine) -> None:
         gate = self._gates.get("in")
         if gate:
             gate.enter(machine.base_version, machine)
