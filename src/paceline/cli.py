@@ -48,6 +48,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def main() -> None:
     """Run the command. What a person can put right is said in one sentence, with exit code 2."""
+    sys.path.insert(0, os.getcwd())  # so that `module:Class` finds a policy in the folder one is working in
     try:
         app()
     except (PolicyError, ClusterError, SimulationError) as error:
@@ -201,7 +202,8 @@ def _run(
 
 def _show(described: ClusterSpec, limit: float, rows: list[tuple[Row, Result]]) -> None:
     console = Console(highlight=False)
-    servers = "a server beside each" if described.colocate else f"{described.servers} servers"
+    separate = f"{described.servers} server" + ("s" if described.servers > 1 else "")
+    servers = "a server beside each" if described.colocate else separate
     size = f"{described.model_bytes / 1e6:,.0f} MB"
     console.print()
     title = f"{described.name}: {len(described.workers)} workers, {servers}, a model of {size}"

@@ -12,8 +12,9 @@ at least `relax`·T/N apart, a little less than T/N so that the ring can make up
    the other, in the order in which they joined, which is the order of the ring.
  - A worker that leaves closes the ring. If it was its turn, the turn passes on at once. What had fully arrived from
    it goes with the next turn: a turn of its own would be one version more than there are members.
- - A worker overdue by more than `patience`·T loses its turn, but not its place: its late update is discarded, it is
-   granted the newest model when the next gap allows, and it takes its turn when the ring comes round to it.
+ - A worker overdue by more than `patience`·T loses its turn, but not its place, once anybody waits behind it: its
+   late update is discarded, it is granted the newest model when the next gap allows, and it takes its turn when the
+   ring comes round to it.
  - `groups=M`: M groups take turns instead of N workers, a barrier inside each, so staleness is M−1. `groups=auto`
    finds the fewest that are as fast (see `fewest.py`).
  - Streamed, a turn is a Turn: it gates the push, whose slices are applied and returned as they come.
@@ -78,6 +79,7 @@ class R2SP(Policy):
         self.ring = Ring()
         self.seat_of: dict[WorkerId, Seat] = {}
         self.starters: dict[WorkerId, None] = {}  # members who wait for a first Grant, or for one after a lost turn
+        self.waiting: set[WorkerId] = set()  # members who wait for their turn
         self.lost: set[WorkerId] = set()  # members still busy with an iteration whose turn has passed
         self.orphans: list[Update] = []  # updates of departed workers, for the next turn
         self.began: dict[WorkerId, float] = {}  # when an iteration began, put off by any wait for a Turn
@@ -119,9 +121,7 @@ class R2SP(Policy):
             self.lost.discard(worker)
             self.starters[worker] = None
             return [Cancel(worker), *self._go(now)]
-        seat = self.seat_of[worker]
-        del seat.running[worker]
-        seat.present[worker] = now
+        self._await_turn(worker, now)
         return self._go(now)
 
     def arrived(self, update: Update, now: float) -> Decisions:
@@ -140,10 +140,8 @@ class R2SP(Policy):
         if self.streamed:
             self.push_of[worker].update = update
             return self._go(now)
-        seat = self.seat_of[worker]
-        del seat.running[worker]
-        seat.present[worker] = now
-        seat.pending.append(update)
+        self._await_turn(worker, now)
+        self.seat_of[worker].pending.append(update)
         return self._go(now)
 
     def left(self, worker: WorkerId, now: float) -> Decisions:
@@ -157,6 +155,7 @@ class R2SP(Policy):
         if push is not None:
             push.over = True
         self.lost.discard(worker)
+        self.waiting.discard(worker)
         self.pace.forget(worker)
         self.weigher.forget(worker)
         if self.tuner:
@@ -172,6 +171,12 @@ class R2SP(Policy):
         return self._go(now)
 
     # Turns
+
+    def _await_turn(self, worker: WorkerId, now: float) -> None:
+        seat = self.seat_of[worker]
+        del seat.running[worker]
+        seat.present[worker] = now
+        self.waiting.add(worker)
 
     def _go(self, now: float) -> Decisions:
         """Let everyone go whose time has come, and ask to be woken for the next."""
@@ -197,7 +202,7 @@ class R2SP(Policy):
             elif (deadline := self._deadline(seat.since)) is not None:
                 if now < deadline:
                     wake = min(wake, deadline)
-                elif not self.push_of.keys() & seat.running:  # those have a deadline of their own
+                elif self.waiting and not self.push_of.keys() & seat.running:  # a push has a deadline of its own
                     self.lost.update(seat.running)
                     seat.running.clear()
                     continue
@@ -220,6 +225,7 @@ class R2SP(Policy):
 
     def _take_turn(self, seat: Seat, decisions: Decisions, now: float) -> None:
         self.last = now
+        self.waiting.difference_update(seat.present)
         if self.streamed:
             for worker, since in seat.present.items():
                 decisions.append(Turn(worker))
@@ -270,6 +276,8 @@ class R2SP(Policy):
                 deadline = push.since + (1 + self.patience) * T if T else math.inf
                 if now < deadline:
                     return deadline
+                if len(self.pushes) == 1 and not self.waiting:
+                    break
                 del self.push_of[worker], self.seat_of[worker].running[worker]
                 self.lost.add(worker)
             self.pushes.popleft()

@@ -1,0 +1,297 @@
+"""A driver that does whatever the contract allows, and a judge of every answer it gets.
+
+`AnyDriver` keeps its own books: who is a member, who holds a Grant, which updates have arrived and are not settled,
+which version the model has. It takes nothing from the library but the decisions themselves, so a policy cannot agree
+with a mistake of its own. Whoever holds an `AnyDriver` chooses what happens next, and when; each method is one thing
+that a real cluster might do.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.policies import (
+    Apply,
+    Cancel,
+    Decision,
+    Discard,
+    Grant,
+    Keep,
+    Policy,
+    Turn,
+    Update,
+    WakeAt,
+    load,
+    save,
+)
+
+WAKES_AT_ONE_STRETCH = 2_000  # more than this without anything else happening is a policy that spins
+
+
+class Broken(AssertionError):
+    """A promise was broken."""
+
+
+def require(kept: bool, message: str) -> None:
+    if not kept:
+        raise Broken(message)
+
+
+@dataclass(eq=False)
+class Task:
+    """One Grant, and what came of it."""
+
+    worker: int
+    iteration: int
+    base_version: int
+    batch_size: int
+    granted_at: float
+    company: set[int]  # every id that was a member at any time since the Grant
+    computed_at: float | None = None  # when the worker was ready to push
+    turn: bool = False  # may it push?
+    cancelled: bool = False
+    departed: bool = False  # its worker left after the update had arrived
+    passed_over: bool = False  # it lost its turn: whatever it brings must be discarded
+    notes: dict[str, Any] = field(default_factory=dict)  # for promises to write on
+
+
+class Promise:
+    """Something a policy keeps for any history. Each method looks on at one kind of moment."""
+
+    def starts(self, driver: AnyDriver) -> None: ...
+    def before(self, driver: AnyDriver) -> None: ...
+    def granted(self, driver: AnyDriver, task: Task) -> None: ...
+    def turned(self, driver: AnyDriver, task: Task) -> None: ...
+    def applied(self, driver: AnyDriver, tasks: list[Task]) -> None: ...
+    def after(self, driver: AnyDriver, decisions: list[Decision]) -> None: ...
+
+
+class AnyDriver:
+    def __init__(self, make: Callable[[], Policy], promises: tuple[Promise, ...] = ()) -> None:
+        self.make = make
+        self.policy = make()
+        self.gated = self.policy.streamed  # does a worker wait for its Turn before it pushes?
+        self.promises = promises
+
+        self.now = 0.0
+        self.version = 0
+        self.wake: float | None = None
+        self.progress: dict[int, int] = {}  # member → completed iterations
+        self.iterations: dict[int, int] = {}  # member → Grants since it joined
+        self.running: dict[int, Task] = {}  # member → its unanswered Grant
+        self.cancelled: list[Task] = []  # whose answers may still come
+        self.unsettled: dict[Update, list[Task]] = {}
+        self.kept: dict[int, tuple[Update, Task]] = {}  # slot → what is there
+        self.seen: Counter[str] = Counter()  # decisions by kind
+        self.applications: Counter[int] = Counter()  # updates applied, by worker
+
+        self.log: list[tuple[str, tuple[Any, ...], list[Decision]]] = []
+        self.shadows: list[Policy] = []
+        for promise in promises:
+            promise.starts(self)
+
+    # What may happen
+
+    def joins(self, worker: int) -> None:
+        assert worker not in self.progress
+        self.progress[worker] = min(self.progress.values(), default=0)
+        self.iterations[worker] = 0
+        tasks = [*self.running.values(), *(task for tasks in self.unsettled.values() for task in tasks)]
+        for task in tasks:
+            task.company.add(worker)
+        self._tell("joined", worker, self.now)
+
+    def leaves(self, worker: int) -> None:
+        del self.progress[worker], self.iterations[worker]
+        self.running.pop(worker, None)
+        self.cancelled = [task for task in self.cancelled if task.worker != worker]
+        for tasks in self.unsettled.values():
+            for task in tasks:
+                task.departed |= task.worker == worker
+        self._tell("left", worker, self.now)
+
+    def computes(self, task: Task) -> None:
+        """The task's gradient is there, and its worker asks to push it."""
+        assert task.computed_at is None
+        task.computed_at = self.now
+        self._tell("ready", task.worker, self.now)
+
+    def pushes(self, task: Task) -> None:
+        """The task's whole update is in."""
+        assert task.computed_at is not None and task.turn
+        if task.cancelled:
+            self.cancelled.remove(task)
+        else:
+            del self.running[task.worker]
+            self.progress[task.worker] += 1
+        update = Update(
+            worker=task.worker,
+            iteration=task.iteration,
+            base_version=task.base_version,
+            batch_size=task.batch_size,
+            compute_seconds=task.computed_at - task.granted_at,
+        )
+        self.unsettled.setdefault(update, []).append(task)
+        self._tell("arrived", update, self.now)
+
+    def answers(self, task: Task) -> None:
+        """Compute and push, as far as the policy lets it now."""
+        if task.computed_at is None:
+            self.computes(task)
+        if task.turn and (self.running.get(task.worker) is task or task in self.cancelled):
+            self.pushes(task)
+
+    def time_passes(self, seconds: float, dutiful: bool = True) -> None:
+        """Wakes that come due on the way are delivered; one that is due at the very end only by a dutiful driver."""
+        until = self.now + seconds
+        for _ in range(WAKES_AT_ONE_STRETCH):
+            if self.wake is None or self.wake > until or (self.wake == until and not dutiful):
+                break
+            self.now, self.wake = max(self.now, self.wake), None
+            self._tell("woke", self.now)
+        else:
+            raise Broken("the policy asks to be woken over and over, and nothing comes of it")
+        self.now = until
+
+    def wakes_for_no_reason(self) -> None:
+        self._tell("woke", self.now)
+
+    def copies(self) -> None:
+        """From here on a copy of the policy is told the same, and must say the same."""
+        self.shadows.append(copy.deepcopy(self.policy))
+
+    def saves_and_loads(self) -> None:
+        """As `copies`, by way of a file."""
+        self.shadows.append(load(json.loads(json.dumps(save(self.policy)))))
+
+    # How a history ends
+
+    def waiting_for_turn(self, task: Task) -> bool:
+        return task.computed_at is not None and not task.turn
+
+    def calms_down(self, seconds: float, done: Callable[[], bool], steps: int) -> None:
+        """From now on everyone answers `seconds` after its Grant, and wakes come when they are due."""
+        for _ in range(steps):
+            if done():
+                return
+            busy = [task for task in self.running.values() if not self.waiting_for_turn(task)]
+            task = min(busy, key=lambda task: task.granted_at, default=None)
+            due = math.inf if task is None else max(self.now, task.granted_at + seconds)
+            if self.wake is not None and self.wake <= due:
+                self.time_passes(max(0.0, self.wake - self.now))
+                if self.wake is not None and self.wake <= self.now:  # rounding: now + (wake − now) fell short
+                    self.now = math.nextafter(self.wake, math.inf)
+                    self.time_passes(0.0)
+                continue
+            require(task is not None, "nobody runs and no wake is set")
+            assert task is not None
+            self.time_passes(due - self.now)
+            if self.running.get(task.worker) is task:
+                self.answers(task)
+        require(done(), f"still not there after {steps} steps of a calm driver")
+
+    def everyone_leaves(self) -> None:
+        """Then nothing that arrived may be left lying."""
+        for worker in list(self.progress):
+            self.leaves(worker)
+        for _ in range(100):
+            if self.wake is None:
+                break
+            self.time_passes(max(0.0, math.nextafter(self.wake, math.inf) - self.now))
+        left_lying = list(self.unsettled)
+        require(not left_lying, f"everyone has left, and these were never applied or discarded: {left_lying}")
+
+    def replays(self) -> None:
+        """The same events, told to a fresh policy, give the same decisions."""
+        fresh = self.make()
+        for method, arguments, decisions in self.log:
+            again = getattr(fresh, method)(*arguments)
+            require(again == decisions, f"replayed, {method}{arguments} gave {again} instead of {decisions}")
+
+    # The judge
+
+    @property
+    def slowest(self) -> int:
+        return min(self.progress.values())
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        for promise in self.promises:
+            promise.before(self)
+        decisions = list(getattr(self.policy, method)(*arguments))
+        self.log.append((method, arguments, decisions))
+        for shadow in self.shadows:
+            said = getattr(shadow, method)(*arguments)
+            require(said == decisions, f"a copy answered {method}{arguments} with {said} instead of {decisions}")
+        for decision in decisions:
+            self.seen[type(decision).__name__] += 1
+            self._judge(decision)
+        if self.progress:
+            require(bool(self.running) or self.wake is not None, "there are members, but nobody runs and no wake is set")
+        for promise in self.promises:
+            promise.after(self, decisions)
+
+    def _judge(self, decision: Decision) -> None:
+        match decision:
+            case Grant(worker, batch_size):
+                require(worker in self.progress, f"{decision} goes to one who is no member")
+                require(worker not in self.running, f"{decision} goes to one who has a Grant already")
+                require(batch_size is None or batch_size >= 1, f"{decision}: no such batch")
+                self.iterations[worker] += 1
+                self.running[worker] = task = Task(
+                    worker=worker,
+                    iteration=self.iterations[worker],
+                    base_version=self.version,
+                    batch_size=batch_size or 32 + 16 * (worker % 3),
+                    granted_at=self.now,
+                    company=set(self.progress),
+                )
+                for promise in self.promises:
+                    promise.granted(self, task)
+            case Cancel(worker):
+                require(worker in self.running, f"{decision}, but it runs nothing")
+                task = self.running.pop(worker)
+                task.cancelled = True
+                if not self.gated:  # where a Turn gates the push, one that was cancelled without it never pushes
+                    self.cancelled.append(task)
+            case Turn(worker):
+                waiting = [t for t in [*self.cancelled, *self.running.values()] if t.worker == worker]
+                waiting = [task for task in waiting if self.waiting_for_turn(task)]
+                require(bool(waiting), f"{decision}, but it did not ask for one")
+                for task in waiting:
+                    task.turn = True
+                    for promise in self.promises:
+                        promise.turned(self, task)
+            case Discard(update):
+                self._settle(update, decision)
+            case Keep(update, slot):
+                self.kept[slot] = (update, self._settle(update, decision))
+            case Apply(updates, weights, mix):
+                require(len(updates) > 0, "an Apply of nothing")
+                require(len(updates) == len(weights), f"{decision}: one weight for each update, please")
+                require(all(0 < weight < math.inf for weight in weights), f"{decision}: such weights cannot be")
+                require(mix is None or 0 < mix <= 1, f"{decision}: such a mix cannot be")
+                kept = {kept: task for kept, task in self.kept.values()}
+                tasks = [kept[update] if update in kept else self._settle(update, decision) for update in updates]
+                for task in tasks:
+                    require(not task.passed_over, f"{decision}: worker {task.worker} had lost this turn")
+                for promise in self.promises:
+                    promise.applied(self, tasks)
+                self.applications.update(task.worker for task in tasks)
+                self.version += 1
+            case WakeAt(time):
+                require(self.now < time < math.inf, f"{decision} at {self.now}")
+                self.wake = time
+
+    def _settle(self, update: Update, decision: Decision) -> Task:
+        require(update in self.unsettled, f"{decision}: {update} has not arrived, or was settled before")
+        tasks = self.unsettled[update]
+        task = tasks.pop(0)
+        if not tasks:
+            del self.unsettled[update]
+        return task

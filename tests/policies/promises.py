@@ -1,0 +1,272 @@
+"""What each policy promises for any history, and which policies the suites run over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from policies.anydriver import AnyDriver, Promise, Task, require
+
+from paceline.policies import Apply, Decision, Grant, Policy, Turn, make, names
+
+STREAMED = " streamed"  # written after a spec: the driver applies slices as they come
+
+VARIANTS = [
+    "bsp:backup=1",
+    "bsp:fraction=0.5",
+    "bsp:tune_batches=true",
+    "bsp:weights=mean",
+    "ksync:k=2",
+    "kbatch:k=2",
+    "asp:weights=mean",
+    "ssp:staleness=0",
+    "ssp:staleness=1",
+    "dssp:low=1,high=3",
+    "dssp:low=1,high=3,bounded=false",
+    "dssp:low=2,high=2",
+    "r2sp:groups=2",
+    "r2sp:groups=3,patience=0.5",
+    "r2sp:groups=auto",
+    "r2sp:tune_batches=true",
+    "r2sp:relax=1.5,patience=0.3,weights=mean",
+    "r2sp" + STREAMED,
+    "r2sp:patience=0.5,tune_batches=true" + STREAMED,
+    "safa:lag=1",
+    "safa:limit=3",
+    "safa:fraction=1,lag=0,limit=0.5",
+    "groups:count=2,inner=(bsp:fraction=0.5)",
+    "groups:count=3,inner=asp,outer=r2sp",
+    "groups:count=2,inner=bsp,outer=(ssp:staleness=1)",
+    "groups:count=2,inner=asp,outer=(ssp:staleness=0)",
+    "groups:count=3,inner=bsp,outer=(ksync:k=2)",
+    "groups:count=3,inner=(ksync:k=1),outer=(ksync:k=2)",
+    "groups:count=3,inner=(kbatch:k=2),outer=(kbatch:k=2)",
+    "groups:count=2,inner=bsp,outer=safa",
+    "groups:count=3,inner=asp,outer=(safa:lag=0,limit=3)",
+    "groups:count=2,inner=(r2sp:groups=2),outer=bsp",
+    "groups:count=2,inner=r2sp,outer=r2sp",
+    "groups:count=3,inner=r2sp,outer=(ksync:k=1)",
+    "groups:count=2,inner=safa,outer=r2sp",
+    "groups:count=3,inner=(safa:lag=0,limit=2),outer=(ksync:k=2)",
+    "groups:count=2,inner=(groups:count=3,inner=asp,outer=bsp),outer=(dssp:low=1,high=3)",
+]
+SPECS = [*names(), *VARIANTS]
+
+
+def fresh(spec: str) -> Callable[[], Policy]:
+    """A maker of new policies, told how updates will be applied."""
+
+    def made() -> Policy:
+        policy = make(spec.removesuffix(STREAMED))
+        if spec.endswith(STREAMED):
+            assert policy.streamable
+            policy.streamed = True
+        return policy
+
+    return made
+
+
+class GapAtMost(Promise):
+    """Nobody is granted who has completed more than `bound` iterations more than the slowest member."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+
+    def granted(self, driver: AnyDriver, task: Task) -> None:
+        gap = driver.progress[task.worker] - driver.slowest
+        require(gap <= self.bound, f"worker {task.worker} was granted {gap} ahead of the slowest, not {self.bound}")
+
+
+class NeverBlocks(Promise):
+    """Every member holds a Grant, always."""
+
+    def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
+        require(driver.running.keys() == driver.progress.keys(), "somebody was made to wait")
+
+
+class AppliesAtOnce(Promise):
+    """Nothing that has arrived is left lying."""
+
+    def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
+        require(not driver.unsettled, "an update was left lying")
+
+
+class StalenessWithin(Promise):
+    """An update is applied at most N−1 versions after the one it was computed from.
+
+    N counts every member seen since the worker's Grant; `turns` says how many take turns if that is not everyone.
+    """
+
+    def __init__(self, turns: Callable[[Policy], float] | None = None) -> None:
+        self.turns = turns
+
+    def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
+        if self.turns:
+            tasks = [*driver.running.values(), *(task for tasks in driver.unsettled.values() for task in tasks)]
+            for task in tasks:
+                task.notes["turns"] = max(task.notes.get("turns", 0), self.turns(driver.policy))
+
+    def applied(self, driver: AnyDriver, tasks: list[Task]) -> None:
+        for task in tasks:
+            bound = min(len(task.company), task.notes.get("turns", len(task.company))) - 1
+            staleness = driver.version - task.base_version
+            require(staleness <= bound, f"worker {task.worker}'s update is {staleness} versions old, not {bound}")
+
+
+class TurnsApart(Promise):
+    """Two turns, or starts, are at least the gap apart that the policy states at that moment."""
+
+    def __init__(self, ring_policy: Callable[[Policy], Any] = lambda policy: policy) -> None:
+        self.ring_policy = ring_policy
+
+    def starts(self, driver: AnyDriver) -> None:
+        self.last = -float("inf")
+
+    def before(self, driver: AnyDriver) -> None:
+        self.seats = len(self.ring_policy(driver.policy).ring)
+
+    def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
+        ring_policy = self.ring_policy(driver.policy)
+        pace = ring_policy.pace.slowest or 0.0
+        # The ring may have grown or shrunk while the policy answered: take the shorter gap of the two.
+        gap = ring_policy.relax * pace / max(self.seats, len(ring_policy.ring), 1)
+        applied: set[int] = set()
+        for decision in decisions:
+            match decision:
+                case Apply(updates):
+                    applied = {update.worker for update in updates}
+                    is_turn = not driver.gated and bool(driver.progress)  # with nobody there, nothing has to be spread
+                case Grant(worker):
+                    # A start; other Grants belong to the Apply before. Streamed, one may start late, after a push.
+                    is_turn = worker not in applied and not driver.gated
+                case Turn():
+                    is_turn = driver.gated
+                case _:
+                    is_turn = False
+            if is_turn:
+                apart = driver.now - self.last
+                require(apart >= gap * (1 - 1e-9) - 1e-9, f"two turns were {apart} s apart, and the gap is {gap} s")
+                self.last = driver.now
+
+
+class RingOrder(Promise):
+    """The ring's order is fixed, and turns are taken in that order.
+
+    The policy says what its ring is. The promise is that those who stay keep their order for ever, that the turn goes
+    along that order and not otherwise, and that only they are passed over who have nothing to wait for, or are overdue.
+    """
+
+    def starts(self, driver: AnyDriver) -> None:
+        self.ring: list[int] = []  # seats, from the one whose turn it is
+        self.members: dict[int, set[int]] = {}
+        self.pushing: deque[Task] = deque()  # in the order of their Turns
+
+    def before(self, driver: AnyDriver) -> None:
+        self.ring = [seat.number for seat in driver.policy.ring]  # type: ignore[attr-defined]
+        self.members = {seat.number: set(seat.members) for seat in driver.policy.ring}  # type: ignore[attr-defined]
+        self.seat_of = {worker: number for number, workers in self.members.items() for worker in workers}
+        self.granted_now: list[Task] = []
+        self.turns: list[set[int]] = []  # who took them, in this answer
+
+    def granted(self, driver: AnyDriver, task: Task) -> None:
+        self.granted_now.append(task)
+
+    def turned(self, driver: AnyDriver, task: Task) -> None:
+        if driver.gated:
+            self.pushing.append(task)
+            self.turns.append({task.worker})
+
+    def applied(self, driver: AnyDriver, tasks: list[Task]) -> None:
+        members = [task for task in tasks if not task.departed]  # what the departed left goes with any turn
+        if not driver.gated:
+            self.turns.append({task.worker for task in members})
+            return
+        for task in members:
+            while self.pushing and self.pushing[0] is not task:
+                self.pushing.popleft().passed_over = True  # it died or hung in mid-push; it must not come after this
+            require(bool(self.pushing), f"worker {task.worker}'s update overtook another's")
+            self.pushing.popleft()
+
+    def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
+        ring = [seat.number for seat in driver.policy.ring]  # type: ignore[attr-defined]
+        stay = set(ring) & set(self.ring)
+        was, now = [seat for seat in self.ring if seat in stay], [seat for seat in ring if seat in stay]
+        require(_rotated(was, now), f"the ring's order changed from {was} to {now}")
+        require(len(set(ring) - stay) <= 1, "one event brought more than one seat")
+
+        self._lose(driver)
+        line = deque(self.ring)
+        for workers in self.turns:
+            seats = {self.seat_of[worker] for worker in workers}
+            require(len(seats) <= 1, f"seats {seats} took one turn together")
+            while seats and line[0] not in seats:
+                self._pass_over(driver, line[0])
+                line.rotate(-1)
+            line.rotate(-1)
+        line = deque(seat for seat in line if seat in stay)
+        head = next((seat for seat in ring if seat in stay), None)
+        while line and line[0] != head:
+            self._pass_over(driver, line[0])
+            line.rotate(-1)
+
+    def _lose(self, driver: AnyDriver) -> None:
+        """Whoever has just lost its turn is overdue, and whatever it brings must be discarded."""
+        policy: Any = driver.policy
+        for worker in policy.lost:
+            task = driver.running[worker]
+            if not task.passed_over:
+                overdue, least = driver.now - task.granted_at, (1 + policy.patience) * policy.pace.slowest
+                require(overdue >= least * (1 - 1e-9), f"worker {worker} lost its turn after {overdue} s, not {least} s")
+                task.passed_over = True
+
+    def _pass_over(self, driver: AnyDriver, seat: int) -> None:
+        """Nobody is waited for there."""
+        for worker in self.members[seat]:
+            tasks = [task for tasks in driver.unsettled.values() for task in tasks if not task.departed]
+            waits = any(task.worker == worker for task in tasks)
+            require(driver.gated or not waits, f"seat {seat} was passed over, and its update had arrived")
+            task = driver.running.get(worker)
+            if task is not None and task not in self.granted_now:
+                require(task.passed_over, f"worker {worker} was overtaken")
+
+
+def _rotated(a: list[int], b: list[int]) -> bool:
+    return any(a[i:] + a[:i] == b for i in range(max(1, len(a))))
+
+
+def promises_of(spec: str) -> tuple[Promise, ...]:
+    """What is to be kept, besides what every policy promises."""
+    name, _, options = spec.removesuffix(STREAMED).partition(":")
+    given: dict[str, str] = dict(part.split("=", 1) for part in options.split(",") if "=" in part and "(" not in options)
+    match name:
+        case "asp":
+            return NeverBlocks(), AppliesAtOnce()
+        case "bsp" if "backup" not in given and "fraction" not in given:
+            return (GapAtMost(0),)
+        case "ssp":
+            return GapAtMost(int(given.get("staleness", 3))), AppliesAtOnce()
+        case "dssp" if given.get("bounded") != "false":
+            return GapAtMost(int(given.get("high", 15))), AppliesAtOnce()
+        case "dssp":
+            return (AppliesAtOnce(),)
+        case "r2sp" if "groups" not in given:
+            return StalenessWithin(), TurnsApart(), RingOrder()
+        case "r2sp" if given["groups"] == "auto":
+            return StalenessWithin(lambda policy: len(policy.ring)), TurnsApart()  # type: ignore[attr-defined]
+        case "r2sp":
+            return StalenessWithin(lambda _: int(given["groups"])), TurnsApart(), RingOrder()
+        case "groups" if spec in ("groups", "groups:count=2,inner=(bsp:fraction=0.5)"):
+            count = 4 if spec == "groups" else 2
+            return (StalenessWithin(lambda _: count), GroupTurnsApart())
+    return ()
+
+
+class GroupTurnsApart(TurnsApart):
+    """As `TurnsApart`, for groups whose outer policy is R²SP: a turn is an Apply."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda policy: policy.outer)  # type: ignore[attr-defined]
+
+    def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
+        super().after(driver, [decision for decision in decisions if isinstance(decision, Apply)])
