@@ -1,0 +1,69 @@
+"""The rooms of the house, and who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "paceline"
+
+#: What each room may import of paceline besides itself.
+MAY_IMPORT: dict[str, set[str]] = {
+    "policies": set(),
+    "observe": {"policies"},
+    "simulate": {"policies", "observe"},
+    "cli": {"policies", "observe", "simulate"},
+}
+#: What each room may import from outside the standard library.
+OUTSIDE: dict[str, set[str]] = {
+    "policies": set(),
+    "observe": {"rich", "matplotlib"},
+    "simulate": set(),
+    "cli": {"typer", "rich", "click"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of the modules a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found.add(str(node.module))
+    return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    room = room_of(path)
+    if room == "__init__":
+        return
+    assert room in MAY_IMPORT, f"say in this test what the room {room!r} may import"
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "paceline":
+            assert len(parts) == 1 or parts[1] == room or parts[1] in MAY_IMPORT[room], f"{path} imports {name}"
+        else:
+            allowed = parts[0] in sys.stdlib_module_names or parts[0] in OUTSIDE[room]
+            assert allowed, f"{path} imports {name}"
+
+
+def test_policies_load_nothing_heavy() -> None:
+    """A policy runs wherever Python runs: importing them loads nothing but the standard library."""
+    code = (
+        "import sys; import paceline.policies as p; [p.make(name) for name in p.names()]; "
+        "outside = {name.split('.')[0] for name in sys.modules} & {'numpy', 'torch', 'rich', 'typer', 'matplotlib'}; "
+        "sys.exit(str(outside) if outside else 0)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
