@@ -35,30 +35,41 @@ from paceline.simulate import (
     load_cluster,
 )
 from paceline.simulate.chaos import chaos
-from paceline.simulate.read import describe
+from paceline.simulate.read import MOST_SIGMA, describe
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Synchronization policies for distributed training: simulate them on your cluster before you run them on it.",
 )
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+#: What typer raises for a command line it cannot make sense of; where it lives differs between versions of typer.
+UsageError: Any = typer.BadParameter.__bases__[0]
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command. What a person can put right is said in one sentence, with exit code 2."""
     sys.path.insert(0, os.getcwd())  # so that `module:Class` finds a policy in the folder one is working in
     try:
-        app()
+        code = app(sys.argv[1:] or ["--help"], prog_name="paceline", standalone_mode=False)
     except (PolicyError, ClusterError, SimulationError) as error:
         _refuse(str(error))
+    except UsageError as error:
+        said = error.format_message()
+        command = error.ctx.command_path if error.ctx else "paceline"
+        _refuse(f"{said}{'' if said[-1:] in '.?' else '.'} See `{command} --help`.")
     except KeyboardInterrupt:
-        errors.print("Interrupted; nothing was written.")
-        sys.exit(130)
+        code = INTERRUPTED
     except BrokenPipeError:  # whoever read our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # such as a full disk
+        _refuse(f"{error.filename or 'A file'} cannot be written: {error.strerror}.")
+    if code == INTERRUPTED:
+        errors.print("Interrupted; nothing was written.")
+    sys.exit(code)
 
 
 @app.callback(invoke_without_command=True)
@@ -105,9 +116,7 @@ def simulate(
     colocate: Annotated[
         bool, typer.Option("--colocate", help="A server beside each worker instead of separate ones.")
     ] = False,
-    jitter: Annotated[
-        float | None, typer.Option(min=0.0, help="Log-normal jitter of every compute time; 0.05 is 5%.")
-    ] = None,
+    jitter: Annotated[float | None, typer.Option(help="Log-normal jitter of every compute time; 0.05 is 5%.")] = None,
     faults: Annotated[
         int, typer.Option(min=0, help="So many random kills, pauses, cuts and rejoins, from the seed.")
     ] = 0,
@@ -123,6 +132,8 @@ def simulate(
         make(spec)  # a mistake in the last one is found before the first one runs
     if apply not in ("whole", "streamed"):
         _refuse(f"--apply must be whole or streamed, not {apply!r}.")
+    if jitter is not None and not 0 <= jitter <= MOST_SIGMA:
+        _refuse(f"--jitter must be a number from 0 to {MOST_SIGMA:g}, not {jitter:g}; 0.05 is 5%.")
     described = load_cluster(cluster)
     if colocate:
         described = described.colocated()
@@ -132,17 +143,20 @@ def simulate(
         described = chaos(described, faults, iterations, seed)
     _check_target(trace, "--trace")
     _check_target(plot, "--plot")
+    if trace and plot and trace.resolve() == plot.resolve():
+        _refuse("--trace and --plot must name two different files.")
     if plot:
         if plot.suffix.lower() != ".png":
             _refuse(f"--plot must name a .png file, not {plot.name!r}.")
         if importlib.util.find_spec("matplotlib") is None:
             _refuse("--plot needs matplotlib: pip install 'paceline[plot]'.")
 
-    written = trace.with_name(trace.name + ".part") if trace else None
+    # Files get their names when all is done, so that an interrupted run leaves nothing behind.
+    trace_part, plot_part = _part(trace), _part(plot)
     rows: list[tuple[Row, Result]] = []
     panels: list[Panel] = []
     try:
-        with _progress(quiet=as_json) as progress, _open(written) as file:
+        with _progress(quiet=as_json) as progress, _open(trace_part) as file:
             for spec in specs:
                 task = progress.add_task(spec, total=1.0)
                 row, result = _run(
@@ -150,13 +164,15 @@ def simulate(
                 )
                 rows.append((row, result))
                 progress.update(task, completed=1.0)
-        if plot:
-            draw(panels, plot)
-        if trace and written:
-            written.replace(trace)
+        if plot_part:
+            draw(panels, plot_part)
+        for part, path in ((trace_part, trace), (plot_part, plot)):
+            if part and path:
+                part.replace(path)
     finally:
-        if written:
-            written.unlink(missing_ok=True)
+        for part in (trace_part, plot_part):
+            if part:
+                part.unlink(missing_ok=True)
     limit = limit_seconds(described, apply == "streamed")
     if as_json:
         typer.echo(json.dumps(_as_json(described, limit, rows), indent=2))
@@ -196,7 +212,8 @@ def _run(
     result = simulated.run(lambda part: progress.update(task, completed=part))
     if panels is not None:
         panel.iteration_seconds = result.report.mean_iteration_seconds
-    limit = limit_seconds(described, streamed)
+    # A pipelined barrier returns slices as they come, so that is its floor too.
+    limit = limit_seconds(described, streamed or made.pipelined)
     return Row(policy, "streamed" if streamed else "whole", limit, result.report), result
 
 
@@ -243,6 +260,11 @@ def _write(file: IO[str], event: Event) -> None:
     file.write("\n")
 
 
+def _part(path: Path | None) -> Path | None:
+    """Where a file is written until it is whole."""
+    return path.with_name(path.name + ".part") if path else None
+
+
 class _open:
     """A file to write, or None where there is none to be written."""
 
@@ -271,8 +293,8 @@ def _progress(quiet: bool) -> Progress:
 def _check_target(path: Path | None, option: str) -> None:
     if path is None:
         return
-    if path.is_dir() or not path.parent.is_dir():
-        _refuse(f"{option}: {str(path)!r} cannot be written; name a file in a folder that exists.")
+    if (path.exists() and not path.is_file()) or not path.parent.is_dir():
+        _refuse(f"{option}: {str(path)!r} cannot be written; name a plain file in a folder that exists.")
     if not os.access(path.parent, os.W_OK):
         _refuse(f"{option}: the folder {str(path.parent)!r} cannot be written to.")
 

@@ -93,6 +93,7 @@ class AnyDriver:
 
         self.log: list[tuple[str, tuple[Any, ...], list[Decision]]] = []
         self.shadows: list[Policy] = []
+        self.broken = False
         for promise in promises:
             promise.starts(self)
 
@@ -221,6 +222,7 @@ class AnyDriver:
         return min(self.progress.values())
 
     def _tell(self, method: str, *arguments: Any) -> None:
+        self.broken = True  # until it is through
         for promise in self.promises:
             promise.before(self)
         decisions = list(getattr(self.policy, method)(*arguments))
@@ -232,9 +234,12 @@ class AnyDriver:
             self.seen[type(decision).__name__] += 1
             self._judge(decision)
         if self.progress:
-            require(bool(self.running) or self.wake is not None, "there are members, but nobody runs and no wake is set")
+            require(
+                bool(self.running) or self.wake is not None, "there are members, but nobody runs and no wake is set"
+            )
         for promise in self.promises:
             promise.after(self, decisions)
+        self.broken = False
 
     def _judge(self, decision: Decision) -> None:
         match decision:
@@ -276,7 +281,7 @@ class AnyDriver:
                 require(len(updates) == len(weights), f"{decision}: one weight for each update, please")
                 require(all(0 < weight < math.inf for weight in weights), f"{decision}: such weights cannot be")
                 require(mix is None or 0 < mix <= 1, f"{decision}: such a mix cannot be")
-                kept = {kept: task for kept, task in self.kept.values()}
+                kept = dict(self.kept.values())
                 tasks = [kept[update] if update in kept else self._settle(update, decision) for update in updates]
                 for task in tasks:
                     require(not task.passed_over, f"{decision}: worker {task.worker} had lost this turn")

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from policies.anydriver import AnyDriver, Promise, Task, require
-
 from paceline.policies import Apply, Decision, Grant, Policy, Turn, make, names
+from policies.anydriver import AnyDriver, Promise, Task, require
 
 STREAMED = " streamed"  # written after a spec: the driver applies slices as they come
 
@@ -52,6 +51,16 @@ VARIANTS = [
     "groups:count=2,inner=(groups:count=3,inner=asp,outer=bsp),outer=(dssp:low=1,high=3)",
 ]
 SPECS = [*names(), *VARIANTS]
+
+# Here every member's update is applied again and again, if everyone takes the same time.
+ALL_ARE_APPLIED = [
+    *("asp", "asp:weights=mean", "bsp", "bsp:tune_batches=true", "bsp:weights=mean"),
+    *("ssp", "ssp:staleness=0", "ssp:staleness=1"),
+    *("dssp", "dssp:low=1,high=3", "dssp:low=1,high=3,bounded=false", "dssp:low=2,high=2"),
+    *("r2sp", "r2sp:groups=2", "r2sp:groups=auto", "r2sp:tune_batches=true", "r2sp" + STREAMED),
+]
+# Each time the fastest group cancels the others, their rings start anew with a pilot, who may never be done in time.
+STARVING = ["groups:count=3,inner=r2sp,outer=(ksync:k=1)"]
 
 
 def fresh(spec: str) -> Callable[[], Policy]:
@@ -217,7 +226,9 @@ class RingOrder(Promise):
             task = driver.running[worker]
             if not task.passed_over:
                 overdue, least = driver.now - task.granted_at, (1 + policy.patience) * policy.pace.slowest
-                require(overdue >= least * (1 - 1e-9), f"worker {worker} lost its turn after {overdue} s, not {least} s")
+                require(
+                    overdue >= least * (1 - 1e-9), f"worker {worker} lost its turn after {overdue} s, not {least} s"
+                )
                 task.passed_over = True
 
     def _pass_over(self, driver: AnyDriver, seat: int) -> None:
@@ -238,7 +249,9 @@ def _rotated(a: list[int], b: list[int]) -> bool:
 def promises_of(spec: str) -> tuple[Promise, ...]:
     """What is to be kept, besides what every policy promises."""
     name, _, options = spec.removesuffix(STREAMED).partition(":")
-    given: dict[str, str] = dict(part.split("=", 1) for part in options.split(",") if "=" in part and "(" not in options)
+    given: dict[str, str] = dict(
+        part.split("=", 1) for part in options.split(",") if "=" in part and "(" not in options
+    )
     match name:
         case "asp":
             return NeverBlocks(), AppliesAtOnce()

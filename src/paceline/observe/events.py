@@ -132,7 +132,21 @@ class Used(NamedTuple):
 
 
 Event: TypeAlias = (
-    Joined | Granted | Pulled | Computed | Turned | Arrived | Applied | Kept | Discarded | Cancelled | Left | Used
+    Began
+    | Joined
+    | Granted
+    | Pulling
+    | Pulled
+    | Computed
+    | Turned
+    | Pushing
+    | Arrived
+    | Applied
+    | Kept
+    | Discarded
+    | Cancelled
+    | Left
+    | Used
 )
 
 #: Every kind of event, by the name it has in a trace.

@@ -39,7 +39,7 @@ class Panel:
 
 
 def draw(panels: list[Panel], path: Path) -> None:
-    """Draw the panels one above the other, all with the same scale of time, and write them to a file."""
+    """Draw the panels one above the other, all with the same scale of time, and write them to a PNG file."""
     from matplotlib.figure import Figure
 
     seconds = 2.5 * max(panel.iteration_seconds for panel in panels)
@@ -54,7 +54,7 @@ def draw(panels: list[Panel], path: Path) -> None:
     axes[-1].set_xlabel("seconds")
     handles = [_patch(colour) for colour in COLOURS.values()]
     figure.legend(handles, COLOURS, loc="outside upper right", ncols=4, frameon=False)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, format="png")
 
 
 def intervals(panel: Panel, seconds: float) -> tuple[float, dict[int, list[tuple[float, float, str]]]]:

@@ -105,6 +105,7 @@ class Summary(Observer):
         self._iterations = 0
         self._samples = 0
         self._waiting: dict[tuple[int, int], int] = {}  # samples of updates that are neither accepted nor dropped yet
+        self._twins: list[tuple[tuple[int, int], int]] = []  # of one name with those: another incarnation's
         self._updates = self._discarded = 0
         self._stale_total = self._stale_count = self._stale_most = 0
         self._gap_most = 0
@@ -117,14 +118,13 @@ class Summary(Observer):
         seconds = self._member_seconds + self._members * (self._ended - self._members_since)
         iterations = max(self._iterations, 1)
         workers = self._workers
+        blocked = {number: self._blocked(worker) for number, worker in sorted(workers.items())}
         p5, p50, p95 = self._gaps.percentiles(5, 50, 95)
         return Report(
             mean_iteration_seconds=seconds / iterations,
             samples_per_second=self._samples / span if span > 0 else 0.0,
-            blocking_seconds=sum(worker.blocked for worker in workers.values()) / iterations,
-            blocking_by_worker={
-                number: worker.blocked / max(worker.iterations, 1) for number, worker in sorted(workers.items())
-            },
+            blocking_seconds=sum(blocked.values()) / iterations,
+            blocking_by_worker={number: blocked[number] / max(workers[number].iterations, 1) for number in blocked},
             communication_seconds=sum(worker.communicated for worker in workers.values()) / iterations,
             max_staleness=self._stale_most,
             mean_staleness=self._stale_total / max(self._stale_count, 1),
@@ -143,6 +143,7 @@ class Summary(Observer):
 
     def left(self, time: float, worker: int) -> None:
         self._count_members(time, -1)
+        self._workers[worker].arrived_at = None
 
     def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None:
         record = self._workers[worker]
@@ -172,7 +173,11 @@ class Summary(Observer):
         record = self._workers[worker]
         record.arrived_at = self._ended = time
         record.batch = batch_size
-        self._waiting[worker, iteration] = batch_size
+        name = (worker, iteration)
+        if name in self._waiting:
+            self._twins.append((name, batch_size))
+        else:
+            self._waiting[name] = batch_size
         self.arrivals += 1
         if self._began is not None:
             record.communicated += time - record.turned_at
@@ -197,28 +202,50 @@ class Summary(Observer):
         iterations: tuple[int, ...],
         staleness: tuple[int, ...],
     ) -> None:
+        counts = self._counts(time)
         for worker, iteration, stale in zip(workers, iterations, staleness, strict=True):
             if stale > self._stale_most:
                 self._stale_most = stale
-            if self._began is not None:
+            if counts:
                 self._stale_total += stale
                 self._stale_count += 1
-            self._accept(worker, iteration)
+            self._accept(worker, iteration, counts)
 
     def kept(self, time: float, worker: int, iteration: int, slot: int) -> None:
-        self._accept(worker, iteration)
+        self._accept(worker, iteration, self._counts(time))
 
     def discarded(self, time: float, worker: int, iteration: int) -> None:
         self._discarded += 1
-        self._waiting.pop((worker, iteration), None)
+        self._settle(worker, iteration)
 
-    def _accept(self, worker: int, iteration: int) -> None:
+    def _blocked(self, worker: _Worker) -> float:
+        """How long it has waited, up to the end of the run if it waits still."""
+        if worker.arrived_at is None or self._began is None:
+            return worker.blocked
+        return worker.blocked + self._ended - max(worker.arrived_at, self._began)
+
+    def _counts(self, time: float) -> bool:
+        """Is this after the warm-up? What is applied as the last update of the warm-up arrives belongs to it."""
+        return self._began is not None and time > self._began
+
+    def _accept(self, worker: int, iteration: int, counts: bool) -> None:
         """Count an update once, also if it is kept and applied again and again."""
-        samples = self._waiting.pop((worker, iteration), None)
+        samples = self._settle(worker, iteration)
         if samples is not None:
             self._updates += 1
-            if self._began is not None:
+            if counts:
                 self._samples += samples
+
+    def _settle(self, worker: int, iteration: int) -> int | None:
+        """The samples of an update that waits no longer; None if it was settled before."""
+        name = (worker, iteration)
+        samples = self._waiting.pop(name, None)
+        for twin in self._twins:
+            if twin[0] == name:
+                self._twins.remove(twin)
+                self._waiting[name] = twin[1]
+                break
+        return samples
 
     def _count_members(self, time: float, change: int) -> None:
         if self._began is not None:

@@ -75,7 +75,9 @@ def make(spec: str) -> Policy:
         try:
             values[key] = known[key].parse(text)
         except ValueError:
-            raise PolicyError(f"{name}: {key} must be {known[key].expected}, not {text!r}.") from None
+            values[key] = None
+        if not known[key].accepts(values[key]):
+            raise PolicyError(f"{name}: {key} must be {known[key].expected}, not {text!r}.")
     for key, option in known.items():
         if option.default is inspect.Parameter.empty and key not in values:
             raise PolicyError(f"{name}: {key} must be given; it is {option.expected}.")
@@ -112,7 +114,7 @@ def split_list(texts: Iterable[str]) -> list[str]:
             if "=" in head and ":" not in head.partition("=")[0]:
                 if first:
                     raise PolicyError(f"The option {part!r} stands before any policy's name.")
-                specs[-1] += ("," if ":" in specs[-1] else ":") + part
+                specs[-1] += ("," if "=" in specs[-1] else ":") + part
             else:
                 specs.append(part)
             first = False

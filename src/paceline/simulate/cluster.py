@@ -66,6 +66,7 @@ class Machine:
         "pushed_at",
         "random",
         "returning",
+        "silent_since",
         "spec",
         "up",
         "version",
@@ -80,6 +81,7 @@ class Machine:
         self.up = True
         self.member = False
         self.paused_until = self.cut_until = 0.0
+        self.silent_since = 0.0  # while paused or cut
         self.start()
 
     def start(self) -> None:
@@ -134,7 +136,7 @@ class Cluster:
         self.summary = Summary(warm_up=iterations // 4 * len(spec.workers))
         self._observer: Observer = self.summary if observer is None else Tee(self.summary, observer)
         self.ledger = Ledger(policy, self._observer)
-        self._trip = 4 * spec.latency  # push, Grant, request and pull: each waits for one way
+        self.trip = 4 * spec.latency  # push, Grant, request and pull: each waits for one way
         self._busy_until = 0.0  # when the servers will have applied all they were told to
         self._applying: deque[tuple[float, int]] = deque()  # when which version will be there to be pulled
         self._applied = 0
@@ -209,7 +211,7 @@ class Cluster:
         elif machine.version == self.ledger.version:
             self._compute(machine)  # it has the newest already
         else:
-            machine.pull_at = max(now + self._trip, self._busy_until)
+            machine.pull_at = max(now + self.trip, self._busy_until)
             if machine.pull_at > now:
                 self.clock.at(machine.pull_at, self._pull, machine)
             else:
@@ -226,12 +228,10 @@ class Cluster:
             self._begin_pull(machine)
 
     def _begin_pull(self, machine: Machine) -> None:
-        now = self.clock.now
-        while self._applying and self._applying[0][0] <= now:
-            self._applied = self._applying.popleft()[1]
+        self._note_applied()
         machine.granted_version = self._applied
         if self._watched:
-            self._observer.pulling(now, machine.number)
+            self._observer.pulling(self.clock.now, machine.number)
         self.transfer(machine, "out", self.spec.model_bytes, self._pulled)
 
     def _pulled(self, machine: Machine) -> None:
@@ -258,7 +258,9 @@ class Cluster:
             self._carry_out(self.ledger.ready(machine.number, self.clock.now))
 
     def _turn(self, turn: Turn) -> None:
-        self._push(self.machines[turn.worker])
+        machine = self.machines[turn.worker]
+        if machine.up:  # else nobody is there to push; its lease will run out
+            self._push(machine)
 
     def _push(self, machine: Machine) -> None:
         gate = self._gates.get("in")
@@ -307,10 +309,18 @@ class Cluster:
         # A pipeline has applied it slice by slice.
         done = self.clock.now if self._pipeline else self.server_time(self.spec.apply_seconds)
         self._applying.append((done, self.ledger.version))
+        if self.streamed:  # hardly anybody pulls, and what is over must not pile up
+            self._note_applied()
+
+    def _note_applied(self) -> None:
+        """See which version the servers have by now."""
+        now, applying = self.clock.now, self._applying
+        while applying and applying[0][0] <= now:
+            self._applied = applying.popleft()[1]
 
     def _wake_at(self, wake: WakeAt) -> None:
-        self._wake = wake.time
-        self.clock.at(wake.time, self._woke, wake.time)
+        self._wake = max(wake.time, self.clock.now)
+        self.clock.at(self._wake, self._woke, self._wake)
 
     def _cancel(self, cancel: Cancel) -> None:
         self._abandon(self.machines[cancel.worker])
@@ -343,13 +353,13 @@ class Cluster:
     def _slice_seconds(self, machine: Machine) -> float:
         """Streamed: how far what comes back is behind what is pushed."""
         spec = self.spec
-        return (spec.model_bytes / machine.spec.link + spec.apply_seconds) / spec.slices + self._trip
+        return (spec.one_way(machine.spec) + spec.apply_seconds) / spec.slices + self.trip
 
     def _later(self, machine: Machine, seconds: float, do: Callable[[Machine], None]) -> None:
-        incarnation, iteration = machine.incarnation, machine.iteration
+        incarnation = machine.incarnation
 
         def if_still(_: None) -> None:
-            if machine.incarnation == incarnation and machine.iteration in (iteration, iteration + 1) and machine.up:
+            if machine.incarnation == incarnation and machine.up and machine.member:
                 do(machine)
 
         self.clock.at(self.clock.now + seconds, if_still)
@@ -368,10 +378,13 @@ class Cluster:
                 self._expire_at(now + self.spec.lease, machine)
         elif machine.up:
             until = now + fault.seconds
+            if now >= max(machine.paused_until, machine.cut_until):
+                machine.silent_since = now
             if fault.kind == "pause":
+                longer = until - max(machine.paused_until, now)  # a pause within a pause adds nothing
                 machine.paused_until = max(machine.paused_until, until)
-                if machine.compute_ends != NEVER:
-                    machine.compute_ends += fault.seconds
+                if longer > 0 and machine.compute_ends != NEVER:
+                    machine.compute_ends += longer
                     self.clock.at(machine.compute_ends, self._computed, machine)
             else:
                 machine.cut_until = max(machine.cut_until, until)
@@ -379,8 +392,8 @@ class Cluster:
                     done = flow.argument[2]
                     machine.halted.append((direction, self.network.stop(flow), done))
                 machine.flows.clear()
-            if fault.seconds > self.spec.lease:
-                self._expire_at(now + self.spec.lease, machine)
+            if until > machine.silent_since + self.spec.lease:
+                self._expire_at(machine.silent_since + self.spec.lease, machine)
             self.clock.at(until, self._recover, (machine, machine.incarnation))
 
     def _recover(self, what: tuple[Machine, int]) -> None:
@@ -388,9 +401,11 @@ class Cluster:
         machine, incarnation = what
         if machine.incarnation != incarnation or not machine.up:
             return
+        now = self.clock.now
         if not machine.member:
-            self._rejoin(machine)
-        elif self.clock.now >= machine.cut_until:
+            if now >= max(machine.paused_until, machine.cut_until):
+                self._rejoin(machine)
+        elif now >= machine.cut_until:
             halted, machine.halted = machine.halted, []
             for direction, size, done in halted:
                 self.transfer(machine, direction, size, done)

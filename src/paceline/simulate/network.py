@@ -18,6 +18,9 @@ Direction: TypeAlias = Literal["in", "out"]  # as the servers see it: pushes com
 DIRECTIONS: tuple[Direction, Direction] = ("in", "out")
 UseSink: TypeAlias = Callable[[Direction, float], None]
 
+NEAR = 1e-3  # bytes: nearer than this to its end, a flow has ended
+TICK = 1e-15  # of the time on the clock: what is nearer in time than this cannot be told apart
+
 
 class Flow:
     """One transfer under way."""
@@ -30,6 +33,14 @@ class Flow:
         self.argument = argument
         self.finish = finish  # in a Lane: the bytes the lane has carried when this flow ends; in a Mesh: bytes to go
         self.flowing = True
+
+    def forget(self) -> float:
+        """It has ended: if nobody has heard of that yet, because others ended at the same instant, nobody will."""
+        self.done = _nothing
+        return 0.0
+
+
+def _nothing(_: Any) -> None: ...
 
 
 class Port(Protocol):
@@ -114,7 +125,6 @@ class _Lane:
 class _Side:
     """One direction of all the servers' links."""
 
-    NEAR = 1e-3  # bytes: nearer than this to its end, a flow has ended
     SOON = 1e-9  # seconds: a look that is this late is not late
 
     def __init__(
@@ -129,7 +139,7 @@ class _Side:
 
     def stop(self, flow: Flow) -> float:
         if not flow.flowing:
-            return 0.0
+            return flow.forget()
         lane: _Lane = flow.lane
         lane.advance(self.clock.now)
         flow.flowing = False
@@ -183,7 +193,7 @@ class _Side:
         now = self.clock.now
         lane.carried = carried = lane.carried + lane.rate * (now - lane.since)
         lane.since = now
-        reached = carried + self.NEAR + carried * 1e-12
+        reached = carried + NEAR + carried * 1e-12 + lane.rate * now * TICK
         flows = lane.flows
         flow = None
         while flows and flows[0][0] <= reached:
@@ -224,8 +234,6 @@ class Mesh:
     round. So each worker's link carries its own transfers and its share of everybody else's.
     """
 
-    NEAR = 1e-3  # bytes
-
     def __init__(self, clock: Clock, links: Sequence[float], use: UseSink | None = None) -> None:
         self._clock = clock
         self._links = links
@@ -251,7 +259,7 @@ class Mesh:
 
     def stop(self, flow: Flow) -> float:
         if not flow.flowing:
-            return 0.0
+            return flow.forget()
         self._advance()
         self._end(flow)
         self._share()
@@ -311,7 +319,8 @@ class Mesh:
         if plan != self._plan:
             return
         self._advance()
-        ended = [flow for flow in self._flows if flow.finish <= self.NEAR]
+        tick = self._clock.now * TICK
+        ended = [flow for flow in self._flows if flow.finish <= NEAR + self._rates[flow] * tick]
         for flow in ended:
             self._end(flow)
         self._share()

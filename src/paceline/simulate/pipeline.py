@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.simulate.cluster import Cluster, Machine
@@ -14,7 +14,8 @@ class Pipeline:
     """The slices of the rounds under way. Members push them in order, and what is complete flows back in order.
 
     BSP keeps all members in one round until it closes; but when it has closed, a quick one may push slices of the next
-    round while a slow one still pulls, so slices are counted by round.
+    round while a slow one still pulls, so slices are counted by round. What is complete stays complete: one who joins
+    late pulls it at once, and the others do not pull it again.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -26,8 +27,10 @@ class Pipeline:
         self._round: dict[Machine, int] = {}  # the round each member is in
         self._sent: dict[Machine, int] = {}  # slices of it that it has pushed
         self._pulls: dict[Machine, tuple[int, int]] = {}  # the round whose slices it pulls, and how many it has
+        self._pulling: set[Machine] = set()  # to whom a slice is on its way
         self._arrived: dict[int, list[int]] = defaultdict(lambda: [0] * self._slices)  # round → pushes of each slice
-        self._released: dict[int, int] = defaultdict(int)  # round → slices that are applied and may be pulled
+        self._complete: dict[int, int] = defaultdict(int)  # round → slices that every member has pushed
+        self._released: dict[int, int] = defaultdict(int)  # round → those of them that are applied and may be pulled
         self._granted: dict[Machine, Callable[[Machine], None]] = {}  # who waits for the last slice, to do what
 
     def join(self, machine: Machine) -> None:
@@ -39,14 +42,15 @@ class Pipeline:
         for slice_ in range(self._sent.pop(machine)):
             self._arrived[round_][slice_] -= 1
         self._pulls.pop(machine, None)
+        self._pulling.discard(machine)
         self._granted.pop(machine, None)
-        for slice_, count in enumerate(self._arrived[self._newest]):
-            if self._round and count == len(self._round) and slice_ >= self._released[self._newest]:
-                self._complete(self._newest, slice_)
+        if self._round:
+            self._apply_complete(self._newest)  # perhaps only this one was missing
 
     def push(self, machine: Machine) -> None:
         """Send the round's slices, one after the other."""
         self._pulls[machine] = (self._round[machine], 0)
+        self._pull(machine)
         self._cluster.transfer(machine, "in", self._size, self._pushed)
 
     def returns_to(self, machine: Machine) -> bool:
@@ -57,8 +61,9 @@ class Pipeline:
         """It was granted: call `then` once all slices of the new model have come back to it."""
         if self._newest == self._round[machine]:
             self._newest += 1
-            self._arrived.pop(self._newest - 2, None)
-            self._released.pop(self._newest - 2, None)
+            counts: dict[int, Any]
+            for counts in (self._arrived, self._complete, self._released):
+                counts.pop(self._newest - 2, None)
         self._round[machine] = self._newest
         self._sent[machine] = 0
         self._granted[machine] = then
@@ -70,26 +75,37 @@ class Pipeline:
         if slice_ + 1 < self._slices:
             self._cluster.transfer(machine, "in", self._size, self._pushed)
         self._arrived[round_][slice_] += 1
-        if self._arrived[round_][slice_] == len(self._round):
-            self._complete(round_, slice_)
+        self._apply_complete(round_)
         if slice_ + 1 == self._slices:
             self._cluster.pushed(machine)
 
-    def _complete(self, round_: int, slice_: int) -> None:
-        self._cluster.clock.at(self._cluster.server_time(self._apply_seconds), self._release, (round_, slice_))
+    def _apply_complete(self, round_: int) -> None:
+        """Let the servers apply the slices that every member has pushed, each once."""
+        arrived = self._arrived[round_]
+        while (slice_ := self._complete[round_]) < self._slices and arrived[slice_] == len(self._round):
+            self._complete[round_] += 1
+            applied = self._cluster.server_time(self._apply_seconds)
+            self._cluster.clock.at(applied + self._cluster.trip, self._release, (round_, slice_))
 
     def _release(self, what: tuple[int, int]) -> None:
         round_, slice_ = what
         self._released[round_] = slice_ + 1
-        for machine, (pulls, got) in list(self._pulls.items()):
-            if pulls == round_ and got == slice_:
-                self._cluster.transfer(machine, "out", self._size, self._pulled)
+        for machine, (pulls, _) in list(self._pulls.items()):
+            if pulls == round_:
+                self._pull(machine)
+
+    def _pull(self, machine: Machine) -> None:
+        """Send it the next slice, if there is one and none is on its way."""
+        round_, got = self._pulls[machine]
+        if got < self._released[round_] and machine not in self._pulling and machine.up:
+            self._pulling.add(machine)
+            self._cluster.transfer(machine, "out", self._size, self._pulled)
 
     def _pulled(self, machine: Machine) -> None:
         round_, got = self._pulls[machine]
         self._pulls[machine] = (round_, got + 1)
-        if got + 1 < self._released[round_]:
-            self._cluster.transfer(machine, "out", self._size, self._pulled)
+        self._pulling.discard(machine)
+        self._pull(machine)
         self._finish(machine)
 
     def _finish(self, machine: Machine) -> None:

@@ -13,6 +13,8 @@ from paceline.observe.driver import Fault
 from paceline.simulate import units
 from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec
 
+MOST_SIGMA = 3.0  # of jitter; beyond that a mean says nothing any more
+
 
 class ClusterError(ValueError):
     """A cluster that cannot be read. The message names the file, the key, and what was expected."""
@@ -42,7 +44,7 @@ def load_cluster(name: str) -> ClusterSpec:
         known = ", ".join(builtin_names())
         raise ClusterError(f"There is no cluster {name!r}, neither built in nor as a file.{hint} Built in: {known}.")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterError(f"{name}: cannot be read: {error}.") from None
     return parse_cluster(text, path.stem, name)
@@ -106,7 +108,7 @@ class _Table:
         value = self._values[key]
         try:
             return read(value)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             raise self._error(key, f"is {value!r}; expected {expected}") from None
 
     def table(self, key: str, default: Mapping[str, Any] | None = None) -> _Table:
@@ -137,7 +139,7 @@ def _jitter(table: _Table) -> Jitter:
     kind = inner.get("kind", _one_of(kinds), "one of " + ", ".join(kinds))
     jitter = Jitter(kind=kind)
     if kind in ("normal", "lognormal"):
-        jitter = Jitter(kind, sigma=inner.get("sigma", _from_zero, "a number of at least 0"))
+        jitter = Jitter(kind, sigma=inner.get("sigma", _sigma, f"a number from 0 to {MOST_SIGMA:g}"))
     elif kind == "straggle":
         jitter = Jitter(
             kind,
@@ -189,8 +191,16 @@ def _from_zero(value: Any) -> float:
 
 
 def _share(value: Any) -> float:
+    return _up_to(1.0, value)
+
+
+def _sigma(value: Any) -> float:
+    return _up_to(MOST_SIGMA, value)
+
+
+def _up_to(most: float, value: Any) -> float:
     number = _from_zero(value)
-    if number > 1:
+    if number > most:
         raise ValueError(value)
     return number
 

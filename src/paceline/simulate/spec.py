@@ -63,6 +63,12 @@ class ClusterSpec:
         """The same cluster with a server beside each worker and none apart."""
         return replace(self, colocate=True, servers=len(self.workers))
 
+    def one_way(self, worker: WorkerSpec) -> float:
+        """Seconds that the whole model takes from the servers to a worker, or back, with nobody else on the links."""
+        if self.colocate:  # what is beside the worker need not travel
+            return self.model_bytes * (len(self.workers) - 1) / len(self.workers) / worker.link
+        return self.model_bytes / min(worker.link, self.servers * self.server_link)
+
     @property
     def apply_seconds(self) -> float:
         """One optimizer step, on all servers side by side."""
@@ -74,18 +80,17 @@ def limit_seconds(spec: ClusterSpec, streamed: bool) -> float:
 
     The larger of the slowest worker's own path, the busiest link, and the servers' own work.
     """
-    S, N, a = spec.model_bytes, len(spec.workers), spec.apply_seconds
-    travels = S * (N - 1) / N if spec.colocate else S
+    N, a = len(spec.workers), spec.apply_seconds
     paths = []
     for worker in spec.workers:
-        there = travels / worker.link
+        there = spec.one_way(worker)
         if streamed:
             paths.append(worker.compute_seconds() + there + (there + a) / spec.slices + 4 * spec.latency)
         else:
             # The servers' step and the messages' way take place at the same time.
             paths.append(worker.compute_seconds() + 2 * there + max(a, 4 * spec.latency))
     if spec.colocate:
-        links = max(2 * travels / worker.link for worker in spec.workers)
+        links = max(2 * spec.one_way(worker) for worker in spec.workers)
     else:
-        links = N * S / (spec.servers * spec.server_link)
+        links = N * spec.model_bytes / (spec.servers * spec.server_link)
     return max(max(paths), links, N * a)

@@ -1,0 +1,199 @@
+"""A judge of traces. It keeps books of its own, from the events alone, and compares them with what the events say.
+
+It knows the policy only by its name, and the driver not at all: whatever writes a trace can be put before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from paceline.observe.events import (
+    Applied,
+    Arrived,
+    Began,
+    Cancelled,
+    Computed,
+    Discarded,
+    Event,
+    Granted,
+    Joined,
+    Kept,
+    Left,
+    Pulled,
+    Pulling,
+    Pushing,
+    Turned,
+    Used,
+)
+
+#: What a worker may do next: from the last thing it did to those that may follow.
+THEN: dict[str, set[type]] = {
+    "gone": {Joined},
+    "waiting": {Granted, Left},
+    "granted": {Pulling, Pulled, Cancelled, Left},
+    "pulling": {Pulled, Cancelled, Left},
+    "computing": {Computed, Cancelled, Left},
+    "computed": {Turned, Cancelled, Left},
+    "turned": {Pushing, Arrived, Cancelled, Left},
+    "pushing": {Arrived, Cancelled, Left},
+}
+DOES: dict[type, str] = {
+    Joined: "waiting",
+    Granted: "granted",
+    Pulling: "pulling",
+    Pulled: "computing",
+    Computed: "computed",
+    Turned: "turned",
+    Pushing: "pushing",
+    Arrived: "waiting",
+    Cancelled: "waiting",
+    Left: "gone",
+}
+
+
+@dataclass(eq=False)
+class Task:
+    """One Grant, and the update that comes of it."""
+
+    worker: int
+    iteration: int
+    batch_size: int | None
+    company: set[int]  # everyone who was a member at any time since the Grant
+    version: int = -1  # of the model that was pulled for it
+
+
+@dataclass
+class Judge:
+    """Feed it a trace; it fails on the first thing that cannot be."""
+
+    gap: float = float("inf")  # the largest progress gap that the policy allows
+    turns: float = float("inf")  # the largest number of seats in its ring, if it has one
+    ring: bool = False  # is staleness bounded by the number of seats?
+    at_once: bool = False  # is every update applied as it arrives?
+
+    now: float = 0.0
+    version: int = 0
+    does: dict[int, str] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)  # member → completed iterations
+    slowest: int = 0
+    grants: dict[int, int] = field(default_factory=dict)  # member → Grants since it joined
+    running: dict[int, Task] = field(default_factory=dict)
+    waiting: list[Task] = field(default_factory=list)  # arrived, and not yet decided
+    kept: dict[int, Task] = field(default_factory=dict)  # slot → what is there
+    arrivals: int = 0
+    applied: int = 0
+    discarded: int = 0
+    granted_ever: dict[int, int] = field(default_factory=dict)
+    departures: int = 0
+
+    def watch(self, events: Iterable[Event]) -> Judge:
+        for event in events:
+            try:
+                self.see(event)
+            except AssertionError as error:
+                error.add_note(f"at {event}")
+                raise
+        return self
+
+    def see(self, event: Event) -> None:
+        assert event.time >= self.now, "time went backwards"
+        self.now = event.time
+        if type(event) in DOES:
+            worker: int = event.worker  # type: ignore[union-attr]
+            before = self.does.get(worker, "gone")
+            assert type(event) in THEN[before], f"worker {worker} was {before}"
+            self.does[worker] = DOES[type(event)]
+        match event:
+            case Joined(_, worker):
+                self.done[worker] = self.slowest
+                self.grants[worker] = 0
+                for task in [*self.running.values(), *self.waiting]:
+                    task.company.add(worker)
+            case Left(_, worker):
+                del self.done[worker], self.grants[worker]
+                self.running.pop(worker, None)
+                self.departures += 1
+            case Granted(_, worker, batch_size, progress_gap):
+                assert progress_gap == self.done[worker] - min(self.done.values())
+                assert progress_gap <= self.gap, f"worker {worker} is too far ahead"
+                assert batch_size is None or batch_size >= 1
+                self.grants[worker] += 1
+                self.granted_ever[worker] = self.granted_ever.get(worker, 0) + 1
+                self.running[worker] = Task(worker, self.grants[worker], batch_size, set(self.done))
+            case Pulled(_, worker, version):
+                assert 0 <= version <= self.version, "nobody can have a version that is not made yet"
+                self.running[worker].version = version
+            case Cancelled(_, worker):
+                del self.running[worker]
+            case Arrived(_, worker, iteration, batch_size):
+                task = self.running.pop(worker)
+                assert iteration == task.iteration
+                assert batch_size == task.batch_size or (task.batch_size is None and batch_size >= 1)
+                self.done[worker] += 1
+                self.arrivals += 1
+                self.waiting.append(task)
+            case Applied(_, version, workers, iterations, staleness):
+                assert version == self.version + 1, "versions count up by one"
+                assert len(workers) == len(iterations) == len(staleness) > 0
+                tasks = [self._apply(*update) for update in zip(workers, iterations, staleness, strict=True)]
+                assert len({id(task) for task in tasks}) == len(tasks), "an update is in there twice"
+                self.version = version
+            case Kept(_, worker, iteration, slot):
+                self.kept[slot] = self._settle(worker, iteration)
+            case Discarded(_, worker, iteration):
+                self._settle(worker, iteration)
+                self.discarded += 1
+            case Used(_, direction, fraction):
+                assert direction in ("in", "out")
+                assert 0.0 <= fraction <= 1.0
+            case Began():
+                raise AssertionError("a run begins once, before everything else")
+        if self.at_once and not isinstance(event, Arrived):
+            assert not self.waiting, "an update was left lying"
+        if self.done:
+            self.slowest = min(self.done.values())
+
+    def _apply(self, worker: int, iteration: int, staleness: int) -> Task:
+        # Two incarnations of one worker may each have an update of that number; the trace tells them by staleness.
+        names = (worker, iteration, self.version - staleness)
+        matching = [task for task in self.waiting if (task.worker, task.iteration, task.version) == names]
+        if matching:
+            task = matching[0]
+            self.waiting.remove(task)
+            self.applied += 1
+        else:
+            matching = [task for task in self.kept.values() if (task.worker, task.iteration, task.version) == names]
+            assert matching, f"worker {worker}'s update {iteration} is not there, or not {staleness} versions old"
+            task = matching[0]
+        if self.ring:
+            most = min(self.turns, len(task.company)) - 1
+            assert staleness <= most, f"worker {worker}'s update is {staleness} versions old, not {most}"
+        return task
+
+    def _settle(self, worker: int, iteration: int) -> Task:
+        matching = [task for task in self.waiting if (task.worker, task.iteration) == (worker, iteration)]
+        assert matching, f"worker {worker}'s update {iteration} has not arrived, or was settled before"
+        self.waiting.remove(matching[0])
+        return matching[0]
+
+
+def judge_of(spec: str) -> Judge:
+    """A judge who knows what the policy of that name promises."""
+    name, _, options = spec.partition(":")
+    given = dict(part.split("=", 1) for part in options.split(",")) if options and "(" not in options else {}
+    match name:
+        case "bsp" if not {"backup", "fraction"} & given.keys():
+            return Judge(gap=0)
+        case "asp":
+            return Judge(at_once=True)
+        case "ssp":
+            return Judge(gap=int(given.get("staleness", 3)), at_once=True)
+        case "dssp" if given.get("bounded") != "false":
+            return Judge(gap=int(given.get("high", 15)), at_once=True)
+        case "dssp":
+            return Judge(at_once=True)
+        case "r2sp":
+            groups = given.get("groups", "all")
+            return Judge(ring=True, turns=int(groups) if groups.isdigit() else float("inf"))
+    return Judge()

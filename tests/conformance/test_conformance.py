@@ -1,0 +1,188 @@
+"""One suite for every policy and every driver: what a trace may and may not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from conformance.judge import Judge, judge_of
+from paceline.observe.driver import Driver, Fault, Job
+from paceline.observe.events import Applied, Event, Granted, as_line
+from paceline.policies import make, names
+from paceline.simulate.driver import colocated, simulated
+
+#: Whatever drives policies. The real server, Ray and Flower belong here too.
+DRIVERS: dict[str, Driver] = {"simulated": simulated, "colocated": colocated}
+#: Those among them that do the same again when asked again.
+REPEATABLE = {"simulated", "colocated"}
+
+VARIANTS = [
+    "bsp:backup=1",
+    "bsp:fraction=0.6",
+    "bsp:pipeline=true",
+    "bsp:tune_batches=true",
+    "ksync:k=2",
+    "kbatch:k=7",
+    "ssp:staleness=0",
+    "ssp:staleness=1",
+    "dssp:low=1,high=4",
+    "dssp:low=1,high=4,bounded=false",
+    "r2sp:groups=2",
+    "r2sp:groups=3",
+    "r2sp:groups=auto",
+    "r2sp:patience=0.5",
+    "r2sp:tune_batches=true",
+    "safa:fraction=0.3,lag=1",
+    "safa:limit=2",
+    "groups:count=2,inner=(bsp:fraction=0.5)",
+    "groups:count=2,inner=ssp,outer=bsp",
+    "groups:count=2,inner=r2sp,outer=ssp",
+]
+POLICIES = names() + VARIANTS
+RUNS = [(spec, False) for spec in POLICIES] + [(spec, True) for spec in POLICIES if make(spec).streamable]
+
+JOBS = {
+    "even": Job((1.0,) * 6, iterations=12),
+    "mixed": Job((1.0, 1.3, 1.0, 2.5, 1.7), iterations=12, seed=1),
+    "pair": Job((1.0, 3.0), iterations=15, seed=2),
+    "alone": Job((1.0,), iterations=8),
+}
+FAULTS = {
+    # The lease is 3 times the slowest worker's time: 6 seconds.
+    "kill and rejoin": (
+        Fault(3.3, 1, "kill"),
+        Fault(5.0, 1, "rejoin"),
+        Fault(8.0, 0, "kill"),
+        Fault(25.0, 0, "rejoin"),
+    ),
+    "hang": (Fault(2.2, 2, "pause", 1.5), Fault(6.1, 0, "pause", 11.0), Fault(7.0, 3, "pause", 40.0)),
+    "cut": (
+        Fault(2.05, 0, "cut", 1.0),
+        Fault(4.4, 3, "cut", 9.0),
+        Fault(4.4, 1, "cut", 5.9),
+        Fault(4.4, 2, "cut", 6.1),
+    ),
+    "all but one": tuple(Fault(4.0 + worker / 10, worker, "kill") for worker in (0, 1, 2)),
+    "everyone, in turn": tuple(
+        fault
+        for worker in range(4)
+        for fault in (Fault(4.0 + worker, worker, "kill"), Fault(14.0 + worker, worker, "rejoin"))
+    ),
+}
+
+with_every_driver = pytest.mark.parametrize("driver", DRIVERS)
+with_every_policy = pytest.mark.parametrize(
+    ("spec", "streamed"), RUNS, ids=[f"{spec} streamed" if streamed else spec for spec, streamed in RUNS]
+)
+
+
+def run(driver: str, spec: str, job: Job) -> tuple[list[Event], Judge]:
+    events = list(DRIVERS[driver](make(spec), job))
+    return events, judge_of(spec).watch(events)
+
+
+@with_every_driver
+@with_every_policy
+@pytest.mark.parametrize("job", JOBS)
+def test_the_trace_is_sound_and_the_promise_is_kept(driver: str, spec: str, streamed: bool, job: str) -> None:
+    asked = _streamed(JOBS[job], streamed)
+    _, judge = run(driver, spec, asked)
+    workers = len(asked.compute_seconds)
+    assert judge.arrivals >= asked.iterations * workers
+    assert judge.version > 0
+    assert judge.discarded + judge.applied + len(judge.waiting) <= judge.arrivals
+    assert len(judge.waiting) <= max(workers, 7), "more updates lie about than members and K account for"
+    assert min(judge.granted_ever[worker] for worker in range(workers)) >= asked.iterations // 4, "somebody was starved"
+    assert judge.departures == 0
+
+
+@with_every_driver
+@with_every_policy
+@pytest.mark.parametrize("faults", FAULTS)
+def test_nothing_breaks_when_workers_do(driver: str, spec: str, streamed: bool, faults: str) -> None:
+    job = _streamed(Job((1.0, 1.2, 1.0, 2.0), iterations=14, seed=3, faults=FAULTS[faults]), streamed)
+    _, judge = run(driver, spec, job)
+    assert judge.arrivals >= job.iterations * 4
+    assert judge.departures > 0, "these faults were to make somebody leave"
+
+
+@with_every_driver
+@with_every_policy
+def test_the_same_job_gives_the_same_trace(driver: str, spec: str, streamed: bool) -> None:
+    if driver not in REPEATABLE:
+        pytest.skip(f"{driver} runs on a real clock")
+    job = _streamed(Job((1.0, 1.2, 1.0, 2.0), iterations=8, faults=FAULTS["kill and rejoin"]), streamed)
+    first, again = ([as_line(event) for event in run(driver, spec, job)[0]] for _ in range(2))
+    assert first == again
+
+
+@with_every_driver
+@pytest.mark.parametrize("streamed", [False, True])
+def test_dssp_with_low_equal_to_high_is_ssp(driver: str, streamed: bool) -> None:
+    job = _streamed(JOBS["mixed"], streamed)
+    ssp, _ = run(driver, "ssp:staleness=2", job)
+    for bounded in ("true", "false"):
+        dssp, _ = run(driver, f"dssp:low=2,high=2,bounded={bounded}", job)
+        assert dssp == ssp
+
+
+@with_every_driver
+def test_pipelining_changes_nothing_but_the_time(driver: str) -> None:
+    plain, _ = run(driver, "bsp", JOBS["mixed"])
+    pipelined, _ = run(driver, "bsp:pipeline=true", JOBS["mixed"])
+    assert _rounds(pipelined) == _rounds(plain)
+    # Beside each other on the same links, pushes and pulls gain nothing by overlapping.
+    assert pipelined[-1].time < plain[-1].time * (1.01 if driver == "colocated" else 1.0)
+
+
+@with_every_driver
+@pytest.mark.parametrize("streamed", [False, True])
+def test_r2sp_keeps_the_order_of_the_ring(driver: str, streamed: bool) -> None:
+    events, judge = run(driver, "r2sp", _streamed(JOBS["mixed"], streamed))
+    workers = [worker for event in events if isinstance(event, Applied) for worker in event.workers]
+    started = workers.index(4) + 1  # the pilot, worker 0, may have gone round alone before
+    assert started <= 6
+    assert workers[started:] == [i % 5 for i in range(len(workers) - started)]
+    assert judge.version >= 5 * 10
+
+
+def test_the_judge_can_say_no() -> None:
+    """A suite that lets everything pass proves nothing."""
+    events, _ = run("simulated", "ssp:staleness=1", JOBS["mixed"])
+    applied = next(i for i, event in enumerate(events) if isinstance(event, Applied))
+    ahead = next(i for i, event in enumerate(events) if isinstance(event, Granted) and event.progress_gap == 1)
+    arrived = applied - 1
+
+    def fails(change: Callable[[list[Event]], object], spec: str = "ssp:staleness=1") -> None:
+        changed = list(events)
+        change(changed)
+        with pytest.raises((AssertionError, KeyError)):
+            judge_of(spec).watch(changed)
+
+    def replaced(index: int, **fields: object) -> Callable[[list[Event]], None]:
+        def change(changed: list[Event]) -> None:
+            changed[index] = changed[index]._replace(**fields)  # type: ignore[arg-type]
+
+        return change
+
+    fails(lambda changed: changed.pop(arrived))
+    fails(lambda changed: changed.insert(applied, changed[applied]))
+    fails(lambda changed: changed.pop(applied))
+    fails(lambda changed: changed.pop(0))
+    fails(lambda changed: changed.reverse())
+    fails(replaced(applied, version=2))
+    fails(replaced(applied, staleness=(7,)))
+    fails(replaced(ahead, progress_gap=0))
+    fails(replaced(arrived, iteration=9))
+    fails(lambda changed: None, "ssp:staleness=0")
+    fails(lambda changed: None, "bsp")
+    fails(lambda changed: None, "r2sp:groups=1")
+
+
+def _streamed(job: Job, streamed: bool) -> Job:
+    return Job(job.compute_seconds, job.iterations, job.faults, streamed, job.seed)
+
+
+def _rounds(events: list[Event]) -> list[list[int]]:
+    return [sorted(event.workers) for event in events if isinstance(event, Applied)]

@@ -1,0 +1,113 @@
+"""Trace events and those who watch them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.observe.events import (
+    KINDS,
+    Applied,
+    Arrived,
+    Began,
+    Cancelled,
+    Computed,
+    Discarded,
+    Event,
+    Granted,
+    Joined,
+    Kept,
+    Left,
+    Pulled,
+    Pulling,
+    Pushing,
+    Turned,
+    Used,
+    as_line,
+    from_line,
+)
+from paceline.observe.observer import Observer, Recorder, Tee, replay
+
+ONE_OF_EACH: list[Event] = [
+    Began(0.0, "our lab", "ssp:staleness=5", "whole", 7),
+    Joined(0.0, 3),
+    Granted(0.1, 3, None, 0),
+    Granted(0.1, 4, 128, 2),
+    Pulling(0.2, 3),
+    Pulled(0.3, 3, 17),
+    Computed(1.0000000000000002, 3),
+    Turned(1.25, 3),
+    Pushing(1.5, 3),
+    Arrived(2.0, 3, 1, 128),
+    Applied(2.0, 18, (3, 4), (1, 9), (0, 5)),
+    Applied(2.1, 19, (3,), (2,), (0,)),
+    Kept(2.2, 3, 1, 0),
+    Discarded(2.3, 3, 1),
+    Cancelled(2.4, 3),
+    Left(1e6 + 1 / 3, 3),
+    Used(3.0, "in", 0.5),
+]
+
+
+def test_there_is_one_of_each() -> None:
+    assert {type(event) for event in ONE_OF_EACH} == set(KINDS.values())
+
+
+@pytest.mark.parametrize("event", ONE_OF_EACH, ids=lambda event: type(event).__name__)
+def test_an_event_comes_back_from_its_line_as_it_was(event: Event) -> None:
+    line = as_line(event)
+    assert "\n" not in line
+    again = from_line(line)
+    assert again == event
+    assert type(again) is type(event)
+    assert as_line(again) == line
+
+
+def test_how_a_line_looks() -> None:
+    assert as_line(Granted(1.5, 3, None, 2)) == (
+        '{"event":"granted","time":1.5,"worker":3,"batch_size":null,"progress_gap":2}'
+    )
+    assert json.loads(as_line(ONE_OF_EACH[10]))["workers"] == [3, 4]
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.floats(0.0, 1e12), st.integers(0, 10**6), st.lists(st.integers(0, 10**6), min_size=1, max_size=4))
+def test_no_digit_is_lost(time: float, version: int, workers: list[int]) -> None:
+    event = Applied(time, version, tuple(workers), tuple(workers), tuple(workers))
+    assert from_line(as_line(event)) == event
+
+
+def test_a_line_of_another_schema_is_refused() -> None:
+    with pytest.raises(KeyError):
+        from_line('{"event":"exploded","time":1}')
+    with pytest.raises(TypeError):
+        from_line('{"event":"joined","time":1,"colour":"red"}')
+
+
+# Observers
+
+
+def test_an_observer_sees_everything_and_minds_nothing() -> None:
+    replay(ONE_OF_EACH, Observer())
+
+
+def test_a_recorder_writes_down_what_is_replayed() -> None:
+    seen: list[Event] = []
+    replay(ONE_OF_EACH, Recorder(seen.append))
+    assert seen == ONE_OF_EACH
+
+
+def test_a_tee_shows_two_observers_the_same() -> None:
+    one: list[Event] = []
+    other: list[Event] = []
+    replay(ONE_OF_EACH, Tee(Recorder(one.append), Recorder(other.append)))
+    assert one == other == ONE_OF_EACH
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_observer_has_a_method_of_the_same_fields_for_each_kind(name: str) -> None:
+    code = getattr(Observer, name).__code__
+    assert code.co_varnames[1 : code.co_argcount] == KINDS[name]._fields

@@ -1,0 +1,194 @@
+"""A run's figures, worked out by hand from a small trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.observe.events import (
+    Applied,
+    Arrived,
+    Computed,
+    Discarded,
+    Event,
+    Granted,
+    Joined,
+    Kept,
+    Left,
+    Pulled,
+    Turned,
+    as_line,
+    from_line,
+)
+from paceline.observe.observer import Recorder, replay
+from paceline.observe.summary import Gaps, Report, Summary, _Series
+from paceline.policies import make, names
+from paceline.simulate import Cluster, load_cluster
+from paceline.simulate.chaos import chaos
+
+#: Two workers. The first arrival of each is warm-up, so means are of the 13 seconds from 6 to 19.
+TRACE: list[Event] = [
+    Joined(0, 0),
+    Joined(0, 1),
+    Granted(0, 0, None, 0),
+    Granted(0, 1, None, 0),
+    Pulled(1, 0, 0),
+    Pulled(1, 1, 0),
+    Computed(3, 0),
+    Turned(3, 0),
+    Arrived(4, 0, 1, 10),
+    Applied(4, 1, (0,), (1,), (0,)),
+    Computed(5, 1),
+    Turned(5, 1),
+    Arrived(6, 1, 1, 20),  # the warm-up ends here
+    Applied(6, 2, (1,), (1,), (1,)),
+    Granted(7, 0, None, 0),  # 0 has waited since 4, which is 1 second of the 13
+    Granted(7, 1, None, 0),  # 1 has waited for 1 second
+    Pulled(8, 0, 2),  # 1 second of pulling
+    Pulled(9, 1, 2),  # 2
+    Computed(10, 0),
+    Turned(11, 0),  # 1 second of waiting for the Turn
+    Arrived(13, 0, 2, 10),  # 2 of pushing
+    Applied(13, 3, (0,), (2,), (0,)),
+    Granted(13, 0, 16, 1),
+    Pulled(14, 0, 3),  # 1 of pulling
+    Computed(15, 1),
+    Turned(15, 1),
+    Arrived(17, 1, 2, 20),  # 2 of pushing
+    Kept(17, 1, 2, 1),
+    Applied(17, 4, (1,), (2,), (1,)),
+    Computed(18, 0),
+    Turned(18, 0),
+    Arrived(19, 0, 3, 16),  # 1 of pushing; 1 waits since 17, 2 seconds
+    Discarded(19, 0, 3),
+]
+
+
+def report_of(events: list[Event], warm_up: int = 0) -> Report:
+    summary = Summary(warm_up)
+    replay(events, summary)
+    return summary.report()
+
+
+def test_every_figure() -> None:
+    report = report_of(TRACE, warm_up=2)
+    assert report.mean_iteration_seconds == pytest.approx(2 * 13 / 3)
+    assert report.samples_per_second == pytest.approx((10 + 20) / 13)
+    assert report.blocking_by_worker == {0: pytest.approx((1 + 1) / 2), 1: pytest.approx((1 + 2) / 1)}
+    assert report.blocking_seconds == pytest.approx((1 + 1 + 1 + 2) / 3)
+    assert report.communication_seconds == pytest.approx((1 + 2 + 2 + 1 + 2 + 1) / 3)
+    assert report.max_staleness == 1
+    assert report.mean_staleness == pytest.approx((0 + 1) / 2)
+    assert report.max_progress_gap == 1
+    assert report.update_gaps == Gaps(zero_fraction=0.0, p5=2.0, p50=4.0, p95=7.0)
+    assert report.batch_sizes == {0: 16, 1: 20}
+    assert report.updates == 4, "one that is kept and applied counts once"
+    assert report.discarded == 1
+    assert report.warm_up_iterations == 2
+
+
+def test_without_a_warm_up_everything_counts() -> None:
+    report = report_of(TRACE)
+    assert report.mean_iteration_seconds == pytest.approx(2 * 19 / 5)
+    assert report.samples_per_second == pytest.approx((10 + 20 + 10 + 20) / 19)
+    assert report.blocking_by_worker == {0: pytest.approx((3 + 1) / 3), 1: pytest.approx((1 + 2) / 2)}
+    assert report.communication_seconds == pytest.approx((1 + 1 + 1 + 1 + 1 + 2 + 2 + 1 + 2 + 1) / 5)
+    assert report.mean_staleness == pytest.approx((0 + 1 + 0 + 1) / 4)
+    assert report.update_gaps == Gaps(zero_fraction=0.0, p5=2.0, p50=4.0, p95=7.0)  # of 2, 7, 4 and 2
+
+
+def test_nothing_has_happened_yet() -> None:
+    report = report_of([])
+    assert report.mean_iteration_seconds == 0.0
+    assert report.samples_per_second == 0.0
+    assert report.update_gaps == Gaps(0.0, 0.0, 0.0, 0.0)
+    assert report.batch_sizes == {}
+    assert report_of([Joined(0, 0), Granted(0, 0, None, 0)], warm_up=5).blocking_by_worker == {0: 0.0}
+
+
+def test_iterations_are_paid_for_by_those_who_are_members() -> None:
+    # One member for 10 seconds, another for 4 of them; three iterations in all.
+    events: list[Event] = [Joined(0, 0), Granted(0, 0, None, 0), Joined(2, 1), Granted(2, 1, None, 0)]
+    events += [Computed(3, 0), Turned(3, 0), Arrived(3, 0, 1, 8), Granted(3, 0, None, 0)]
+    events += [Computed(5, 1), Turned(5, 1), Arrived(5, 1, 1, 8), Left(6, 1)]
+    events += [Computed(10, 0), Turned(10, 0), Arrived(10, 0, 2, 8)]
+    report = report_of(events)
+    assert report.mean_iteration_seconds == pytest.approx((10 + 4) / 3)
+    assert report.blocking_by_worker[1] == 0.0, "who has left waits no longer"
+
+
+def test_updates_that_come_together_have_no_gap() -> None:
+    events: list[Event] = [event for worker in range(4) for event in (Joined(0, worker), Granted(0, worker, None, 0))]
+    for iteration in (1, 2, 3):
+        for worker in range(4):
+            when = iteration * 5 + worker * 1e-8
+            events += [Turned(when, worker), Arrived(when, worker, iteration, 1)]
+    gaps = report_of(events).update_gaps
+    assert gaps.zero_fraction == pytest.approx(9 / 11)
+    assert gaps.p95 == pytest.approx(5.0)
+    assert report_of(events, warm_up=4).update_gaps.zero_fraction == pytest.approx(6 / 8)
+
+
+def test_two_incarnations_may_have_updates_of_the_same_number() -> None:
+    events: list[Event] = [Joined(0, 0), Granted(0, 0, None, 0), Turned(1, 0), Arrived(1, 0, 1, 10), Left(1, 0)]
+    events += [Joined(1, 0), Granted(1, 0, None, 0), Turned(2, 0), Arrived(2, 0, 1, 30)]
+    events += [Applied(2, 1, (0, 0), (1, 1), (0, 0))]
+    report = report_of(events)
+    assert report.updates == 2
+    assert report.samples_per_second == pytest.approx((10 + 30) / 2)
+
+
+def test_an_update_that_is_applied_again_and_again_is_one_update() -> None:
+    events: list[Event] = [Joined(0, 0), Granted(0, 0, None, 0), Turned(1, 0), Arrived(1, 0, 1, 10), Kept(1, 0, 1, 0)]
+    events += [Applied(1 + version, version, (0,), (1,), (version - 1,)) for version in (1, 2, 3)]
+    report = report_of(events)
+    assert (report.updates, report.max_staleness, report.mean_staleness) == (1, 2, 1.0)
+
+
+# Replaying
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("policy", names())
+def test_a_recorded_trace_gives_the_same_report(policy: str, streamed: bool) -> None:
+    lines: list[str] = []
+    spec = chaos(load_cluster("r2sp-b").with_jitter(0.1), count=5, iterations=20, seed=1)
+    cluster = Cluster(
+        spec,
+        make(policy),
+        iterations=20,
+        streamed=streamed,
+        observer=Recorder(lambda event: lines.append(as_line(event))),
+    )
+    result = cluster.run()
+    assert report_of([from_line(line) for line in lines], cluster.summary.warm_up) == result.report
+    assert result.report.warm_up_iterations == 5 * 8
+
+
+# Memory
+
+
+def test_a_series_keeps_a_bounded_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Series, "MOST", 64)
+    series = _Series()
+    for i in range(10_000):
+        series.add(float(i))
+        assert len(series.values) < 64
+    p5, p50, p95 = series.percentiles(5, 50, 95)
+    assert len(series.values) >= 16
+    assert p5 == pytest.approx(500, abs=400)
+    assert p50 == pytest.approx(5000, abs=400)
+    assert p95 == pytest.approx(9500, abs=400)
+
+
+def test_a_short_series_is_kept_whole() -> None:
+    series = _Series()
+    for value in (5.0, 1.0, 3.0):
+        series.add(value)
+    assert series.percentiles(0, 50, 100) == [1.0, 3.0, 5.0]
+    assert _Series().percentiles(5, 50) == [0.0, 0.0]
+
+
+def test_what_was_settled_is_forgotten() -> None:
+    summary = Summary()
+    Cluster(load_cluster("r2sp-b"), make("asp"), 5, observer=summary).run()
+    assert summary._waiting == {}

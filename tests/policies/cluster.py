@@ -1,0 +1,111 @@
+"""A tiny cluster without a network: each worker takes so long for an iteration, and the policy does the rest."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Policy, Turn, Update, WakeAt
+
+Seconds = Callable[[int], float]  # batch → how long
+
+
+@dataclass
+class Story:
+    """What happened."""
+
+    applied: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # when, and whose updates
+    weights: list[tuple[float, ...]] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)
+    gaps: list[int] = field(default_factory=list)  # the progress gap at each Grant
+    batches: dict[int, list[int]] = field(default_factory=dict)  # worker → the batch of each Grant
+    waited: Counter[int] = field(default_factory=Counter)  # worker → seconds from being done to the next Grant
+    discarded: int = 0
+    events: int = 0
+    decisions: int = 0
+
+
+def run(
+    policy: Policy,
+    seconds: Mapping[int, Seconds],
+    updates: int,
+    batch: int = 32,
+    computing: Mapping[int, Seconds] | None = None,
+    tell: Callable[..., list[Decision]] = lambda method, *arguments: method(*arguments),
+) -> Story:
+    """Run until so many updates have arrived. `computing` is what workers report as compute_seconds, if not all.
+
+    Where the policy is streamed, a worker asks for its Turn after that time, and its push takes no time.
+    """
+    story = Story(batches={worker: [] for worker in seconds})
+    now, version, number, wake = 0.0, 0, 0, float("inf")
+    done = dict.fromkeys(seconds, 0)
+    iterations = dict.fromkeys(seconds, 0)
+    running: dict[int, tuple[int, int]] = {}  # worker → iteration and base version of its Grant
+    asking: set[int] = set(seconds) if policy.streamed else set()  # who is to ask before it pushes
+    arrived_at: dict[int, float] = {}
+    heap: list[tuple[float, int, int, int]] = []  # time, number, worker, iteration
+
+    def hear(decisions: list[Decision]) -> None:
+        nonlocal version, number, wake
+        story.events += 1
+        story.decisions += len(decisions)
+        for decision in decisions:
+            match decision:
+                case Grant(worker, granted_batch):
+                    assert worker not in running
+                    iterations[worker] += 1
+                    running[worker] = (iterations[worker], version)
+                    story.batches[worker].append(granted_batch or batch)
+                    story.gaps.append(done[worker] - min(done.values()))
+                    story.waited[worker] += now - arrived_at.pop(worker, now)  # type: ignore[assignment]
+                    number += 1
+                    due = now + seconds[worker](granted_batch or batch)
+                    heapq.heappush(heap, (due, number, worker, iterations[worker]))
+                case Cancel(worker):
+                    del running[worker]
+                case Apply(applied, weights):
+                    story.applied.append((now, tuple(update.worker for update in applied)))
+                    story.weights.append(weights)
+                    story.staleness += [version - update.base_version for update in applied]
+                    version += 1
+                case Discard():
+                    story.discarded += 1
+                case WakeAt(time):
+                    wake = time
+                case Turn(worker):
+                    number += 1
+                    heapq.heappush(heap, (now, number, worker, iterations[worker]))
+                    asking.discard(worker)
+
+    for worker in seconds:
+        hear(tell(policy.joined, worker, 0.0))
+    while sum(done.values()) < updates:
+        if wake <= (heap[0][0] if heap else float("inf")):
+            now, wake = wake, float("inf")
+            hear(tell(policy.woke, now))
+            continue
+        now, _, worker, iteration = heapq.heappop(heap)
+        if running.get(worker, (0, 0))[0] != iteration:
+            continue  # it was cancelled, and never heard of again
+        if worker in asking:
+            arrived_at[worker] = now
+            hear(tell(policy.ready, worker, now))
+            continue
+        if policy.streamed:
+            asking.add(worker)
+        _, base_version = running.pop(worker)
+        done[worker] += 1
+        arrived_at.setdefault(worker, now)
+        granted = story.batches[worker][-1]
+        busy = (computing or seconds)[worker](granted)
+        update = Update(worker, iteration, base_version, granted, busy)
+        hear(tell(policy.arrived, update, now))
+    return story
+
+
+def steady(seconds: float) -> Seconds:
+    """The same time for every batch."""
+    return lambda batch: seconds

@@ -1,0 +1,108 @@
+"""BSP: a barrier, and what joins and leaves do to it."""
+
+import pytest
+
+from paceline.policies import PolicyError
+from paceline.policies.bsp import BSP
+from policies.cluster import run, steady
+from policies.conversation import Conversation, applied, discarded, granted
+
+
+def test_the_barrier_closes_when_everyone_has_arrived() -> None:
+    talk = Conversation(BSP(), workers="abc")
+    talk.arrives("b", at=1.0).answers()
+    talk.arrives("a", at=2.0).answers()
+    talk.arrives("c", at=3.0).answers(applied("bac"), granted("b"), granted("a"), granted("c"))
+    talk.arrives("a", at=4.0).answers()
+    assert talk.staleness == [0, 0, 0]
+
+
+def test_backup_closes_it_without_the_slowest_whose_update_is_discarded() -> None:
+    talk = Conversation(BSP(backup=1), workers="abc")
+    talk.arrives("a", at=1.0).answers()
+    talk.arrives("b", at=2.0).answers(applied("ab"), granted("a"), granted("b"))
+    talk.arrives("c", at=3.0).answers(discarded("c"), granted("c"))  # late: it starts from the newest model
+    talk.arrives("c", at=4.0).answers()
+    talk.arrives("a", at=5.0).answers(applied("ca"), granted("c"), granted("a"))
+
+
+def test_more_backups_than_workers_still_wait_for_one() -> None:
+    talk = Conversation(BSP(backup=5), workers="ab")
+    talk.arrives("b", at=1.0).answers(applied("b"), granted("b"))
+
+
+def test_a_fraction_of_the_members_is_enough() -> None:
+    talk = Conversation(BSP(fraction=0.5), workers="abcd")
+    talk.arrives("a", at=1.0).answers()
+    talk.arrives("d", at=2.0).answers(applied("ad"), granted("a"), granted("d"))
+    talk.arrives("b", at=3.0).answers(discarded("b"), granted("b"))
+
+
+def test_a_fraction_is_not_rounded_down_by_floating_point() -> None:
+    """0.29 · 100 is 28.999…: still 29 are waited for, and no more."""
+    policy = BSP(fraction=0.29)
+    story = run(policy, {worker: steady(1.0 + worker / 1000) for worker in range(100)}, updates=29)
+    assert [len(workers) for _, workers in story.applied] == [29]
+
+
+def test_a_joiner_is_granted_into_the_open_round_and_waited_for() -> None:
+    talk = Conversation(BSP(), workers="ab")
+    talk.arrives("a", at=1.0).answers()
+    talk.joins("c", at=1.5).answers(granted("c"))
+    talk.arrives("b", at=2.0).answers()
+    talk.arrives("c", at=3.0).answers(applied("abc"), granted("a"), granted("b"), granted("c"))
+
+
+def test_a_leaver_closes_the_barrier() -> None:
+    talk = Conversation(BSP(), workers="abc")
+    talk.arrives("a", at=1.0).answers()
+    talk.arrives("b", at=2.0).answers()
+    talk.leaves("c", at=3.0).answers(applied("ab"), granted("a"), granted("b"))
+
+
+def test_what_a_leaver_brought_still_counts() -> None:
+    talk = Conversation(BSP(), workers="ab")
+    talk.arrives("a", at=1.0).answers()
+    talk.leaves("a", at=2.0).answers()  # b has yet to come
+    talk.arrives("b", at=3.0).answers(applied("ab"), granted("b"))
+
+
+def test_nothing_is_left_lying_when_the_last_one_leaves() -> None:
+    talk = Conversation(BSP(), workers="ab")
+    talk.arrives("a", at=1.0).answers()
+    talk.leaves("a", at=2.0).answers()
+    talk.leaves("b", at=3.0).answers(applied("a"))
+    talk.joins("c", at=4.0).answers(granted("c"))
+    talk.arrives("c", at=5.0).answers(applied("c"), granted("c"))
+
+
+def test_one_who_comes_back_is_a_new_member() -> None:
+    talk = Conversation(BSP(), workers="ab")
+    talk.arrives("a", at=1.0).answers()
+    talk.leaves("a", at=2.0).answers()
+    talk.joins("a", at=2.5).answers(granted("a"))
+    talk.arrives("b", at=3.0).answers()
+    talk.arrives("a", at=4.0).answers(applied("aba"), granted("b"), granted("a"))
+
+
+def test_tuned_batches_travel_on_the_grant_and_scale_the_learning_rate() -> None:
+    """The fast worker idles half the time at 100 samples, so it is given 200; its update then weighs twice as much."""
+    policy = BSP(tune_batches=True)
+    slow, fast = (lambda batch: batch / 100), (lambda batch: batch / 200)
+    story = run(policy, {0: slow, 1: fast}, updates=60, batch=100)
+    assert story.batches[0][-1] == 100
+    assert story.batches[1][-1] == pytest.approx(200, abs=2)
+    assert story.weights[0] == (1.0, 1.0)
+    assert sorted(story.weights[-1]) == pytest.approx([1.0, 2.0], abs=0.02)
+
+
+def test_untuned_batches_do_not_travel() -> None:
+    talk = Conversation(BSP(), workers="a")
+    talk.arrives("a", at=1.0).answers(applied("a"), granted("a", batch=None))
+
+
+def test_a_pipeline_needs_everyone() -> None:
+    with pytest.raises(PolicyError, match="pipeline=true needs everyone"):
+        BSP(pipeline=True, backup=1)
+    assert BSP(pipeline=True).pipelined
+    assert not BSP().pipelined

@@ -1,0 +1,171 @@
+"""Groups: id mod count, an inner policy in each, an outer one across. a and c are in group 0, b and d in group 1."""
+
+from itertools import pairwise
+
+import pytest
+
+from paceline.policies import Apply, Keep, Policy, PolicyError, make
+from paceline.policies.asp import ASP
+from paceline.policies.bsp import BSP
+from paceline.policies.groups import Groups
+from paceline.policies.ksync import KSync
+from paceline.policies.r2sp import R2SP
+from paceline.policies.safa import SAFA
+from paceline.policies.ssp import SSP
+from policies.cluster import run, steady
+from policies.conversation import Conversation, applied, cancelled, discarded, granted, wake_at
+
+
+def fl_r2sp(fraction: float = 1.0) -> Groups:
+    return Groups(count=2, inner=BSP(fraction=fraction), outer=R2SP(relax=1.0))
+
+
+def test_a_barrier_inside_and_round_robin_outside() -> None:
+    talk = Conversation(fl_r2sp())
+    talk.joins("a").answers(granted("a"))  # group 0 is the pilot
+    talk.joins("b").answers()
+    talk.joins("c").answers(granted("c"))
+    talk.joins("d").answers()
+    talk.arrives("c", at=1.0).answers()
+    talk.arrives("a", at=4.0).answers(granted("b"), granted("d"), wake_at(6.0))  # T is 4 s, the gap 2 s
+    talk.wakes().answers(applied("ca"), granted("c", staleness=1), granted("a", staleness=1))
+    talk.arrives("d", at=7.0).answers()
+    talk.arrives("b", at=8.0).answers(applied("db"), granted("d"), granted("b"))
+    assert talk.staleness == [0, 0, 1, 1]
+
+
+def test_group_order_is_fixed_and_turns_are_a_gap_apart() -> None:
+    story = run(fl_r2sp(), {worker: steady(1.0 + worker / 10) for worker in range(6)}, updates=240)
+    order = [workers[0] % 2 for _, workers in story.applied[2:]]
+    assert order == [order[0], 1 - order[0]] * (len(order) // 2) + [order[0]] * (len(order) % 2)
+    times = [time for time, _ in story.applied]
+    assert min(b - a for a, b in pairwise(times[4:])) >= 1.5 / 2 - 0.1
+    assert max(story.staleness) == 1
+
+
+def test_the_late_are_discarded_and_sent_the_newest_model() -> None:
+    talk = Conversation(fl_r2sp(fraction=0.5), workers="ac")
+    talk.arrives("c", at=1.0).answers(applied("c"), granted("c"))  # one of two is enough
+    talk.arrives("a", at=1.5).answers(discarded("a"), granted("a"))
+    talk.arrives("a", at=2.0).answers(applied("a"), granted("a"))
+
+
+def test_the_late_wait_for_the_newest_model_while_their_group_waits_for_its_turn() -> None:
+    talk = Conversation(fl_r2sp(fraction=0.5), workers="acbd")
+    talk.arrives("c", at=4.0).answers(granted("b"), granted("d"), wake_at(6.0))
+    talk.arrives("a", at=5.0).answers(discarded("a"))
+    talk.wakes().answers(applied("c"), granted("c"), granted("a"))
+
+
+def test_what_comes_while_the_group_waits_goes_with_it() -> None:
+    talk = Conversation(Groups(count=2, inner=ASP(), outer=R2SP(relax=1.0)), workers="acbd")
+    talk.arrives("c", at=4.0).answers(granted("b"), granted("d"), wake_at(6.0))
+    talk.arrives("a", at=5.0).answers()
+    talk.wakes().answers(applied("ca"), granted("c"), granted("a"))
+
+
+def test_a_group_that_runs_ahead_waits_under_ssp() -> None:
+    talk = Conversation(Groups(count=2, inner=BSP(), outer=SSP(staleness=0)), workers="acb")
+    talk.arrives("a", at=1.0).answers()
+    talk.arrives("c", at=2.0).answers(applied("ac"))  # group 1 has nothing yet
+    talk.arrives("b", at=3.0).answers(applied("b"), granted("b"), granted("a"), granted("c"))
+
+
+def test_ksync_outside_cancels_a_group_which_starts_again() -> None:
+    talk = Conversation(Groups(count=2, inner=BSP(), outer=KSync(k=1)), workers="abcd")
+    talk.arrives("b", at=1.0).answers()
+    talk.arrives("a", at=2.0).answers()
+    talk.arrives("c", at=3.0).answers(
+        applied("ac"), cancelled("d"), discarded("b"), granted("a"), granted("c"), granted("b"), granted("d")
+    )
+    talk.arrives("d", at=4.0, iteration=1).answers(discarded("d"))
+    talk.arrives("d", at=5.0).answers()
+    talk.arrives("b", at=6.0).answers(
+        applied("db"), cancelled("a"), cancelled("c"),
+        granted("a"), granted("c"), granted("d"), granted("b"),
+    )  # fmt: skip
+
+
+def test_an_update_is_named_as_it_was_sent_even_if_its_worker_has_left() -> None:
+    """The inner policy counts iterations anew after a cancel; the driver does not."""
+    talk = Conversation(Groups(count=2, inner=BSP(), outer=KSync(k=1)), workers="abd")
+    talk.arrives("a", at=1.0)  # cancels b and d
+    talk.arrives("b", at=2.0).answers()
+    talk.leaves("b", at=3.0).answers()
+    talk.arrives("d", at=4.0)
+    (apply,) = [decision for decision in talk.last if isinstance(decision, Apply)]
+    assert [(update.worker, update.iteration) for update in apply.updates] == [(1, 2), (3, 2)]
+
+
+def test_a_group_whose_last_member_leaves_passes_its_turn() -> None:
+    talk = Conversation(fl_r2sp(), workers="ab")
+    talk.arrives("a", at=4.0).answers(granted("b"))
+    talk.wakes().answers(applied("a"), granted("a"))
+    talk.arrives("a", at=9.0).answers()  # b's turn
+    talk.leaves("b", at=10.0).answers(applied("a"), granted("a"))
+
+
+def test_a_group_that_empties_and_fills_again_is_woken() -> None:
+    """An inner ring remembers that it asked to be woken; so that wake must come, even if the group is empty then."""
+    talk = Conversation(Groups(count=1, inner=R2SP(relax=1.0), outer=ASP()), workers="ab")
+    talk.arrives("a", at=4.0).answers(granted("b"), wake_at(6.0))
+    talk.leaves("a", at=4.5)
+    talk.leaves("b", at=4.5)
+    talk.joins("a", at=5.0).answers()
+    while not talk.open:
+        talk.wakes()
+    talk.answers(granted("a"))
+
+
+@pytest.mark.parametrize("inner", ["asp", "bsp", "bsp:fraction=0.5"])
+def test_a_groups_size_does_not_scale_the_learning_rate(inner: str) -> None:
+    """Under weights=sum every update weighs 1, however many of its group came with it."""
+    policy = Groups(count=2, inner=inner, outer="r2sp")
+    story = run(policy, {worker: steady(1.0 + worker / 9) for worker in range(7)}, updates=150)
+    assert {weight for weights in story.weights for weight in weights} == {1.0}
+
+
+def test_a_group_counts_as_the_mean_of_its_members_under_safa() -> None:
+    talk = Conversation(Groups(count=2, inner=BSP(), outer=SAFA(fraction=1.0)), workers="abc")
+    for worker in "acb":
+        talk.arrives(worker, at=1.0)
+    (apply,) = [decision for decision in talk.last if isinstance(decision, Apply)]
+    assert [update.worker for update in apply.updates] == [0, 2, 1]
+    assert apply.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3))  # group 0 has two thirds of the data
+    assert apply.mix == pytest.approx(1.0)
+
+
+def test_everything_kept_has_a_slot_of_its_own() -> None:
+    """A group's bundle may hold two updates of one worker; neither may push the other out."""
+    talk = Conversation(Groups(count=2, inner=ASP(), outer=SAFA(fraction=1.0)), workers="abc")
+    talk.arrives("a", at=1.0).answers()
+    talk.arrives("c", at=2.0).answers()
+    talk.arrives("b", at=3.0)
+    keeps = [decision for decision in talk.last if isinstance(decision, Keep)]
+    assert [keep.update.worker for keep in keeps] == [0, 2, 1]
+    assert len({keep.slot for keep in keeps}) == 3
+
+
+def test_only_one_of_the_two_may_keep_updates() -> None:
+    with pytest.raises(PolicyError, match="cannot both keep"):
+        Groups(inner="safa", outer="safa")
+    with pytest.raises(PolicyError, match="cannot both keep"):
+        Groups(inner=make("groups:outer=safa"), outer="safa")
+
+
+def test_only_inner_may_tune_batches() -> None:
+    with pytest.raises(PolicyError, match="only inner can tune"):
+        Groups(outer="r2sp:tune_batches=true")
+
+
+def test_each_group_has_an_inner_policy_of_its_own() -> None:
+    inner = BSP()
+    policy = Groups(count=2, inner=inner, outer="asp")
+    Conversation(policy, workers="ab")
+    assert policy.groups[0].inner is not policy.groups[1].inner
+    assert inner.granted == {}
+
+
+@pytest.mark.parametrize("policy", [fl_r2sp(), Groups(outer="asp")])
+def test_it_takes_turns_if_the_outer_policy_does(policy: Policy) -> None:
+    assert policy.takes_turns == policy.outer.takes_turns  # type: ignore[attr-defined]

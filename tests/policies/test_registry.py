@@ -1,0 +1,262 @@
+"""Names and options: what makes a policy, and what a wrong one is answered with."""
+
+import inspect
+import string
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.policies import (
+    Decision,
+    Policy,
+    PolicyError,
+    Range,
+    make,
+    names,
+    policy_class,
+    policy_options,
+    register,
+    split_list,
+)
+from paceline.policies import registry as registry_module
+from paceline.policies.asp import ASP
+from paceline.policies.bsp import BSP
+from paceline.policies.dssp import DSSP
+from paceline.policies.groups import Groups
+from paceline.policies.r2sp import R2SP
+from paceline.policies.ssp import SSP
+
+
+class Mine(SSP):
+    """A policy of one's own, with SSP's options."""
+
+
+class Plain(ASP):
+    """One without options."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Demanding(ASP):
+    """One with an option that must be given."""
+
+    def __init__(self, colour: int) -> None:
+        super().__init__()
+
+
+class Bare(Policy):
+    """One without an `__init__`."""
+
+    def joined(self, worker: Any, now: float) -> list[Decision]:
+        return []
+
+    def arrived(self, update: Any, now: float) -> list[Decision]:
+        return []
+
+    def left(self, worker: Any, now: float) -> list[Decision]:
+        return []
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_name_makes_a_policy_that_says_what_it_is(name: str) -> None:
+    policy = make(name)
+    assert isinstance(policy, policy_class(name))
+    assert policy.summary
+    assert "\n" not in policy.summary
+    for option in policy_options(name).values():
+        assert option.help, f"{name}: {option.name} is not explained"
+        assert option.default is not inspect.Parameter.empty
+        assert option.accepts(option.default), f"{name}: the default of {option.name} is not allowed"
+
+
+def test_options_make_the_policy_they_describe() -> None:
+    assert make("ssp").staleness == 3  # type: ignore[attr-defined]
+    assert make("ssp:staleness=5").staleness == 5  # type: ignore[attr-defined]
+    dssp = make(" dssp : low=2 , high = 9 , bounded = FALSE ".replace(" : ", ":"))
+    assert isinstance(dssp, DSSP)
+    assert (dssp.low, dssp.high, dssp.bounded) == (2, 9, False)
+    r2sp = make("r2sp:relax=0.5,groups=auto,tune_batches=true")
+    assert isinstance(r2sp, R2SP)
+    assert r2sp.relax == 0.5
+    assert r2sp.search is not None and r2sp.tuner is not None
+    assert make("r2sp:groups=3").most_seats == 3  # type: ignore[attr-defined]
+
+
+def test_policies_within_policies() -> None:
+    policy = make("groups:count=8,inner=(bsp:fraction=0.75,weights=mean),outer=r2sp")
+    assert isinstance(policy, Groups)
+    assert isinstance(policy.inner, BSP) and policy.inner.fraction == 0.75
+    assert isinstance(policy.outer, R2SP)
+    nested = make("groups:inner=(groups:count=2,inner=(ssp:staleness=1),outer=asp),outer=(ksync:k=2)")
+    assert nested.inner.inner.staleness == 1  # type: ignore[attr-defined]
+
+
+def test_a_class_of_ones_own() -> None:
+    assert type(make(f"{__name__}:Mine")) is Mine
+    assert make(f"{__name__}:Mine:staleness=7").staleness == 7  # type: ignore[attr-defined]
+    assert type(make(f"{__name__}:Bare")) is Bare
+    assert list(policy_options(f"{__name__}:Mine")) == ["staleness", "weights"]
+    assert policy_options(f"{__name__}:Bare") == {}
+
+
+def test_a_name_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "_KNOWN", dict(registry_module._KNOWN))
+    register("mine", f"{__name__}:Mine")
+    assert "mine" in names()
+    assert type(make("mine:staleness=1")) is Mine
+    with pytest.raises(PolicyError, match="plain word"):
+        register("not a word", f"{__name__}:Mine")
+
+
+# Lists
+
+
+@pytest.mark.parametrize(
+    ("texts", "specs"),
+    [
+        (["bsp"], ["bsp"]),
+        (["bsp,ssp:staleness=5,r2sp"], ["bsp", "ssp:staleness=5", "r2sp"]),
+        (["dssp:low=3,high=15,bsp"], ["dssp:low=3,high=15", "bsp"]),
+        (["dssp,low=3,high=15"], ["dssp:low=3,high=15"]),
+        (["bsp", "asp,r2sp"], ["bsp", "asp", "r2sp"]),
+        ([" bsp , asp "], ["bsp", "asp"]),
+        (["groups:inner=(bsp:fraction=0.5,weights=mean),count=2,asp"],
+         ["groups:inner=(bsp:fraction=0.5,weights=mean),count=2", "asp"]),
+        (["my.module:Class,x=1,bsp:backup=1"], ["my.module:Class:x=1", "bsp:backup=1"]),
+    ],
+)  # fmt: skip
+def test_a_key_after_a_comma_belongs_to_the_policy_before_it(texts: list[str], specs: list[str]) -> None:
+    assert split_list(texts) == specs
+
+
+def test_a_listed_class_takes_its_options() -> None:
+    (spec,) = split_list([f"{__name__}:Mine,staleness=2"])
+    assert make(spec).staleness == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("low=3,dssp", "'low=3' stands before any policy's name"),
+        ("bsp,,asp", "an empty place"),
+        ("", "an empty place"),
+        ("groups:inner=(bsp", "parentheses .* do not match"),
+        ("groups:inner=bsp)", "parentheses .* do not match"),
+        (")(", "parentheses .* do not match"),
+    ],
+)
+def test_a_list_that_cannot_be_read(text: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        split_list([text])
+
+
+# Wrong input
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("bspp", "There is no policy 'bspp'. Did you mean 'bsp'? Known policies: " + ", ".join(names()) + "."),
+        ("sync", "There is no policy 'sync'. Did you mean 'ksync'? Known policies: " + ", ".join(names()) + "."),
+        ("ssp:stale=3", "ssp has no option 'stale'. Its options: staleness, weights."),
+        ("test:x=1", "There is no policy 'test'. Known policies: " + ", ".join(names()) + "."),
+        ("ssp:staleness=-1", "ssp: staleness must be a whole number at least 0, not '-1'."),
+        ("ssp:staleness=1.5", "ssp: staleness must be a whole number at least 0, not '1.5'."),
+        ("ssp:staleness=", "ssp: staleness must be a whole number at least 0, not ''."),
+        ("ssp:staleness=1,staleness=2", "ssp: staleness is given twice."),
+        ("ssp:5", "ssp: write options as key=value, not '5'."),
+        ("ssp:=5", "ssp: write options as key=value, not '=5'."),
+        ("bsp:fraction=0", "bsp: fraction must be a number more than 0 and at most 1, not '0'."),
+        ("bsp:fraction=nan", "bsp: fraction must be a number more than 0 and at most 1, not 'nan'."),
+        ("bsp:tune_batches=yes", "bsp: tune_batches must be true or false, not 'yes'."),
+        ("r2sp:relax=0", "r2sp: relax must be a number more than 0, not '0'."),
+        ("r2sp:relax=inf", "r2sp: relax must be a number more than 0, not 'inf'."),
+        ("bsp:max_growth=inf", "bsp: max_growth must be a number at least 1, not 'inf'."),
+        ("r2sp:groups=some", "r2sp: groups must be all or auto or a whole number at least 1, not 'some'."),
+        ("r2sp:groups=0", "r2sp: groups must be all or auto or a whole number at least 1, not '0'."),
+        ("asp:weights=median", "asp: weights must be sum or mean, not 'median'."),
+        ("ksync:k=0", "ksync: k must be a whole number at least 1, not '0'."),
+        ("dssp:low=5,high=3", "dssp: high must be at least low, which is 5, not 3."),
+        ("safa:fraction=2", "safa: fraction must be a number more than 0 and at most 1, not '2'."),
+        ("groups:inner=nope", "There is no policy 'nope'. Known policies: " + ", ".join(names()) + "."),
+        ("groups:inner=(ksync:nope=1)", "ksync has no option 'nope'. Its options: k, weights."),
+        (":k=1", "A policy's name is missing; write for example 'ssp:staleness=3'."),
+        ("no.such.module:Class", "'no.such.module:Class' does not lead to a policy: No module named 'no'."),
+        ("string:Nothing", "'string:Nothing' does not lead to a policy: module 'string' has no attribute 'Nothing'."),
+        (
+            "string:Formatter",
+            "'string:Formatter' is not a policy: it must be a full subclass of paceline.policies.Policy.",
+        ),
+        (
+            "paceline.policies:Policy",
+            "'paceline.policies:Policy' is not a policy: it must be a full subclass of paceline.policies.Policy.",
+        ),
+        (f"{__name__}:Plain:x=1", f"{__name__}:Plain has no option 'x'. Its options: none."),
+        (f"{__name__}:Demanding", f"{__name__}:Demanding: colour must be given; it is a whole number."),
+    ],
+)  # fmt: skip
+def test_a_wrong_spec_is_answered_with_what_would_do(spec: str, message: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        make(spec)
+    assert str(caught.value) == message
+
+
+def test_direct_construction_is_checked_too() -> None:
+    with pytest.raises(PolicyError, match="ssp: staleness must be a whole number at least 0, not '-1'"):
+        SSP(staleness=-1)
+    with pytest.raises(PolicyError, match="ssp: staleness must be a whole number"):
+        SSP("3")  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="r2sp: groups must be all or auto or a whole number at least 1, not 'many'"):
+        R2SP(groups="many")  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="bsp: tune_batches must be true or false"):
+        BSP(tune_batches=1)  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="ssp: staleness must be"):
+        SSP(staleness=True)
+    with pytest.raises(PolicyError, match="mine: staleness must be"):
+        Mine(staleness=-1)
+    assert R2SP(groups=2, relax=1).relax == 1
+
+
+def test_a_range_says_what_it_allows() -> None:
+    assert str(Range(0)) == "at least 0"
+    assert str(Range(1, 5)) == "from 1 to 5"
+    assert str(Range(high=2)) == "at most 2"
+    assert str(Range(0, open_low=True)) == "more than 0"
+    assert not Range(0, 1, open_low=True).allows(0)
+    assert Range(0, 1, open_low=True).allows(1)
+
+
+WORDS = [
+    *names(),
+    *string.punctuation,
+    "k",
+    "low",
+    "inner",
+    "outer",
+    "weights",
+    "=",
+    ":",
+    "(",
+    ")",
+    ",",
+    "0",
+    "1",
+    "true",
+    "sum",
+]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_whatever_is_written_makes_a_policy_or_a_sentence(text: str) -> None:
+    try:
+        for spec in split_list([text]):
+            assert isinstance(make(spec), Policy)
+    except PolicyError as error:
+        assert str(error).endswith(".")

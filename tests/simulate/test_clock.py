@@ -1,0 +1,79 @@
+"""Virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.simulate.clock import Clock
+
+
+def test_things_happen_in_order_of_time() -> None:
+    clock = Clock()
+    seen: list[Any] = []
+    for time in (3.0, 1.0, 2.0):
+        clock.at(time, lambda name: seen.append((clock.now, name)), f"at {time:g}")
+    assert not clock.run(10)
+    assert seen == [(1.0, "at 1"), (2.0, "at 2"), (3.0, "at 3")]
+
+
+def test_equal_times_keep_the_order_in_which_they_were_asked_for() -> None:
+    clock = Clock()
+    seen: list[Any] = []
+    for name in "abcde":
+        clock.at(1.0, seen.append, name)
+    clock.run(10)
+    assert seen == list("abcde")
+
+
+def test_what_is_asked_for_meanwhile_is_done_too() -> None:
+    clock = Clock()
+    seen: list[Any] = []
+
+    def again(left: int) -> None:
+        seen.append(clock.now)
+        if left:
+            clock.at(clock.now + 0.5, again, left - 1)
+
+    clock.at(1.0, again, 3)
+    assert not clock.run(10)
+    assert seen == [1.0, 1.5, 2.0, 2.5]
+
+
+def test_it_does_no_more_than_it_is_asked_to_and_counts() -> None:
+    clock = Clock()
+    seen: list[Any] = []
+    for i in range(5):
+        clock.at(i, seen.append, i)
+    assert clock.run(2)
+    assert (seen, clock.pops) == ([0, 1], 2)
+    assert not clock.run(100)
+    assert (seen, clock.pops) == ([0, 1, 2, 3, 4], 5)
+
+
+def test_it_stops_when_told_to() -> None:
+    clock = Clock()
+    seen: list[Any] = []
+
+    def stop(_: None) -> None:
+        clock.running = False
+
+    clock.at(1.0, seen.append, "before")
+    clock.at(2.0, stop)
+    clock.at(3.0, seen.append, "after")
+    assert not clock.run(10)
+    assert (seen, clock.now, clock.pops) == (["before"], 2.0, 2)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.floats(0.0, 100.0), max_size=50))
+def test_time_never_goes_backwards(times: list[float]) -> None:
+    clock = Clock()
+    seen: list[Any] = []
+    for time in times:
+        clock.at(time, lambda _: seen.append(clock.now))
+    while clock.run(7):
+        pass
+    assert seen == sorted(times)
