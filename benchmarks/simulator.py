@@ -111,13 +111,11 @@ def main() -> None:
             bare, (rate, _) = bare_heapq(), simulated(spec, policy, 600)
             ratios.append(bare / rate)
             rates.append(rate)
-        ratio = statistics.median(ratios)
-        print(
-            f"  {policy:14s} {statistics.median(rates):10,.0f} events/s   {ratio:5.1f}× a bare loop {verdict(ratio, 12)}"
-        )
+        rate, ratio = statistics.median(rates), statistics.median(ratios)
+        print(f"  {policy:14s} {rate:10,.0f} events/s   {ratio:5.1f}× a bare loop {verdict(ratio, 12)}")
 
     print("\nOne decision: microseconds in the policy.")
-    for policy in SCHEMES + ("r2sp:groups=4", "ksync:k=8", "kbatch:k=8", "safa", "groups:count=8"):
+    for policy in (*SCHEMES, "r2sp:groups=4", "ksync:k=8", "kbatch:k=8", "safa", "groups:count=8"):
         few = min(decision_microseconds(make(policy), 16, 60_000) for _ in range(3))
         many = min(decision_microseconds(make(policy), 10_000, 60_000) for _ in range(3))
         growth = many / few

@@ -18,7 +18,7 @@ import paceline
 from paceline import cli
 from paceline.observe.events import Applied, Began, Event, from_line
 from paceline.policies import names, policy_options
-from paceline.simulate import SimulationError, builtin_names, limit_seconds, load_cluster
+from paceline.simulate import Cluster, SimulationError, builtin_names, limit_seconds, load_cluster
 
 CONSOLE_SCRIPT = Path(sys.executable).with_name("paceline")
 
@@ -399,7 +399,7 @@ def test_a_mistake_in_the_last_policy_is_found_before_the_first_one_runs(
     def run(*_: object) -> None:
         raise AssertionError("something was run")
 
-    monkeypatch.setattr(cli.Cluster, "run", run)
+    monkeypatch.setattr(Cluster, "run", run)
     assert shell("simulate", "small.toml", "-p", "bsp,asp,sssp").code == 2
 
 
@@ -429,7 +429,7 @@ def test_an_interrupt_is_no_traceback(shell: Shell, monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.Cluster, "run", interrupted)
+    monkeypatch.setattr(Cluster, "run", interrupted)
     outcome = shell("simulate", "small.toml", "--trace", "t.jsonl", "--plot", "p.png")
     assert (outcome.code, outcome.out, outcome.err) == (130, "", "Interrupted; nothing was written.\n")
     assert shell.files() == set()
@@ -439,7 +439,7 @@ def test_a_simulation_that_cannot_go_on_is_told_in_a_sentence(shell: Shell, monk
     def stuck(*_: object) -> None:
         raise SimulationError("After 3 s nobody can go on.")
 
-    monkeypatch.setattr(cli.Cluster, "run", stuck)
+    monkeypatch.setattr(Cluster, "run", stuck)
     outcome = shell("simulate", "small.toml")
     assert (outcome.code, outcome.err) == (2, "After 3 s nobody can go on.\n")
 

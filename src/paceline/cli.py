@@ -231,7 +231,8 @@ def _show(described: ClusterSpec, limit: float, rows: list[tuple[Row, Result]]) 
             f"The floor of this cluster is {limit:.4g} s an iteration. "
             f"Simulated {sum(result.events for result in results):,} events "
             f"in {sum(result.wall_seconds for result in results):.1f} s, "
-            f"peak memory {_peak_memory():,.0f} MB; means leave out the first quarter.",
+            f"peak memory {_peak_memory():,.0f} MB; "
+            f"means are of {'the whole run' if described.faults else 'all but its first quarter'}.",
             style="dim",
         )
     )

@@ -133,7 +133,8 @@ class Cluster:
         self.streamed = streamed and policy.streamable
         policy.streamed = self.streamed
         self._goal = iterations * len(spec.workers)
-        self.summary = Summary(warm_up=iterations // 4 * len(spec.workers))
+        # What a fault costs belongs to the run, whenever it comes; so where there are any, nothing is left out.
+        self.summary = Summary(warm_up=0 if spec.faults else iterations // 4 * len(spec.workers))
         self._observer: Observer = self.summary if observer is None else Tee(self.summary, observer)
         self.ledger = Ledger(policy, self._observer)
         self.trip = 4 * spec.latency  # push, Grant, request and pull: each waits for one way
@@ -306,9 +307,10 @@ class Cluster:
                 do(decision)
 
     def _apply(self, apply: Apply) -> None:
-        # A pipeline has applied it slice by slice.
-        done = self.clock.now if self._pipeline else self.server_time(self.spec.apply_seconds)
-        self._applying.append((done, self.ledger.version))
+        if self._pipeline:  # it has applied it slice by slice
+            self._applied = self.ledger.version
+            return
+        self._applying.append((self.server_time(self.spec.apply_seconds), self.ledger.version))
         if self.streamed:  # hardly anybody pulls, and what is over must not pile up
             self._note_applied()
 
