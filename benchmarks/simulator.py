@@ -132,9 +132,8 @@ def main() -> None:
         f"peak memory {_peak_memory():,.0f} MB"
     )
     rate, seconds = simulated(with_workers(spec, 1_000), "r2sp", 20)
-    print(
-        f"  r2sp, 1,000 workers, 20 rounds: {seconds:6.1f} s, {rate:,.0f} events/s, peak memory {_peak_memory():,.0f} MB"
-    )
+    memory = _peak_memory()
+    print(f"  r2sp, 1,000 workers, 20 rounds: {seconds:6.1f} s, {rate:,.0f} events/s, peak memory {memory:,.0f} MB")
 
 
 def _peak_memory() -> float:
