@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from policies.anydriver import AnyDriver
 from policies.histories import DELAYS, IDS, SHADOWS, act
-from policies.promises import ALL_ARE_APPLIED, SPECS, STARVING, fresh, promises_of
+from policies.promises import ALL_ARE_APPLIED, MAY_WAIT_LONG, SPECS, fresh, promises_of
 
 EXAMPLES = int(os.environ.get("PACELINE_EXAMPLES", "0"))
 SETTINGS = settings(
@@ -94,7 +94,7 @@ class AnyHistory(RuleBasedStateMachine):
             return
         before = dict(driver.iterations)
         steps = 300 + 150 * len(before)
-        if self.spec not in STARVING:
+        if self.spec not in MAY_WAIT_LONG:
             driver.calms_down(1.0, lambda: all(driver.iterations[w] >= before[w] + 2 for w in before), steps)
         if self.spec in ALL_ARE_APPLIED:
             driver.applications.clear()

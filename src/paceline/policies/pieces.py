@@ -154,12 +154,15 @@ class Weigher:
 
     def __init__(self, kind: str, tuned: bool = False) -> None:
         self.kind, self.tuned = kind, tuned
+        self._all_equal = kind == "sum" and not tuned  # then there is nothing to note
         self._own: dict[WorkerId, int] = {}  # the batch a worker brought with it
         self._latest: dict[WorkerId, int] = {}
         self._total = 0
 
     def see(self, update: Update) -> None:
         """Note an arrived update's batch."""
+        if self._all_equal:
+            return
         self._own.setdefault(update.worker, update.batch_size)
         self._total += update.batch_size - self._latest.get(update.worker, 0)
         self._latest[update.worker] = update.batch_size
@@ -170,6 +173,8 @@ class Weigher:
 
     def together(self, updates: Sequence[Update]) -> tuple[float, ...]:
         """The weights of updates applied together, which are a round of their own."""
+        if self._all_equal:
+            return (1.0,) * len(updates)
         if self.kind == "mean":
             total = sum(update.batch_size for update in updates)
             return tuple(update.batch_size / total for update in updates)
@@ -177,6 +182,8 @@ class Weigher:
 
     def in_round(self, updates: Sequence[Update], members: int) -> tuple[float, ...]:
         """The weights of updates that are part of a round in which every one of `members` takes part once."""
+        if self._all_equal:
+            return (1.0,) * len(updates)
         if self.kind == "mean":
             # Members not heard of yet are taken to be average ones.
             seen = self._total * max(1.0, members / len(self._latest)) if self._latest else 0
@@ -185,4 +192,4 @@ class Weigher:
         return tuple(self._scale(update) for update in updates)
 
     def _scale(self, update: Update) -> float:
-        return update.batch_size / self._own.get(update.worker, update.batch_size) if self.tuned else 1.0
+        return update.batch_size / self._own.get(update.worker, update.batch_size)

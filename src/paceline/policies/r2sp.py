@@ -216,12 +216,15 @@ class R2SP(Policy):
 
     def _whose_turn(self, now: float) -> Seat | None:
         """The first seat in line that has anything to wait for or to apply."""
-        for _ in range(len(self.ring)):
+        passed = 0
+        while True:
             head = self.ring.head
             if head.running or head.present or head.pending:
                 return head
+            if passed >= len(self.ring):
+                return None
             self._pass_on(now)
-        return None
+            passed += 1
 
     def _take_turn(self, seat: Seat, decisions: Decisions, now: float) -> None:
         self.last = now
@@ -308,7 +311,8 @@ class R2SP(Policy):
         return Grant(worker, batch, len(self.ring) - 1)
 
     def _apply(self, updates: list[Update]) -> Apply:
-        updates, self.orphans = self.orphans + updates, []
+        if self.orphans:
+            updates, self.orphans = self.orphans + updates, []
         return Apply(tuple(updates), self.weigher.in_round(updates, len(self.seat_of)))
 
     def _observe(self, worker: WorkerId, seconds: float) -> None:

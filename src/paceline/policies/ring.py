@@ -33,6 +33,7 @@ class Ring:
         self._after: dict[int, int] = {}
         self._before: dict[int, int] = {}
         self._head = -1
+        self.head = Seat(-1)  # whose turn it is; where there are no seats, nobody's
         self._next_number = 0
         self._sizes: list[tuple[int, int]] = []  # heap of (members, number); outdated entries are skipped
 
@@ -46,11 +47,6 @@ class Ring:
             yield self._seats[number]
             number = self._after[number]
 
-    @property
-    def head(self) -> Seat:
-        """The seat whose turn it is."""
-        return self._seats[self._head]
-
     def add(self) -> Seat:
         """A new seat, last in line. So nobody in the ring waits longer for it in this revolution, and one who left
         after its turn and came back gets no second turn before the others have had theirs."""
@@ -58,6 +54,7 @@ class Ring:
         number, self._next_number = self._next_number, self._next_number + 1
         if not self._seats:
             self._head = self._before[number] = self._after[number] = number
+            self.head = seat
         else:
             last = self._before[self._head]
             self._after[last] = self._before[self._head] = number
@@ -68,22 +65,25 @@ class Ring:
     def remove(self, seat: Seat) -> None:
         before, after = self._before.pop(seat.number), self._after.pop(seat.number)
         del self._seats[seat.number]
-        if self._seats:
-            self._after[before], self._before[after] = after, before
-            if seat.number == self._head:
-                self._head = after
+        if not self._seats:
+            self._head, self.head = -1, Seat(-1)
+            return
+        self._after[before], self._before[after] = after, before
+        if seat is self.head:
+            self._head, self.head = after, self._seats[after]
 
     def pass_on(self) -> None:
         """The turn goes to the next in line."""
         self._head = self._after[self._head]
+        self.head = self._seats[self._head]
 
     def sit(self, worker: WorkerId, seat: Seat) -> None:
         seat.members[worker] = None
-        heapq.heappush(self._sizes, (len(seat.members), seat.number))
+        self._note_size(seat)
 
     def rise(self, worker: WorkerId, seat: Seat) -> None:
         del seat.members[worker]
-        heapq.heappush(self._sizes, (len(seat.members), seat.number))
+        self._note_size(seat)
 
     def smallest(self) -> Seat:
         """The seat with the fewest members, the oldest of them."""
@@ -93,3 +93,9 @@ class Ring:
             if seat is not None and len(seat.members) == size:
                 return seat
             heapq.heappop(self._sizes)
+
+    def _note_size(self, seat: Seat) -> None:
+        heapq.heappush(self._sizes, (len(seat.members), seat.number))
+        if len(self._sizes) > 4 * len(self._seats) + 16:  # so that coming and going does not pile up
+            self._sizes = [(len(seat.members), number) for number, seat in self._seats.items()]
+            heapq.heapify(self._sizes)

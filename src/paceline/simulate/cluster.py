@@ -245,7 +245,8 @@ class Cluster:
         machine.base_version = machine.version
         self._observer.pulled(now, machine.number, machine.version)
         machine.compute_seconds = machine.time_to_compute()
-        machine.compute_ends = max(now, machine.paused_until) + machine.compute_seconds
+        begins = now if now > machine.paused_until else machine.paused_until
+        machine.compute_ends = begins + machine.compute_seconds
         self.clock.at(machine.compute_ends, self._computed, machine)
 
     def _computed(self, machine: Machine) -> None:

@@ -102,7 +102,8 @@ class _Lane:
         self.planned = 0.0  # when the next end is looked for; 0: it is not
 
     def start(self, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
-        now = self.side.clock.now
+        side = self.side
+        now = side.clock.now
         if self.count:
             self.carried += self.rate * (now - self.since)
         else:
@@ -114,7 +115,14 @@ class _Lane:
         finish = self.carried + size
         flow = Flow(self, done, argument, finish)
         heapq.heappush(self.flows, (finish, self.started, flow))
-        self.side.share(self)
+        if side.only is self and self.planned and self.flows[0][2] is not flow:
+            # The common case, made quick: everybody gets a little slower, so the look that is planned is soon enough.
+            rate = side.capacity / self.count
+            self.rate = rate if rate < self.cap else self.cap
+            if side.use:
+                side.report()
+        else:
+            side.share(self)
         return flow
 
     def advance(self, now: float) -> None:
@@ -135,7 +143,7 @@ class _Side:
         self.direction: Direction = direction
         self.use = use
         self.lanes = {cap: _Lane(self, cap) for cap in caps}  # from the slowest link up
-        self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
+        self.only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
 
     def stop(self, flow: Flow) -> float:
         if not flow.flowing:
@@ -149,7 +157,7 @@ class _Side:
 
     def share(self, changed: _Lane) -> None:
         """Max-min fair rates: lanes with slow links get all they can use, the others share the rest equally."""
-        if changed is self._only:
+        if changed is self.only:
             if changed.count:
                 share = self.capacity / changed.count
                 changed.rate = share if share < changed.cap else changed.cap
@@ -169,6 +177,11 @@ class _Side:
                     self._plan(lane)
                 elif lane is changed:
                     self._plan(lane)
+        if self.use:
+            self.report()
+
+    def report(self) -> None:
+        """Tell how full the links are."""
         if self.use:
             used = sum(lane.count * lane.rate for lane in self.lanes.values())
             self.use(self.direction, min(1.0, used / self.capacity))
