@@ -17,13 +17,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe": {"policies"},
     "simulate": {"policies", "observe"},
     "cli": {"policies", "observe", "simulate"},
+    "__main__": {"cli"},
 }
 #: What each room may import from outside the standard library.
 OUTSIDE: dict[str, set[str]] = {
     "policies": set(),
     "observe": {"rich", "matplotlib"},
     "simulate": set(),
-    "cli": {"typer", "rich", "click"},
+    "cli": {"typer", "rich"},
+    "__main__": set(),
 }
 
 
