@@ -25,8 +25,7 @@ demo: setup      ## five policies on the R²SP paper's cluster A with VGG16, sid
 	@$(BIN)/paceline simulate r2sp-a-vgg16 --policy bsp,asp,ssp,dssp,r2sp --iterations 200 --jitter 0.05
 
 test: setup      ## the tests, fast ones first
-	@$(BIN)/python -m pytest -m "not slow"
-	@$(BIN)/python -m pytest -m slow
+	@$(BIN)/python -m pytest
 
 lint: setup      ## ruff and mypy
 	@$(BIN)/ruff check .
