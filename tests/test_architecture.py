@@ -14,16 +14,22 @@ SOURCE = Path(__file__).parents[1] / "src" / "paceline"
 #: What each room may import of paceline besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "policies": set(),
+    "model": {"policies"},
     "observe": {"policies"},
     "simulate": {"policies", "observe"},
+    "serve": {"policies", "model", "observe"},
+    "train": {"model", "serve"},
     "cli": {"policies", "observe", "simulate"},
     "__main__": {"cli"},
 }
 #: What each room may import from outside the standard library.
 OUTSIDE: dict[str, set[str]] = {
     "policies": set(),
+    "model": {"torch", "numpy"},
     "observe": {"rich", "matplotlib"},
     "simulate": set(),
+    "serve": {"msgspec", "torch"},
+    "train": {"torch"},
     "cli": {"typer", "rich"},
     "__main__": set(),
 }

@@ -1,7 +1,6 @@
 """A policy's whole state can be copied, saved and restored."""
 
 import copy
-import enum
 import json
 import random
 from collections import Counter, deque
@@ -29,10 +28,6 @@ class Slotted:
 
     def __init__(self, value: object) -> None:
         self.value = value
-
-
-class Colour(enum.IntEnum):
-    RED = 1
 
 
 class Pair(NamedTuple):

@@ -219,6 +219,19 @@ def test_a_pause_holds_up_what_has_not_begun_to_compute() -> None:
     assert times(paused, Computed, 0)[1] == pytest.approx(pulled - 0.1 + 2.0 + 1.0)
 
 
+def test_nothing_is_returned_to_one_who_has_left() -> None:
+    """Streamed over a slow line: it is given up while the first slice of what it pushed is still to come back."""
+    spec = replace(cluster(transfer=2.0), latency=0.5, lease=1.0)
+    calm, _ = run(spec, "asp", streamed=True)
+    for worker in range(4):
+        push = times(calm, Computed, worker)[1]
+        fault = Fault(push + 0.5, worker, "pause", 2.5)
+        events, judge = run(replace(spec, faults=(fault,)), "asp", streamed=True)
+        assert times(events, Left, worker) == [pytest.approx(push + 1.5)]
+        assert not any(push + 1.5 < time < push + 3.0 for time in times(events, Pulled, worker))
+        assert judge.arrivals >= 40
+
+
 # Cut
 
 

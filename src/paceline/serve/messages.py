@@ -1,0 +1,230 @@
+"""What is said on the wire, by whom to whom. Every message is a small typed struct; bytes travel beside it as a body.
+
+    worker ── Join, Want, Ready, Beat, Leave ──▶ coordinator ── Welcome, Granted, Given, Turned, Cancelled ──▶ worker
+    worker ── Push (+ gradient), Pull ──▶ shard ── Pushed, Weights (+ weights) ──▶ worker
+    shard ── Register, Arrived, Applied ──▶ coordinator ── Setup, Apply, Drop, Fence ──▶ shard
+
+An update's identity is (worker, incarnation, iteration): sent twice, it is applied once. An incarnation is a number
+that the coordinator gives a worker when it joins; of an older one nothing is accepted any more.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Any message."""
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """Which update."""
+
+    worker: int
+    incarnation: int
+    iteration: int
+
+
+# Greeting, the same on every connection
+
+
+class Challenge(Message, frozen=True):
+    """The listener's first word: prove that you know the job's token by answering for this nonce."""
+
+    nonce: bytes
+    generation: str
+
+
+class Proof(Message, frozen=True):
+    """The answer, with a nonce of the caller's own."""
+
+    nonce: bytes
+    mac: bytes
+
+
+class Accepted(Message, frozen=True):
+    """The listener knows the token too."""
+
+    mac: bytes
+
+
+class Refused(Message, frozen=True):
+    """Why the conversation ends here, in one sentence."""
+
+    reason: str
+
+
+# Worker and coordinator
+
+
+class Join(Message, frozen=True):
+    """A worker wants to take part. The body is its Layout and OptimizerSpec as JSON."""
+
+    worker: int | None = None
+
+
+class Welcome(Message, frozen=True):
+    """It takes part."""
+
+    worker: int
+    incarnation: int
+    generation: str
+    shards: tuple[tuple[str, int, int, int], ...]  # host, port, and the elements each holds: start, stop
+    lease: float  # seconds of silence that are borne
+    gated: bool  # does it wait for Turned before it pushes?
+    gives_weights: bool  # is it the first, whose weights the model begins with?
+
+
+class Ready(Message, frozen=True):
+    """A gradient is computed."""
+
+    iteration: int
+    base_version: int
+    batch_size: int
+    compute_seconds: float
+    loss: float | None
+
+
+class Turned(Message, frozen=True):
+    """Push now."""
+
+    iteration: int
+
+
+class Granted(Message, frozen=True):
+    """Pull this version or a newer one, and run this iteration with so many samples (None: your own)."""
+
+    iteration: int
+    version: int
+    batch_size: int | None
+
+
+class Cancelled(Message, frozen=True):
+    """Abandon this iteration; its update will not count."""
+
+    iteration: int
+
+
+class Want(Message, frozen=True):
+    """Samples for an iteration: so many, of a dataset of this size, of so many epochs."""
+
+    iteration: int
+    count: int
+    size: int
+    epochs: int
+
+
+class Given(Message, frozen=True):
+    """Positions of an epoch's order to train on; none when there are no more, or when the iteration was cancelled."""
+
+    epoch: int = 0
+    start: int = 0
+    stop: int = 0
+    cancelled: bool = False
+
+
+class Beat(Message, frozen=True):
+    """I am alive."""
+
+
+class Leave(Message, frozen=True):
+    """I am done."""
+
+
+# Worker and shard
+
+
+class Hello(Message, frozen=True):
+    """Which worker this connection is for."""
+
+    worker: int
+    incarnation: int
+
+
+class Begin(Message, frozen=True):
+    """The weights the model begins with, this shard's part. The body is float32."""
+
+
+class Push(Message, frozen=True):
+    """An update; the body is this shard's part of the gradient."""
+
+    iteration: int
+    rates: tuple[float, ...]  # the learning rate of each parameter group
+
+
+class Pull(Message, frozen=True):
+    """Send the weights when they are of this version or newer."""
+
+    version: int
+
+
+class Pushed(Message, frozen=True):
+    """It is here (or was already)."""
+
+    iteration: int
+
+
+class Weights(Message, frozen=True):
+    """This shard's part of the model; the body is float32."""
+
+    version: int
+
+
+# Shard and coordinator
+
+
+class Register(Message, frozen=True):
+    """A shard is up, and listens here."""
+
+    shard: int
+    port: int
+
+
+class Setup(Message, frozen=True):
+    """Which part of which model it holds. The body is the Layout and OptimizerSpec as JSON."""
+
+    start: int
+    stop: int
+
+
+class Arrived(Message, frozen=True):
+    """This shard's part of an update is in, whole."""
+
+    update: Identity
+
+
+class Begun(Message, frozen=True):
+    """The weights the model begins with are here."""
+
+
+class Apply(Message, frozen=True):
+    """Number `version` of the order log: change the model by these updates."""
+
+    version: int
+    updates: tuple[Identity, ...]
+    weights: tuple[float, ...]
+    mix: float | None
+
+
+class Drop(Message, frozen=True):
+    """An update is discarded."""
+
+    update: Identity
+
+
+class Keep(Message, frozen=True):
+    """Put an update aside under a slot."""
+
+    update: Identity
+    slot: int
+
+
+class Fence(Message, frozen=True):
+    """Of this worker, nothing older than this incarnation is accepted any more."""
+
+    worker: int
+    incarnation: int
+
+
+class Stop(Message, frozen=True):
+    """The job is over."""

@@ -1,0 +1,116 @@
+"""The wire: frames of a small typed head and raw bytes. No pickle anywhere.
+
+A frame is sixteen bytes (magic, version, length of the head, length of the body), a head and a body. The head is one of
+the messages of `messages.py` in MessagePack, checked against its types when it is read. The body is raw tensor bytes.
+Whoever reads a frame says which messages it takes and how long a body may be; both are checked before anything is
+allocated, and a body is received into a buffer that already exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+MAGIC = b"pcln"
+VERSION = 1
+PREFIX = struct.Struct("!4sBxHQ")
+MOST_HEAD = 0xFFFF
+CHUNK = 1 << 22  # bytes asked of the kernel at a time
+
+
+class WireError(ConnectionError):
+    """What came over the wire is not what was agreed; the connection is of no use any more."""
+
+
+class Closed(ConnectionError):
+    """The peer has closed the connection between two frames."""
+
+
+def encode(message: msgspec.Struct, body_size: int = 0) -> bytes:
+    """A frame up to its body."""
+    head = msgspec.msgpack.encode(message)
+    if len(head) > MOST_HEAD:
+        raise WireError(f"A {type(message).__name__} of {len(head)} bytes does not fit into a head.")
+    return PREFIX.pack(MAGIC, VERSION, len(head), body_size) + head
+
+
+def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """The lengths of head and body that a frame's first sixteen bytes announce."""
+    magic, version, head_size, body_size = PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise WireError("The peer does not speak paceline's protocol.")
+    if version != VERSION:
+        raise WireError(f"The peer speaks version {version} of the protocol, and this is version {VERSION}.")
+    return head_size, body_size
+
+
+class Reader:
+    """Decodes heads of the messages that are taken here, and no others."""
+
+    def __init__(self, messages: Any) -> None:
+        """`messages`: a union of tagged msgspec structs."""
+        self._decoder = msgspec.msgpack.Decoder(messages)
+
+    def head(self, data: bytes | bytearray | memoryview) -> Any:
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise WireError(f"The peer sent a message that is not taken here: {error}.") from None
+
+
+class Channel:
+    """Frames over a blocking socket. One thread may send while another receives."""
+
+    def __init__(self, sock: socket.socket, reader: Reader) -> None:
+        self._socket = sock
+        self._reader = reader
+        self._prefix = bytearray(PREFIX.size)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, message: msgspec.Struct, body: memoryview | None = None) -> None:
+        """Send a frame; a body goes out as it lies in memory."""
+        self._socket.sendall(encode(message, len(body) if body is not None else 0))
+        if body is not None:
+            self._socket.sendall(body)
+
+    def receive(self, into: Callable[[Any, int], memoryview] | None = None) -> Any:
+        """The next message. If it has a body, `into(message, size)` says where it goes; it may refuse by WireError."""
+        self._fill(memoryview(self._prefix), start=True)
+        head_size, body_size = decode_prefix(self._prefix)
+        head = bytearray(head_size)
+        self._fill(memoryview(head))
+        message = self._reader.head(head)
+        if body_size:
+            if into is None:
+                raise WireError(f"A {type(message).__name__} has no body, and the peer announced {body_size} bytes.")
+            place = into(message, body_size)
+            if len(place) != body_size:
+                name = type(message).__name__
+                raise WireError(f"A {name} of {len(place)} bytes was expected, and the peer announced {body_size}.")
+            self._fill(place)
+        return message
+
+    def _fill(self, place: memoryview, start: bool = False) -> None:
+        while len(place):
+            count = self._socket.recv_into(place, min(len(place), CHUNK))
+            if count == 0:
+                if start and len(place) == PREFIX.size:
+                    raise Closed("The peer has closed the connection.")
+                raise WireError("The connection was cut in the midst of a message.")
+            place, start = place[count:], False
+
+    def finish(self) -> None:
+        """Say that nothing more will be sent. What the peer still sends can be received."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close it; a thread that waits in it wakes with an error."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

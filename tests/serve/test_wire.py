@@ -1,0 +1,144 @@
+"""Frames: what is sent is what is received, and nothing else gets in."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("msgspec")
+
+from paceline.serve import greeting
+from paceline.serve.messages import Accepted, Challenge, Granted, Join, Proof, Pull, Push, Refused
+from paceline.serve.wire import MAGIC, PREFIX, VERSION, Channel, Closed, Reader, WireError, encode
+
+TAKEN = Reader(Push | Pull | Granted)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = _tcp_pair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    ours.settimeout(5.0)
+    return ours, theirs
+
+
+def test_a_message_and_its_body_arrive_as_they_were_sent(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = Channel(pair[0], TAKEN), Channel(pair[1], TAKEN)
+    sent = bytes(range(256)) * 40_000
+    place = bytearray(len(sent))
+    sender = threading.Thread(target=theirs.send, args=(Push(7, (0.1, 0.2)), memoryview(sent)))
+    sender.start()
+    assert ours.receive(lambda message, size: memoryview(place)) == Push(7, (0.1, 0.2))
+    sender.join()
+    assert bytes(place) == sent
+    theirs.send(Granted(8, 3, None))
+    assert ours.receive() == Granted(8, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "does not speak paceline"),
+        (PREFIX.pack(MAGIC, VERSION + 1, 0, 0), "version 2 of the protocol"),
+        (PREFIX.pack(MAGIC, VERSION, 3, 0) + b"\xc1\xc1\xc1", "not taken here"),
+        (encode(Join(1)), "not taken here"),  # a message, but not one for this place
+        (encode(Pull(1), 2**63), "was expected"),
+        (encode(Pull(1))[:-1], "cut in the midst"),
+    ],
+)
+def test_what_was_not_agreed_is_refused(pair: tuple[socket.socket, socket.socket], frame: bytes, why: str) -> None:
+    pair[1].sendall(frame)
+    pair[1].shutdown(socket.SHUT_WR)
+    with pytest.raises(WireError, match=why):
+        Channel(pair[0], TAKEN).receive(lambda message, size: memoryview(bytearray(8)))
+
+
+def test_a_body_where_none_belongs_is_refused_before_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+    pair[1].sendall(encode(Granted(1, 1, None), 1 << 40))
+    with pytest.raises(WireError, match="has no body"):
+        Channel(pair[0], TAKEN).receive()
+
+
+def test_a_peer_that_hangs_up_between_messages_is_not_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    pair[1].close()
+    with pytest.raises(Closed):
+        Channel(pair[0], TAKEN).receive()
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+    ours, theirs = _tcp_pair()
+    with ours, theirs:
+        theirs.sendall(data)
+        theirs.shutdown(socket.SHUT_WR)
+        channel = Channel(ours, TAKEN)
+        try:
+            while True:
+                assert isinstance(channel.receive(lambda _m, _s: memoryview(bytearray(16))), Push | Pull | Granted)
+        except (WireError, Closed):
+            pass
+
+
+# Greeting
+
+
+def _greet(ours: bytes, theirs: bytes) -> tuple[str, str]:
+    """What the listener and the caller say of a greeting with these two tokens."""
+    said = {}
+    listener, caller = _tcp_pair()
+
+    def listen() -> None:
+        try:
+            greeting.listen(Channel(listener, Reader(Proof)), ours, "generation")
+            said["listener"] = "well"
+        except WireError as error:
+            said["listener"] = str(error)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        said["caller"] = greeting.call(Channel(caller, Reader(Challenge | Accepted | Refused)), theirs)
+    except WireError as error:
+        said["caller"] = str(error)
+    thread.join()
+    listener.close()
+    caller.close()
+    return said["listener"], said["caller"]
+
+
+def test_two_who_know_the_token_meet() -> None:
+    assert _greet(b"secret", b"secret") == ("well", "generation")
+
+
+def test_one_with_a_wrong_token_is_told_so() -> None:
+    listener, caller = _greet(b"secret", b"guess")
+    assert "token is wrong" in listener
+    assert "token is wrong" in caller
+
+
+def test_a_recorded_greeting_is_of_no_use() -> None:
+    asked = greeting.challenge("generation")
+    recorded = greeting.proof(b"secret", asked)
+    assert isinstance(greeting.judge(b"secret", asked, recorded), Accepted)
+    assert isinstance(greeting.judge(b"secret", greeting.challenge("generation"), recorded), Refused)
+
+
+def test_a_server_that_does_not_know_the_token_is_noticed() -> None:
+    asked = greeting.challenge("generation")
+    answer = greeting.proof(b"secret", asked)
+    with pytest.raises(WireError, match="does not know"):
+        greeting.verify(b"secret", asked, answer, Accepted(b"x" * 32))

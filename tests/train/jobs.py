@@ -1,0 +1,80 @@
+"""A whole job in one process: real sockets, a thread for each shard and worker. For tests that need no processes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from paceline.observe.events import Event
+from paceline.observe.observer import Recorder
+from paceline.policies import make
+from paceline.serve.coordinator import Coordinator
+from paceline.serve.shard import Shard
+
+
+class Job:
+    """A server that is up."""
+
+    def __init__(self, address: str, coordinator: Coordinator, events: list[Event]) -> None:
+        self.address, self.coordinator, self.events = address, coordinator, events
+
+    def finish(self) -> None:
+        """Wait until the coordinator has heard that everybody has left."""
+        for _ in range(500):
+            if self.coordinator.done.is_set():
+                return
+            time.sleep(0.01)
+        raise AssertionError("somebody is still there")
+
+    def work(self, *workers: Callable[[str], Any]) -> list[Any]:
+        """Run workers side by side; what each returned. An error of one is an error of all."""
+        results: list[Any] = [None] * len(workers)
+        errors: list[BaseException] = []
+
+        def run(number: int) -> None:
+            try:
+                results[number] = workers[number](self.address)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(workers))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+            assert not thread.is_alive(), "a worker hangs"
+        if errors:
+            raise errors[0]
+        return results
+
+
+@contextmanager
+def job(policy: str, shards: int = 1, workers: int = 1, lease: float = 30.0, token: bytes = b"") -> Iterator[Job]:
+    """Serve a job on this machine; it begins when so many workers have come."""
+    events: list[Event] = []
+    up: list[Job] = []
+    ready, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        coordinator = Coordinator(make(policy), shards, token, lease, Recorder(events.append), workers)
+        port = await coordinator.listen()
+        for number in range(shards):
+            target = lambda number=number: Shard(number, ("127.0.0.1", port), token).run()  # noqa: E731
+            threading.Thread(target=target, daemon=True).start()
+        up.append(Job(f"127.0.0.1:{port}", coordinator, events))
+        ready.set()
+        await asyncio.to_thread(over.wait)
+        await coordinator.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(30.0)
+    try:
+        yield up[0]
+    finally:
+        over.set()
+        thread.join(30.0)
