@@ -19,7 +19,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulate": {"policies", "observe"},
     "serve": {"policies", "model", "observe"},
     "train": {"model", "serve"},
-    "cli": {"policies", "observe", "simulate"},
+    "launch": {"observe", "serve"},
+    "cli": {"policies", "observe", "simulate", "launch"},
     "__main__": {"cli"},
 }
 #: What each room may import from outside the standard library.
@@ -30,6 +31,7 @@ OUTSIDE: dict[str, set[str]] = {
     "simulate": set(),
     "serve": {"msgspec", "torch"},
     "train": {"torch"},
+    "launch": set(),
     "cli": {"typer", "rich"},
     "__main__": set(),
 }

@@ -1,3 +1,20 @@
 """Distributed training that stays fast when the network, or a mix of unequal machines, is the bottleneck."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.train.session import Session, join
+
 __version__ = "0.1.0"
+__all__ = ["Session", "__version__", "join"]
+
+
+def __getattr__(name: str) -> Any:
+    """`paceline.join` needs torch, and policies and the simulator do not: it is imported when it is asked for."""
+    if name in ("join", "Session"):
+        from paceline.train import session
+
+        return getattr(session, name)
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")

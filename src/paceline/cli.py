@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib.util
 import json
@@ -181,6 +182,56 @@ def simulate(
     for path in (trace, plot):
         if path:
             errors.print(f"Written: {path}")
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    script: Annotated[list[str], typer.Argument(help="The training script and its arguments.")],
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    servers: Annotated[int, typer.Option(min=1, help="Shards of the model, a process each.")] = 1,
+    policy: Annotated[str, typer.Option("--policy", "-p", help="A policy with options.")] = "bsp:weights=mean",
+    lease: Annotated[float, typer.Option(min=0.1, help="Seconds of silence before a worker is given up.")] = 30.0,
+    restarts: Annotated[int, typer.Option(min=0, help="How often a crashed worker is started again.")] = 1,
+    trace: Annotated[Path | None, typer.Option(help="Write every event to this file, a line of JSON each.")] = None,
+) -> None:
+    """Train a script that calls paceline.join, with several processes on this machine."""
+    make(policy)
+    _check_target(trace, "--trace")
+    if not Path(script[0]).is_file():
+        _refuse(f"There is no script {script[0]!r}.")
+    if importlib.util.find_spec("torch") is None:
+        _refuse("Training needs torch: pip install 'paceline[torch]'.")
+    from paceline.launch import local  # only now: it needs what `simulate` does not
+
+    part = _part(trace)
+    try:
+        with _open(part) as file:
+            observer = Recorder(lambda event: _write(file, event)) if file else None
+            outcome = asyncio.run(
+                local.run(
+                    script,
+                    policy=policy,
+                    workers=workers,
+                    servers=servers,
+                    lease=lease,
+                    restarts=restarts,
+                    observer=observer,
+                )
+            )
+        if part and trace:
+            part.replace(trace)
+    except local.JobError as error:
+        errors.print(Text(str(error)))
+        raise typer.Exit(1) from None
+    finally:
+        if part:
+            part.unlink(missing_ok=True)
+    report = outcome.report
+    typer.echo(
+        f"{policy}: {report.updates} updates in {outcome.seconds:.1f} s, {report.samples_per_second:,.0f} samples/s, "
+        f"waiting {report.blocking_seconds / max(report.mean_iteration_seconds, 1e-9):.0%}, "
+        f"staleness {report.mean_staleness:.1f} (at most {report.max_staleness})"
+    )
 
 
 def _run(

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 
 from conformance.judge import Judge, judge_of
 from paceline.observe.driver import Fault
-from paceline.observe.events import Applied, Arrived, Computed, Event, Granted, Joined, Left, Pulled
+from paceline.observe.events import (
+    Applied,
+    Arrived,
+    Computed,
+    Event,
+    Granted,
+    Joined,
+    Left,
+    Pulled,
+    Pulling,
+    Pushing,
+    Turned,
+)
 from paceline.observe.observer import Recorder
 from paceline.policies import make, names
 from paceline.simulate import Cluster, ClusterSpec, SimulationError, WorkerSpec, load_cluster
@@ -134,6 +146,26 @@ def test_the_dead_do_not_push() -> None:
         died = computed.time + 1e-6
         events, _ = run(replace(spec, faults=(Fault(died, computed.worker, "kill"),)), "r2sp", streamed=True)
         assert all(time <= died for time in times(events, Arrived, computed.worker))
+
+
+def test_the_dead_do_not_wait_at_the_gates() -> None:
+    """Where transfers are let onto the servers' links in turn, one may die in the queue."""
+    spec = load_cluster("r2sp-a-vgg16").with_jitter(0.5)
+    calm, _ = run(spec, "r2sp", iterations=6)
+    waits: dict[type, list[tuple[int, float]]] = {Pushing: [], Pulling: []}
+    since: dict[tuple[type, int], float] = {}
+    for event in calm:
+        if isinstance(event, Turned | Granted):
+            since[Pushing if isinstance(event, Turned) else Pulling, event.worker] = event.time
+        elif isinstance(event, Pushing | Pulling):
+            began = since[type(event), event.worker]
+            if event.time > began + 0.05:
+                waits[type(event)].append((event.worker, (began + event.time) / 2))
+    for kind, waited in waits.items():
+        assert waited, "this cluster was to make them wait"
+        for worker, died in waited[:4]:
+            events, _ = run(replace(spec, faults=(Fault(died, worker, "kill"),)), "r2sp", iterations=6)
+            assert all(time <= died for time in times(events, kind, worker))
 
 
 def test_killing_the_dead_changes_nothing() -> None:

@@ -71,6 +71,8 @@ def test_the_floor_by_hand() -> None:
     assert limit_seconds(replace(spec, servers=1), streamed=False) == pytest.approx(8.0)
     one = replace(spec, workers=spec.workers[:1])
     assert limit_seconds(one, streamed=True) == pytest.approx(0.5 + 1.0 + (1.0 + 0.025) / 16 + 0.004)
+    wide = replace(one, servers=1, workers=(replace(one.workers[0], link=10 * one.server_link),))
+    assert limit_seconds(wide, streamed=False) == pytest.approx(0.5 + 1.0 + 1.0 + 0.1), "it waits for the server's link"
     slow_servers = replace(spec, apply_rate=0.05e9)
     assert limit_seconds(slow_servers, streamed=False) == pytest.approx(8 * 0.5)
     beside = spec.colocated()

@@ -115,6 +115,7 @@ class Coordinator:
         self.generation = secrets.token_hex(8)
         self.ledger = Ledger(policy, observer or Observer())
         self.lease = lease
+        self.joined_ever = False  # has any worker taken part?
         self.done = asyncio.Event()  # every worker that took part has left
         self._shards_wanted = shards
         self._workers_wanted = workers
@@ -272,7 +273,7 @@ class Coordinator:
         self._workers_wanted = 1  # later ones come one by one
         for member in list(self._members.values()):
             if not member.admitted:
-                member.admitted = True
+                member.admitted = self.joined_ever = True
                 self._carry_out(self.ledger.joined(member.worker, self.now))
 
     def _leave(self, member: Member) -> None:

@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Apply | Drop | Keep | Fence | Stop)
 FROM_WORKER = Reader(Proof | Hello | Begin | Push | Pull)
+TOKEN = "PACELINE_TOKEN"  # the variable that carries the job's token, in hexadecimal, to processes we start
 PIECE = 1 << 20  # bytes of weights sent at a time
 
 
@@ -305,8 +306,11 @@ def _send_pieces(sock: socket.socket, pull: _Pull) -> None:
 def main() -> None:
     """`python -m paceline.serve.shard NUMBER HOST PORT`, with the job's token in the environment."""
     number, host, port = sys.argv[1:]
-    token = bytes.fromhex(os.environ.get("PACELINE_TOKEN", ""))
-    Shard(int(number), (host, int(port)), token).run()
+    token = bytes.fromhex(os.environ.get(TOKEN, ""))
+    try:
+        Shard(int(number), (host, int(port)), token).run()
+    except ConnectionError as error:
+        sys.exit(f"Shard {number}: {error}" if isinstance(error, WireError) else None)  # else the job is over already
 
 
 if __name__ == "__main__":

@@ -1,0 +1,58 @@
+"""Handwritten digits (scikit-learn's bundled ones, no download) with a small convolutional network.
+
+python examples/digits.py                                                   # alone
+paceline run --workers 4 --policy r2sp:weights=mean examples/digits.py      # together
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import paceline
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=0.05)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target)
+    held_back = torch.arange(len(labels)) % 5 == 0
+    training = TensorDataset(images[~held_back], labels[~held_back])
+
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 16, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(16, 32, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(512, 10),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
+
+    with paceline.join(model, optimizer) as session:
+        for x, y in session.batches(training, batch_size=arguments.batch_size, epochs=arguments.epochs):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            session.step(loss)
+
+    if session.worker == 0:
+        with torch.no_grad():
+            right = (model(images[held_back]).argmax(1) == labels[held_back]).float().mean().item()
+        print(f"accuracy on digits not trained on: {right:.1%}")
+
+
+if __name__ == "__main__":
+    main()
