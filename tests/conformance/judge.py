@@ -71,6 +71,7 @@ class Judge:
     turns: float = float("inf")  # the largest number of seats in its ring, if it has one
     ring: bool = False  # is staleness bounded by the number of seats?
     at_once: bool = False  # is every update applied as it arrives?
+    fresh: bool = False  # is every update that is applied computed from the newest model?
 
     now: float = 0.0
     version: int = 0
@@ -169,6 +170,7 @@ class Judge:
         if self.ring:
             most = min(self.turns, len(task.company)) - 1
             assert staleness <= most, f"worker {worker}'s update is {staleness} versions old, not {most}"
+        assert staleness == 0 or not self.fresh, f"worker {worker}'s update is {staleness} versions old"
         return task
 
     def _settle(self, worker: int, iteration: int) -> Task:
@@ -184,7 +186,9 @@ def judge_of(spec: str) -> Judge:
     given = dict(part.split("=", 1) for part in options.split(",")) if options and "(" not in options else {}
     match name:
         case "bsp" if not {"backup", "fraction"} & given.keys():
-            return Judge(gap=0)
+            return Judge(gap=0, fresh=True)
+        case "bsp" | "ksync" | "kbatch":
+            return Judge(fresh=True)
         case "asp":
             return Judge(at_once=True)
         case "ssp":
