@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from itertools import count as counting
 
 import pytest
 from hypothesis import given, settings
@@ -15,42 +17,67 @@ from paceline.serve.samples import Range, Samples
 
 def test_ranges_follow_one_another_and_end_with_the_epoch() -> None:
     samples = Samples(size=10, epochs=2)
-    assert samples.take(0, 4) == Range(0, 0, 4)
-    assert samples.take(1, 4) == Range(0, 4, 8)
-    assert samples.take(0, 4) == Range(0, 8, 10)
-    assert samples.take(0, 4) == Range(1, 0, 4)
+    assert samples.take(0, 1, 4) == Range(0, 0, 4)
+    assert samples.take(1, 1, 4) == Range(0, 4, 8)
+    assert samples.take(0, 2, 4) == Range(0, 8, 10)
+    assert samples.take(0, 3, 4) == Range(1, 0, 4)
+
+
+def test_asked_twice_for_the_same_number_it_gives_the_same_range() -> None:
+    samples = Samples(size=10, epochs=1)
+    assert samples.take(0, 1, 4) == samples.take(0, 1, 4) == Range(0, 0, 4)
+    assert samples.take(0, 2, 4) == Range(0, 4, 8)
 
 
 def test_what_a_departed_worker_had_is_handed_out_again() -> None:
     samples = Samples(size=8, epochs=1)
-    samples.take(0, 4)
-    samples.take(1, 4)
+    samples.take(0, 1, 4)
+    samples.take(1, 1, 4)
     samples.abandoned(0)
-    assert samples.take(1, 3) == Range(0, 0, 3)
-    assert samples.take(1, 3) == Range(0, 3, 4)
-    assert samples.take(1, 3) is None
-    samples.arrived(1, "update")
+    assert samples.take(1, 2, 3) == Range(0, 0, 3)
+    assert samples.take(1, 3, 3) == Range(0, 3, 4)
+    assert samples.take(1, 4, 3) is None
+    samples.arrived(1, [1, 2, 3], "update")
     assert not samples.all_done
     samples.done("update")
     assert samples.all_done
 
 
+def test_what_was_taken_ahead_counts_only_with_its_own_update() -> None:
+    samples = Samples(size=8, epochs=1)
+    samples.take(0, 1, 4)
+    samples.take(0, 2, 4)
+    samples.arrived(0, [1], "first")
+    samples.done("first")
+    assert not samples.all_done
+    samples.abandoned(0)
+    assert samples.take(1, 1, 9) == Range(0, 4, 8)
+
+
 def test_what_is_done_is_not_handed_out_again() -> None:
     samples = Samples(size=4, epochs=1)
-    samples.take(0, 4)
-    samples.arrived(0, "update")
+    samples.take(0, 1, 4)
+    samples.arrived(0, [1], "update")
     samples.abandoned(0)  # its worker has left; the update is in all the same
-    assert samples.take(1, 4) is None
+    assert samples.take(1, 1, 4) is None
     samples.done("update")
     assert samples.all_done
 
 
 def test_the_samples_of_a_discarded_update_are_handed_out_again() -> None:
     samples = Samples(size=4, epochs=1)
-    samples.take(0, 4)
-    samples.arrived(0, "update")
+    samples.take(0, 1, 4)
+    samples.arrived(0, [1], "update")
     samples.dropped("update")
-    assert samples.take(1, 4) == Range(0, 0, 4)
+    assert samples.take(1, 1, 4) == Range(0, 0, 4)
+
+
+def test_numbers_that_are_not_its_own_claim_nothing() -> None:
+    samples = Samples(size=4, epochs=1)
+    samples.take(0, 1, 4)
+    samples.arrived(1, [1], "a stranger's")
+    samples.done("a stranger's")
+    assert samples.trained == 0
 
 
 @settings(derandomize=True, deadline=None)
@@ -59,40 +86,50 @@ def test_the_samples_of_a_discarded_update_are_handed_out_again() -> None:
     epochs=st.integers(1, 3),
     steps=st.lists(
         st.tuples(
-            st.integers(0, 3), st.sampled_from(("applied", "discarded", "left", "still at it")), st.integers(1, 17)
+            st.integers(0, 3),
+            st.sampled_from(("applied", "discarded", "cancelled", "left", "still at it", "restored")),
+            st.integers(1, 17),
         ),
         max_size=60,
     ),
 )
 def test_every_sample_is_done_once_an_epoch(size: int, epochs: int, steps: list[tuple[int, str, int]]) -> None:
+    """Whatever happens to updates and workers, and though the whole position is saved and restored in between."""
     samples = Samples(size, epochs)
     done: Counter[tuple[int, int]] = Counter()
-    held: dict[int, list[Range]] = {}
+    held: dict[int, dict[int, Range]] = {}
+    numbers = counting(1)
 
     def apply(worker: int) -> None:
-        samples.arrived(worker, worker)
+        mine = held.pop(worker, {})
+        samples.arrived(worker, mine, worker)
         samples.done(worker)
-        for taken in held.pop(worker, []):
+        for taken in mine.values():
             done.update((taken.epoch, position) for position in range(taken.start, taken.stop))
 
     for worker, then, count in steps:
-        taken = samples.take(worker, count)
+        number = next(numbers)
+        taken = samples.take(worker, number, count)
         if taken is not None:
             assert 0 < taken.stop - taken.start <= count
-            held.setdefault(worker, []).append(taken)
+            held.setdefault(worker, {})[number] = taken
         if then == "applied":
             apply(worker)
         elif then == "discarded":
-            samples.arrived(worker, worker)
+            samples.arrived(worker, held.pop(worker, {}), worker)
             samples.dropped(worker)
-            held.pop(worker, None)
+        elif then == "cancelled":
+            samples.returned(worker, held.pop(worker, {}))
         elif then == "left":
             samples.abandoned(worker)
             held.pop(worker, None)
+        elif then == "restored":
+            samples = Samples.from_json(json.loads(json.dumps(samples.as_json())))
+            held.clear()
     for worker in list(held):
         apply(worker)
-    while (taken := samples.take(9, 7)) is not None:
-        held.setdefault(9, []).append(taken)
+    while (taken := samples.take(9, number := next(numbers), 7)) is not None:
+        held.setdefault(9, {})[number] = taken
     apply(9)
     assert samples.all_done
     assert done == Counter((epoch, position) for epoch in range(epochs) for position in range(size))

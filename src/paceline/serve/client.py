@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from paceline.model.half import WIDTH
 from paceline.serve import greeting
 from paceline.serve.messages import (
     Accepted,
@@ -57,7 +58,7 @@ class _Part:
     """One shard, and the part of the model that it holds."""
 
     def __init__(self, address: tuple[str, int], start: int, stop: int, token: bytes, hello: Hello) -> None:
-        self._bytes = slice(start * ELEMENT, stop * ELEMENT)
+        self._start, self._stop = start, stop
         self._channel = Channel(socket.create_connection(address), FROM_SHARD)
         try:
             greeting.call(self._channel, token)
@@ -67,15 +68,18 @@ class _Part:
             raise
 
     def begin(self, weights: memoryview) -> None:
-        self._channel.send(Begin(), weights[self._bytes])
+        self._channel.send(Begin(), self._mine(weights))
 
     def push(self, push: Push, gradient: memoryview) -> None:
-        self._channel.send(push, gradient[self._bytes])
+        self._channel.send(push, self._mine(gradient, WIDTH[push.dtype]))
         self._answer()
 
     def pull(self, pull: Pull, weights: memoryview) -> int:
         self._channel.send(pull)
-        return int(self._answer(weights[self._bytes]).version)
+        return int(self._answer(self._mine(weights)).version)
+
+    def _mine(self, flat: memoryview, width: int = ELEMENT) -> memoryview:
+        return flat[self._start * width : self._stop * width]
 
     def close(self) -> None:
         self._channel.close()
@@ -101,6 +105,8 @@ class Client:
             self._hang_up()
             raise
         self.version = 0  # of the model that was last pulled
+        self.life = 1  # how often this worker has joined; samples taken in an earlier life are not its own any more
+        self._taken = 0  # number of the last samples asked for
         self._sending = threading.Lock()
         self._threads = ThreadPoolExecutor(len(self._parts), thread_name_prefix="paceline")
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -131,11 +137,17 @@ class Client:
         compute_seconds: float,
         rates: Sequence[float],
         loss: float | None = None,
+        taken: Sequence[int] = (),
+        dtype: str = "float32",
     ) -> Granted:
-        """Push a gradient, wait for the Grant, and pull the model into `weights`."""
-        self._say(Ready(granted.iteration, self.version, batch_size, compute_seconds, loss))
+        """Push a gradient, wait for the Grant, and pull the model into `weights`.
+
+        taken: the numbers of the samples (`take`) that the gradient was computed from.
+        dtype: what the gradient's bytes are: float32, bfloat16 or float16.
+        """
+        self._say(Ready(granted.iteration, self.version, batch_size, compute_seconds, loss, tuple(taken)))
         if not self.welcome.gated or self._await_turn(granted.iteration):
-            push = Push(granted.iteration, tuple(rates))
+            push = Push(granted.iteration, tuple(rates), dtype)
             self._on_all(lambda part: part.push(push, gradient))
         return self.go_on(weights)
 
@@ -147,9 +159,10 @@ class Client:
         self.version = min(self._on_all(lambda part: part.pull(pull, weights)))
         return message
 
-    def take(self, granted: Granted, count: int, size: int, epochs: int) -> Given:
-        """Samples to train on in this iteration. If it was cancelled meanwhile, `go_on` and ask again."""
-        self._say(Want(granted.iteration, count, size, epochs))
+    def take(self, count: int, size: int, epochs: int) -> Given:
+        """Samples to train on, now or later; an empty range when there are no more."""
+        self._taken += 1
+        self._say(Want(self._taken, count, size, epochs))
         while not isinstance(message := self._hear_next(), Given):
             self._later.append(message)
         return message

@@ -305,14 +305,13 @@ class Coordinator:
         elif (self.samples.size, self.samples.epochs) != (want.size, want.epochs):
             ours = f"{self.samples.size} samples for {self.samples.epochs} epochs"
             raise WireError(f"All workers must train on the same data: {ours}, not {want.size} for {want.epochs}.")
-        if want.iteration != member.iteration:  # cancelled while it asked: what it got now would be lost
-            member.peer.send(Given(cancelled=True))
-            return
-        given = self.samples.take(member.worker, max(1, want.count))
-        member.peer.send(Given(*given) if given else Given())
+        given = self.samples.take(member.worker, want.number, max(1, want.count))
+        member.peer.send(Given(want.number, *given) if given else Given(want.number))
 
     def _ready(self, member: Member, ready: Ready) -> None:
         if ready.iteration != member.iteration:
+            if self.samples:
+                self.samples.returned(member.worker, ready.taken)
             return  # of a cancelled iteration
         member.ready = ready
         self._observer.pulled(self.now, member.worker, ready.base_version)
@@ -343,7 +342,7 @@ class Coordinator:
         )
         identity = self._identity[update] = Identity(member.worker, member.incarnation, ready.iteration)
         if self.samples:
-            self.samples.arrived(member.worker, identity)
+            self.samples.arrived(member.worker, ready.taken, identity)
         self._carry_out(self.ledger.arrived(update, self.now))
 
     # Decisions
@@ -388,8 +387,9 @@ class Coordinator:
     def _cancel(self, cancel: policies.Cancel) -> None:
         member = self._members[cancel.worker]
         member.peer.send(Cancelled(member.iteration))
-        if self.samples:
-            self.samples.abandoned(cancel.worker)
+        if self.samples and member.ready:
+            self.samples.returned(member.worker, member.ready.taken)
+        member.ready = None
 
     def _wake_at(self, wake: policies.WakeAt) -> None:
         if self._wake:

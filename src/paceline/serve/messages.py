@@ -76,13 +76,14 @@ class Welcome(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """A gradient is computed."""
+    """A gradient is computed, of the samples that were given under these numbers."""
 
     iteration: int
     base_version: int
     batch_size: int
     compute_seconds: float
     loss: float | None
+    taken: tuple[int, ...] = ()
 
 
 class Turned(Message, frozen=True):
@@ -106,21 +107,21 @@ class Cancelled(Message, frozen=True):
 
 
 class Want(Message, frozen=True):
-    """Samples for an iteration: so many, of a dataset of this size, of so many epochs."""
+    """Samples to train on: so many, of a dataset of this size, of so many epochs. A worker numbers what it asks for."""
 
-    iteration: int
+    number: int
     count: int
     size: int
     epochs: int
 
 
 class Given(Message, frozen=True):
-    """Positions of an epoch's order to train on; none when there are no more, or when the iteration was cancelled."""
+    """Positions of an epoch's order to train on; none when there are no more."""
 
+    number: int
     epoch: int = 0
     start: int = 0
     stop: int = 0
-    cancelled: bool = False
 
 
 class Beat(Message, frozen=True):
@@ -150,6 +151,7 @@ class Push(Message, frozen=True):
 
     iteration: int
     rates: tuple[float, ...]  # the learning rate of each parameter group
+    dtype: str = "float32"  # of the body: float32, bfloat16 or float16
 
 
 class Pull(Message, frozen=True):

@@ -1,15 +1,16 @@
 """Who trains on which samples: each sample once an epoch, whoever comes and goes.
 
-Samples are handed out as ranges of positions in the epoch's order (which the workers shuffle alike). They are *done*
-when the update computed from them has changed the model. Those of a cancelled iteration, of a discarded update, and of
-one who left before its update arrived are handed out again.
+Samples are handed out as ranges of positions in the epoch's order (which the workers shuffle alike). Each range that a
+worker gets has a number, so that it can take several ahead of time and say later which of them an update was computed
+from. Samples are *done* when that update has changed the model. Those of a cancelled iteration, of a discarded update,
+and of one who left before its update arrived are handed out again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
@@ -25,13 +26,20 @@ class Samples:
 
     def __init__(self, size: int, epochs: int) -> None:
         self.size, self.epochs = size, epochs
+        self.trained = 0  # samples that are done, over all epochs
         self._epoch = self._position = 0
         self._returned: deque[Range] = deque()
-        self._out: dict[int, list[Range]] = {}  # worker → what it was given for this iteration
+        self._out: dict[int, dict[int, Range]] = {}  # worker → what it was given, by number
         self._arrived: dict[Hashable, list[Range]] = {}  # update → what it was computed from
 
-    def take(self, worker: int, count: int) -> Range | None:
-        """The next `count` samples or fewer, all of one epoch; None when all have been handed out."""
+    def take(self, worker: int, number: int, count: int) -> Range | None:
+        """The next `count` samples or fewer, all of one epoch; None when all have been handed out.
+
+        Asked again for the same number, it gives the same range.
+        """
+        known = self._out.get(worker, {}).get(number)
+        if known:
+            return known
         if self._returned:
             whole = self._returned.popleft()
             taken = whole._replace(stop=min(whole.stop, whole.start + count))
@@ -44,27 +52,59 @@ class Samples:
                 return None
             taken = Range(self._epoch, self._position, min(self.size, self._position + count))
             self._position = taken.stop
-        self._out.setdefault(worker, []).append(taken)
+        self._out.setdefault(worker, {})[number] = taken
         return taken
 
-    def arrived(self, worker: int, update: Hashable) -> None:
-        """The worker's update is in."""
-        self._arrived[update] = self._out.pop(worker, [])
+    def arrived(self, worker: int, numbers: Iterable[int], update: Hashable) -> None:
+        """The worker's update, computed from these ranges, is in."""
+        self._arrived[update] = self._claim(worker, numbers)
 
     def done(self, update: Hashable) -> None:
         """The update has changed the model."""
-        self._arrived.pop(update, None)
+        self.trained += sum(each.stop - each.start for each in self._arrived.pop(update, []))
 
     def dropped(self, update: Hashable) -> None:
         """The update was discarded."""
         self._returned.extend(self._arrived.pop(update, []))
 
+    def returned(self, worker: int, numbers: Iterable[int]) -> None:
+        """The worker's iteration was cancelled: of these no update will come."""
+        self._returned.extend(self._claim(worker, numbers))
+
     def abandoned(self, worker: int) -> None:
-        """The worker has left, or its iteration was cancelled, and no update will come."""
-        self._returned.extend(self._out.pop(worker, []))
+        """The worker has left, and no update will come of what it still had."""
+        self._returned.extend(self._out.pop(worker, {}).values())
 
     @property
     def all_done(self) -> bool:
         """Has every sample of every epoch been trained on?"""
-        handed_out = self._epoch >= self.epochs or (self._epoch == self.epochs - 1 and self._position == self.size)
-        return handed_out and not any((self._returned, self._out, self._arrived))
+        return self.trained == self.size * self.epochs
+
+    def as_json(self) -> dict[str, Any]:
+        """The position; whatever is not done counts as not handed out."""
+        open_ranges = [*self._returned]
+        for ranges in self._out.values():
+            open_ranges.extend(ranges.values())
+        for waiting in self._arrived.values():
+            open_ranges.extend(waiting)
+        return {
+            "size": self.size,
+            "epochs": self.epochs,
+            "epoch": self._epoch,
+            "position": self._position,
+            "trained": self.trained,
+            "open": sorted(open_ranges),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Samples:
+        """Go on where `as_json` was."""
+        samples = cls(value["size"], value["epochs"])
+        samples.trained, samples._epoch, samples._position = value["trained"], value["epoch"], value["position"]
+        samples._returned.extend(Range(*each) for each in value["open"])
+        return samples
+
+    def _claim(self, worker: int, numbers: Iterable[int]) -> list[Range]:
+        """What it was given under these numbers; ones that are not its own count for nothing."""
+        mine = self._out.get(worker, {})
+        return [mine.pop(number) for number in numbers if number in mine]

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from paceline.model.half import WIDTH, widen
 from paceline.model.slice import Slice
 from paceline.serve import greeting
 from paceline.serve.description import Description
@@ -206,6 +207,7 @@ class _Worker:
         self.shard, self.channel, self.sock = shard, channel, sock
         self.worker, self.incarnation = hello.worker, hello.incarnation
         self.buffer: torch.Tensor | None = None
+        self.narrow: bytearray | None = None  # where two-byte elements are received
 
     def run(self) -> None:
         shard = self.shard
@@ -215,7 +217,9 @@ class _Worker:
         while True:
             message = self.channel.receive(self._into)
             match message:
-                case Push(iteration, rates):
+                case Push(iteration, rates, dtype):
+                    if dtype != "float32" and self.narrow is not None and self.buffer is not None:
+                        widen(self.narrow, dtype, self.buffer.numpy())
                     self._pushed(iteration, rates)
                 case Pull(version):
                     self._send_weights(version)
@@ -239,11 +243,18 @@ class _Worker:
             return part.buffer
         if not isinstance(message, Push):
             raise WireError(f"A {type(message).__name__} has no body.")
-        if size != part.weights.numel() * 4:
-            raise WireError(f"A push to this shard has {part.weights.numel() * 4} bytes, not {size}.")
+        if message.dtype not in WIDTH:
+            raise WireError(f"A gradient is sent as {', '.join(WIDTH)}, not as {message.dtype!r:.80}.")
+        due = part.weights.numel() * WIDTH[message.dtype]
+        if size != due:
+            raise WireError(f"A push of {message.dtype} to this shard has {due} bytes, not {size}.")
         with self.shard._state:
             self.buffer = self.shard._spare.pop() if self.shard._spare else torch.empty_like(part.weights)
-        return self.buffer.numpy().data.cast("B")
+        if message.dtype == "float32":
+            return self.buffer.numpy().data.cast("B")
+        if self.narrow is None:
+            self.narrow = bytearray(due)
+        return memoryview(self.narrow)
 
     def _pushed(self, iteration: int, rates: tuple[float, ...]) -> None:
         shard, buffer = self.shard, self.buffer

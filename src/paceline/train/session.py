@@ -78,6 +78,8 @@ class Session:
         self.model, self.optimizer = model, optimizer
         self._remote = remote
         self._batch = 0  # samples since the last step
+        self._taken: list[int] = []  # and the numbers they were given under
+        self._batches_alone = 0
         self._since = time.perf_counter()
 
     @property
@@ -101,19 +103,17 @@ class Session:
         """What to train on next, until there is no more."""
         alone, remote = Samples(size, epochs), self._remote
         while remote is None:
-            taken = alone.take(0, batch_size)
+            self._batches_alone += 1
+            taken = alone.take(0, self._batches_alone, batch_size)
             if taken is None:
                 return
             yield taken
         while True:
-            granted = remote.granted
-            given = remote.client.take(granted, granted.batch_size or batch_size, size, epochs)
-            if given.cancelled:
-                remote.go_on()
-            elif given.start == given.stop:
+            given = remote.client.take(remote.granted.batch_size or batch_size, size, epochs)
+            if given.start == given.stop:
                 return
-            else:
-                yield Range(given.epoch, given.start, given.stop)
+            self._taken.append(given.number)
+            yield Range(given.epoch, given.start, given.stop)
 
     def step(self, loss: torch.Tensor | float | None = None, *, batch_size: int | None = None) -> None:
         """Give the gradients that are in the model, and go on with the newest weights."""
@@ -135,7 +135,9 @@ class Session:
             compute_seconds=time.perf_counter() - self._since,
             rates=[float(group["lr"]) for group in self.optimizer.param_groups],
             loss=float(loss.detach()) if isinstance(loss, torch.Tensor) else loss,
+            taken=self._taken,
         )
+        self._taken = []
         remote.flat.scatter()
         self._since = time.perf_counter()
 
