@@ -12,7 +12,8 @@ from typing import Any
 from paceline.observe.events import Event
 from paceline.observe.observer import Recorder
 from paceline.policies import make
-from paceline.serve.coordinator import Coordinator
+from paceline.serve.coordinator import Coordinator, Terms
+from paceline.serve.door import Door
 from paceline.serve.shard import Shard
 
 
@@ -60,12 +61,13 @@ def job(policy: str, shards: int = 1, workers: int = 1, lease: float = 30.0, tok
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        coordinator = Coordinator(make(policy), shards, token, lease, Recorder(events.append), workers)
-        port = await coordinator.listen()
+        terms = Terms(shards, workers, token, lease, policy=policy)
+        coordinator = Coordinator(make(policy), terms, Recorder(events.append))
+        door = Door("127.0.0.1", await coordinator.listen(), token)
         for number in range(shards):
-            target = lambda number=number: Shard(number, ("127.0.0.1", port), token).run()  # noqa: E731
+            target = lambda number=number: Shard(number, door).run()  # noqa: E731
             threading.Thread(target=target, daemon=True).start()
-        up.append(Job(f"127.0.0.1:{port}", coordinator, events))
+        up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
         ready.set()
         await asyncio.to_thread(over.wait)
         await coordinator.close()

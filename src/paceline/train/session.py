@@ -130,7 +130,6 @@ class Session:
         remote.granted = remote.client.exchange(
             remote.flat.gradient_bytes(),
             remote.flat.weights_bytes(),
-            granted=remote.granted,
             batch_size=samples,
             compute_seconds=time.perf_counter() - self._since,
             rates=[float(group["lr"]) for group in self.optimizer.param_groups],
