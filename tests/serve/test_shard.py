@@ -79,7 +79,7 @@ class Stage:
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            door = Door(*listener.getsockname()[:2], b"secret")
+            door = Door("127.0.0.1", listener.getsockname()[1], b"secret")
             shard = threading.Thread(target=lambda: Shard(0, door).run(), daemon=True)
             shard.start()
             sock, _ = listener.accept()
@@ -169,6 +169,7 @@ def test_a_worker_that_was_given_up_is_fenced_off(stage: Stage) -> None:
 def test_a_gradient_that_is_not_a_number_touches_nothing(stage: Stage) -> None:
     bad, good = stage.worker(1), stage.worker(2)
     assert "NaN" in bad.push(1, float("nan")).reason  # type: ignore[attr-defined]
+    assert "NaN" in stage.hears().reason, "and it is counted"
     assert good.push(1, 1.0) == Pushed(1)
     assert stage.hears() == Arrived(Identity(2, 1, 1))
     stage.orders(Apply(1, (Identity(2, 1, 1),), (1.0,), None))

@@ -31,7 +31,7 @@ class Ledger:
             Keep: self._kept,
             Cancel: self._cancelled,
         }
-        self.pushes_freely = type(policy).ready is Policy.ready
+        self.pushes_freely = getattr(type(policy), "ready", None) is Policy.ready
 
     def joined(self, worker: WorkerId, now: float) -> list[Decision]:
         self.progress.add(worker)

@@ -18,10 +18,11 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from paceline import policies
-from paceline.observe.events import as_line
+from paceline.observe.events import Began, as_line
+from paceline.observe.journal import Journal
 from paceline.observe.ledger import Ledger
 from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.policies import Decision, Policy, Update
@@ -138,6 +139,11 @@ class Coordinator:
         self._subscribers: set[Peer] = set()
         watching = Recorder(self._broadcast)
         self._observer: Observer = Tee(observer, watching) if observer else watching
+        self._journal: IO[str] | None = None
+        if terms.record:
+            terms.record.mkdir(parents=True, exist_ok=True)
+            self._journal = (terms.record / f"decisions-{self.generation}.jsonl").open("w")
+            policy = cast(Policy, Journal(policy, terms.policy, self._journalize))
         self.ledger = Ledger(policy, self._observer)
         self.joined_ever = False  # has any worker taken part?
         self.done = asyncio.Event()  # everybody who took part has left of their own accord
@@ -238,6 +244,9 @@ class Coordinator:
         await asyncio.sleep(0)
         for peer in self._shards.values():
             peer.close()
+        if self._journal:
+            self._journal.close()
+            self._journal = None
 
     # Meeting
 
@@ -275,12 +284,17 @@ class Coordinator:
         return await peer.receive()
 
     async def _serve_subscriber(self, peer: Peer) -> None:
+        peer.send(Happened(as_line(Began(self.now, "", self.terms.policy, "whole", 0))))
         self._subscribers.add(peer)
         try:
             while True:
                 await peer.receive()  # it has nothing to say; this ends when it goes
         finally:
             self._subscribers.discard(peer)
+
+    def _journalize(self, line: str) -> None:
+        if self._journal:
+            self._journal.write(line + "\n")
 
     def _broadcast(self, event: Any) -> None:
         if self._subscribers:

@@ -22,8 +22,8 @@ from paceline.serve import checkpoint
 from paceline.serve.checkpoint import Checkpoint, CheckpointError
 from paceline.serve.coordinator import Coordinator, Terms
 from paceline.serve.saving import Plan
-from paceline.serve.shard import TOKEN
 from paceline.serve.tls import Tls
+from paceline.serve.variables import TOKEN
 
 log = logging.getLogger(__name__)
 

@@ -64,13 +64,13 @@ from paceline.serve.messages import (
 from paceline.serve.record import Recording
 from paceline.serve.store import Fenced, Held, Store
 from paceline.serve.tls import Tls
+from paceline.serve.variables import TOKEN
 from paceline.serve.wire import Channel, Closed, Pieces, Reader, WireError
 
 log = logging.getLogger(__name__)
 
 FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Apply | Drop | Keep | Fence | Save | Stop)
 FROM_WORKER = Reader(Proof | Hello | Begin | Push | Pull)
-TOKEN = "PACELINE_TOKEN"  # the variable that carries the job's token, in hexadecimal, to processes we start
 BEAT_SECONDS = 1.0
 STRANGERS = 64  # connections that may be in the midst of their greeting
 CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for so long is ended
