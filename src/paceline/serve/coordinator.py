@@ -160,7 +160,7 @@ class Coordinator:
         self._giver: Member | None = None  # who gives them
         self._described: Description | None = None
         self._description = b""
-        self._workers_wanted = terms.workers
+        self._workers_wanted = 1 if restored else terms.workers  # not all may come back
         self._members: dict[int, Member] = {}
         self._incarnations: dict[int, int] = dict(terms.incarnations)
         self._awaited: set[int] = set()  # given up, and not back
