@@ -215,7 +215,7 @@ def work(
     number = worker_number() if workers == 1 else None
 
     async def worked() -> None:
-        crew = Crew(task, restarts, typer.echo)
+        crew = Crew(task, restarts, lambda line, aside: typer.echo(line, err=aside))
         try:
             await asyncio.gather(*(crew.keep(number, each) for each in range(workers)))
         finally:
@@ -314,6 +314,7 @@ class _Display:
     quiet: bool = False
 
     def __enter__(self) -> _Display:
+        self._console = Console(highlight=False, soft_wrap=True)
         self._part = unfinished(self.trace)
         self._opened = opened(self._part)
         self._file: IO[str] | None = self._opened.__enter__()
@@ -326,9 +327,9 @@ class _Display:
         if self._part:
             self._part.unlink(missing_ok=True)
 
-    def say(self, line: str) -> None:
-        """A line of somebody's output."""
-        Console(highlight=False, soft_wrap=True).print(Text(line))
+    def say(self, line: str, *, aside: bool) -> None:
+        """A line of somebody's output, or (aside) of what happened to them."""
+        (errors if aside else self._console).print(Text(line))
 
     def finish(self) -> None:
         """All went well."""

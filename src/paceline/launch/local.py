@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.launch.crew import Crew, Task
-from paceline.launch.processes import JobError
+from paceline.launch.processes import JobError, Say
 from paceline.launch.service import Options, Service
 from paceline.observe.observer import Observer, Tee, replay
 from paceline.observe.summary import Report, Summary
@@ -49,7 +49,7 @@ async def run(
     ranks: int = 1,
     hosts: Sequence[str] = (),
     observer: Observer | None = None,
-    say: Callable[[str], None] = print,
+    say: Say,
 ) -> Outcome:
     """Run a training script in `options.workers` workers over a server of their own, until all of them have ended."""
     token = secrets.token_bytes(16)
