@@ -56,7 +56,7 @@ KEYS = {
     "events",
     "wall_seconds",
 }
-ADDED = {"simulated_seconds", "warm_up_iterations"}
+ADDED = {"simulated_seconds", "warm_up_iterations", "updates_by_worker", "lost", "returned"}
 
 
 @dataclass
