@@ -483,7 +483,7 @@ class Coordinator:
         for member in list(self._members.values()):
             if not member.admitted:
                 member.admitted = self.joined_ever = True
-                self._carry_out(self.ledger.joined(member.worker, self.now))
+                self._carry_out(self.ledger.joined(member.worker, self.now, member.incarnation))
 
     def _leave(self, member: Member, given_up: bool = False) -> None:
         if self._members.get(member.worker) is not member:
@@ -497,7 +497,7 @@ class Coordinator:
         self._tell_shards(Fence(member.worker, member.incarnation + 1))
         self._ask_for_weights()
         if member.admitted:
-            self._carry_out(self.ledger.left(member.worker, self.now))
+            self._carry_out(self.ledger.left(member.worker, self.now, lost=given_up))
         if not self._members and not self._awaited and self.joined_ever:
             self.done.set()
 
@@ -548,8 +548,9 @@ class Coordinator:
         if ready.batch_size < 1 or not 0 <= ready.base_version <= self.ledger.version:
             raise WireError("An update must be of one sample or more, and of a version that there was.")
         member.ready = ready
-        self._observer.pulled(self.now, member.worker, ready.base_version)
-        self._carry_out(self.ledger.ready(member.worker, self.now))
+        now = self.now
+        self._observer.pulled(now, member.worker, ready.base_version)
+        self._carry_out(self.ledger.ready(member.worker, now, ready.compute_seconds))
         self._whole(member)
 
     def _arrived(self, shard: int, update: Identity) -> None:
@@ -612,13 +613,20 @@ class Coordinator:
     def _apply(self, apply: policies.Apply) -> None:
         identities = tuple(self._identity[update] for update in apply.updates)
         self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix))
+        self._trained(*identities)
         for identity in identities:
-            if self.samples:
-                self.samples.done(identity)
             self._applied[identity.worker, identity.incarnation] = identity.iteration
         if apply.mix is None:
             for update in apply.updates:
                 del self._identity[update]
+
+    def _trained(self, *updates: Identity) -> None:
+        """The samples of these updates are done."""
+        if self.samples:
+            for update in updates:
+                self.samples.done(update)
+            done, size = self.samples.trained, self.samples.size
+            self._observer.progressed(self.now, done // size, done, size * self.samples.epochs)
 
     def _discard(self, discard: policies.Discard) -> None:
         identity = self._identity.pop(discard.update)
@@ -629,8 +637,7 @@ class Coordinator:
     def _keep(self, keep: policies.Keep) -> None:
         identity = self._identity[keep.update]
         self._tell_shards(Keep(identity, keep.slot))
-        if self.samples:
-            self.samples.done(identity)
+        self._trained(identity)
 
     def _cancel(self, cancel: policies.Cancel) -> None:
         member = self._members[cancel.worker]
