@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.serve.pace import Pace, coordinate
     from paceline.train.session import Session, join
 
 __version__ = "0.1.0"
-__all__ = ["Session", "__version__", "join"]
+__all__ = ["Pace", "Session", "__version__", "coordinate", "join"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from paceline.train import session
 
         return getattr(session, name)
+    if name in ("coordinate", "Pace"):
+        from paceline.serve import pace
+
+        return getattr(pace, name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")
