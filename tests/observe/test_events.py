@@ -22,6 +22,7 @@ from paceline.observe.events import (
     Joined,
     Kept,
     Left,
+    Measured,
     Progressed,
     Pulled,
     Pulling,
@@ -56,6 +57,8 @@ ONE_OF_EACH: list[Event] = [
     Left(1e6 + 1 / 3, 4, True),
     Used(3.0, "in", 0.5),
     Progressed(3.5, 1, 1500, 4000),
+    Measured(3.5, 2, "accuracy", 0.97),
+    Measured(3.5, 2, "loss", float("-inf")),
 ]
 
 

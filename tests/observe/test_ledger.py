@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from paceline.observe.events import Applied, Arrived, Cancelled, Computed, Discarded, Event, Granted, Joined, Kept, Left
+from paceline.observe.events import (
+    Applied,
+    Arrived,
+    Cancelled,
+    Computed,
+    Discarded,
+    Event,
+    Granted,
+    Joined,
+    Kept,
+    Left,
+    Measured,
+)
 from paceline.observe.events import Turned as TurnedEvent
 from paceline.observe.ledger import Ledger
 from paceline.observe.observer import Recorder
@@ -127,7 +139,8 @@ def test_every_decision_that_is_an_event_is_written() -> None:
     book.says().joined(0, 0.0)
     mine = update(0)
     book.says(Keep(mine, 4), Discard(mine), Cancel(0), WakeAt(9.0)).measured("loss", 0, 0.5, 1.0)
-    assert book.events == [Kept(1.0, 0, 1, 4), Discarded(1.0, 0, 1), Cancelled(1.0, 0)]
+    said = [Measured(1.0, 0, "loss", 0.5), Kept(1.0, 0, 1, 4), Discarded(1.0, 0, 1), Cancelled(1.0, 0)]
+    assert book.events == said
 
 
 def test_where_pushes_are_free_nobody_need_be_asked() -> None:

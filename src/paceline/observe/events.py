@@ -149,6 +149,15 @@ class Progressed(NamedTuple):
     total: int
 
 
+class Measured(NamedTuple):
+    """A worker has measured something: an accuracy, a validation loss."""
+
+    time: float
+    worker: int
+    kind: str
+    value: float
+
+
 Event: TypeAlias = (
     Began
     | Joined
@@ -166,6 +175,7 @@ Event: TypeAlias = (
     | Left
     | Used
     | Progressed
+    | Measured
 )
 
 #: Every kind of event, by the name it has in a trace.
@@ -188,6 +198,7 @@ KINDS: dict[str, Any] = {
         Left,
         Used,
         Progressed,
+        Measured,
     )
 }
 
@@ -211,7 +222,8 @@ def as_line(event: Event) -> str:
 def from_line(line: str) -> Event:
     """The event that a line describes."""
     fields = json.loads(line)
-    if isinstance(fields.get("loss"), str):
-        fields["loss"] = float(fields["loss"])
+    for name in ("loss", "value"):
+        if isinstance(fields.get(name), str):
+            fields[name] = float(fields[name])
     kind: Callable[..., Event] = KINDS[fields.pop("event")]
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})

@@ -52,6 +52,8 @@ class Observer:
 
     def progressed(self, time: float, epoch: int, done: int, total: int) -> None: ...
 
+    def measured(self, time: float, worker: int, kind: str, value: float) -> None: ...
+
 
 class Recorder(Observer):
     """Makes trace events of what it sees, and hands them on."""

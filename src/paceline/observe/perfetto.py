@@ -203,6 +203,10 @@ class Perfetto(Observer):
     def progressed(self, time: float, epoch: int, done: int, total: int) -> None:
         self._count("samples", time, {"done": done})
 
+    def measured(self, time: float, worker: int, kind: str, value: float) -> None:
+        if math.isfinite(value):
+            self._count(kind, time, {f"worker {worker}": value})
+
     # A run
 
     def _begin(self, name: str) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from paceline.serve.door import Door
 from paceline.serve.life import Life, Over, Refusal, attempts
-from paceline.serve.messages import Given, Granted, Ready, Want
+from paceline.serve.messages import Given, Granted, Measured, Ready, Want
 from paceline.serve.tls import Tls
 from paceline.serve.wire import WireError
 
@@ -124,6 +124,10 @@ class Client:
             except Over:
                 self._live_again()
                 self.go_on(self._weights)
+
+    def measured(self, kind: str, value: float) -> None:
+        """Tell the policy, and whoever watches, what was measured: an accuracy, a validation loss."""
+        self._life.measured(Measured(kind, value))
 
     def close(self) -> None:
         """Leave the job."""

@@ -49,6 +49,7 @@ from paceline.serve.messages import (
     Keep,
     Leave,
     Loaded,
+    Measured,
     Proof,
     Ready,
     Refused,
@@ -77,6 +78,7 @@ HEARD_HERE = Reader(
     | Resume
     | Want
     | Ready
+    | Measured
     | Beat
     | Leave
     | Register
@@ -384,6 +386,9 @@ class Coordinator:
                         self._ready(member, message)
                     case Want():
                         self._give(member, message)
+                    case Measured(kind, value):
+                        if member.admitted:
+                            self._carry_out(self.ledger.measured(kind[:80], member.worker, value, self.now))
                     case Beat():
                         peer.send(message)
                     case Leave():

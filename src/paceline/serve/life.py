@@ -31,6 +31,7 @@ from paceline.serve.messages import (
     Hello,
     Join,
     Leave,
+    Measured,
     Pull,
     Push,
     Pushed,
@@ -148,6 +149,10 @@ class Life:
         while not (isinstance(message := self._hear_next(), Given) and message.number == want.number):
             self._later.append(message)
         return message
+
+    def measured(self, measured: Measured) -> None:
+        """Tell what was measured. It is not said twice: lost with its connection, it is lost."""
+        self._say(measured)
 
     def leave(self) -> None:
         """Say good-bye."""

@@ -134,6 +134,13 @@ class Cancelled(Message, frozen=True):
     iteration: int
 
 
+class Measured(Message, frozen=True):
+    """Something was measured outside of training: an accuracy, a validation loss."""
+
+    kind: str
+    value: float
+
+
 class Want(Message, frozen=True):
     """Samples to train on: so many, of a dataset of this size, of so many epochs. A worker numbers what it asks for."""
 
