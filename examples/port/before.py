@@ -1,7 +1,7 @@
 """Classify handwritten digits with a small convolutional network.
 
-The data is MNIST in the files it is published in, in a folder given with --data. Without one, the small digits that come
-with scikit-learn are used instead, enlarged to the same size.
+The data is MNIST in the files it is published in, in a folder given with --data. Without one, the small digits that
+come with scikit-learn are used instead, enlarged to the same size.
 """
 
 import argparse
