@@ -24,16 +24,10 @@ if "epochs" not in inspect.signature(Samples.take).parameters:
 
         if self.samples is None:
             self.samples = Samples(want.size, want.epochs)
-        assert self.samples.size == want.size
-        known = max(self.samples.epochs, want.epochs)
-        self.samples.epochs = want.epochs
-        if self.samples._epoch < want.epochs:
-            given = self.samples.take(member.worker, want.number, max(1, want.count))
-        else:
-            given = None
-        if self.samples._epoch >= want.epochs:
-            self.samples._epoch, self.samples._position = want.epochs - 1, self.samples.size
-        self.samples.epochs = known
+        samples = self.samples
+        samples.epochs = max(samples.epochs, want.epochs)
+        over = samples._epoch >= want.epochs or (samples._epoch + 1 == want.epochs and samples._position == samples.size)
+        given = None if over else samples.take(member.worker, want.number, max(1, want.count))
         member.peer.send(Given(want.number, *given) if given else Given(want.number))
 
     Coordinator._give = _give  # type: ignore[method-assign]
