@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": {"policies", "model", "observe"},
     "train": {"model", "serve"},
     "launch": {"observe", "serve"},
-    "cli": {"policies", "observe", "simulate", "launch"},
+    "cli": {"policies", "observe", "simulate", "serve", "launch"},
     "__main__": {"cli"},
 }
 #: What each room may import from outside the standard library.
@@ -29,7 +29,7 @@ OUTSIDE: dict[str, set[str]] = {
     "model": {"torch", "numpy"},
     "observe": {"rich", "matplotlib"},
     "simulate": set(),
-    "serve": {"msgspec", "torch"},
+    "serve": {"msgspec", "numpy", "safetensors", "torch"},
     "train": {"torch"},
     "launch": set(),
     "cli": {"typer", "rich"},

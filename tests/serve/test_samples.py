@@ -133,3 +133,16 @@ def test_every_sample_is_done_once_an_epoch(size: int, epochs: int, steps: list[
     apply(9)
     assert samples.all_done
     assert done == Counter((epoch, position) for epoch in range(epochs) for position in range(size))
+
+
+def test_epochs_may_be_asked_for_one_after_the_other() -> None:
+    """As by a script with the loop over epochs outside: who is quick may be an epoch ahead of who is slow."""
+    samples = Samples(size=4, epochs=1)
+    assert samples.take(0, 1, 2, epochs=1) == Range(0, 0, 2)
+    assert samples.take(1, 1, 2, epochs=1) == Range(0, 2, 4)
+    assert samples.take(0, 2, 2, epochs=1) is None
+    assert samples.take(0, 2, 2, epochs=2) == Range(1, 0, 2)
+    assert samples.take(1, 2, 2, epochs=1) is None, "it is still in the first epoch"
+    samples.returned(0, [2])
+    assert samples.take(1, 2, 2, epochs=1) is None
+    assert samples.take(1, 2, 2, epochs=2) == Range(1, 0, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +17,17 @@ from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import OptimizerSpec
 from paceline.serve import greeting
 from paceline.serve.description import Description
+from paceline.serve.door import Door
 from paceline.serve.messages import (
     Accepted,
     Apply,
     Arrived,
+    Beat,
     Begin,
     Begun,
     Challenge,
+    Expelled,
+    Faulted,
     Fence,
     Hello,
     Identity,
@@ -40,7 +45,7 @@ from paceline.serve.shard import Shard
 from paceline.serve.wire import Channel, Reader
 
 SIZE = 4_000_000  # elements: far more than two sockets' buffers hold
-FROM_SHARD = Reader(Challenge | Accepted | Refused | Pushed | Weights)
+FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Pushed | Weights)
 
 
 class Worker:
@@ -74,32 +79,42 @@ class Stage:
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            shard = threading.Thread(target=lambda: Shard(0, listener.getsockname()[:2], b"secret").run(), daemon=True)
+            door = Door("127.0.0.1", listener.getsockname()[1], b"secret")
+            shard = threading.Thread(target=lambda: Shard(0, door).run(), daemon=True)
             shard.start()
             sock, _ = listener.accept()
         sock.settimeout(20.0)
         self.thread = shard
-        self.coordinator = Channel(sock, Reader(Proof | Register | Arrived | Begun))
-        greeting.listen(self.coordinator, b"secret", "generation")
-        self.port = self.coordinator.receive().port
+        self.channel = Channel(sock, Reader(Proof | Register | Arrived | Begun | Faulted | Beat))
+        greeting.listen(self.channel, b"secret", "generation")
+        self.port = self.hears().port
         layout = Layout((Tensor("w", (SIZE,), "float32", 0),))
         described = Description(layout, OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
-        self.coordinator.send(Setup(0, SIZE), memoryview(described))
+        self.orders(Setup(0, SIZE), memoryview(described))
         first = Worker(self.port, 0)
         first.channel.send(Begin(), np.zeros(SIZE, dtype=np.float32).data.cast("B"))
-        assert self.coordinator.receive() == Begun()
+        assert self.hears() == Begun(0, 1)
         self.workers = [first]
+
+    def orders(self, message: Any, body: memoryview | None = None) -> None:
+        self.channel.send(message, body)
+
+    def hears(self) -> Any:
+        """What the shard says next, but for its heartbeat."""
+        while (message := self.channel.receive()) == Beat():
+            pass
+        return message
 
     def worker(self, number: int, incarnation: int = 1) -> Worker:
         self.workers.append(Worker(self.port, number, incarnation))
         return self.workers[-1]
 
     def close(self) -> None:
-        self.coordinator.send(Stop())
+        self.orders(Stop())
         self.thread.join(20.0)
         for worker in self.workers:
             worker.channel.close()
-        self.coordinator.close()
+        self.channel.close()
 
 
 @pytest.fixture
@@ -112,15 +127,15 @@ def stage() -> Iterator[Stage]:
 def test_an_update_sent_twice_is_applied_once(stage: Stage) -> None:
     worker, update = stage.worker(1), Identity(1, 1, 1)
     assert worker.push(1, 0.5) == Pushed(1)
-    assert stage.coordinator.receive() == Arrived(update)
+    assert stage.hears() == Arrived(update)
     again = stage.worker(1)  # the answer was lost, and it comes over another connection
     assert again.push(1, 0.5) == Pushed(1)
-    stage.coordinator.send(Apply(1, (update,), (1.0,), None))
+    stage.orders(Apply(1, (update,), (1.0,), None))
     version, weights = worker.pull(1)
     assert version == 1
     assert np.all(weights == -0.5)
     assert again.push(2, 0.5) == Pushed(2)
-    assert stage.coordinator.receive() == Arrived(Identity(1, 1, 2)), "the repeated push was not reported again"
+    assert stage.hears() == Arrived(Identity(1, 1, 2)), "the repeated push was not reported again"
 
 
 def test_a_slow_reader_sees_one_version_and_delays_nobody(stage: Stage) -> None:
@@ -128,8 +143,8 @@ def test_a_slow_reader_sees_one_version_and_delays_nobody(stage: Stage) -> None:
     slow.channel.send(Pull(0))  # and does not read the answer yet
     for version in (1, 2):
         assert quick.push(version, 1.0) == Pushed(version)
-        stage.coordinator.receive()
-        stage.coordinator.send(Apply(version, (Identity(2, 1, version),), (1.0,), None))
+        stage.hears()
+        stage.orders(Apply(version, (Identity(2, 1, version),), (1.0,), None))
         newest, weights = quick.pull(version)
         assert newest == version
         assert np.all(weights == -version)
@@ -139,19 +154,23 @@ def test_a_slow_reader_sees_one_version_and_delays_nobody(stage: Stage) -> None:
 
 def test_a_worker_that_was_given_up_is_fenced_off(stage: Stage) -> None:
     old = stage.worker(1, incarnation=1)
-    stage.coordinator.send(Fence(1, 2))
+    stage.orders(Fence(1, 2))
     new = stage.worker(1, incarnation=2)
     assert new.push(1, 1.0) == Pushed(1)
-    assert stage.coordinator.receive() == Arrived(Identity(1, 2, 1))
-    stage.coordinator.send(Apply(1, (Identity(1, 2, 1),), (1.0,), None))
+    assert stage.hears() == Arrived(Identity(1, 2, 1))
+    stage.orders(Apply(1, (Identity(1, 2, 1),), (1.0,), None))
     assert new.pull(1)[0] == 1  # orders are carried out one after the other, so the fence is up
-    assert "given up" in old.push(1, 1.0).reason  # type: ignore[attr-defined]
+    with pytest.raises(OSError):  # its connection was cut
+        old.push(1, 1.0)
+    again = stage.worker(1, incarnation=1)  # and a new one does not help
+    assert isinstance(again.channel.receive(), Expelled)
 
 
 def test_a_gradient_that_is_not_a_number_touches_nothing(stage: Stage) -> None:
     bad, good = stage.worker(1), stage.worker(2)
     assert "NaN" in bad.push(1, float("nan")).reason  # type: ignore[attr-defined]
+    assert "NaN" in stage.hears().reason, "and it is counted"
     assert good.push(1, 1.0) == Pushed(1)
-    assert stage.coordinator.receive() == Arrived(Identity(2, 1, 1))
-    stage.coordinator.send(Apply(1, (Identity(2, 1, 1),), (1.0,), None))
+    assert stage.hears() == Arrived(Identity(2, 1, 1))
+    stage.orders(Apply(1, (Identity(2, 1, 1),), (1.0,), None))
     assert np.all(good.pull(1)[1] == -1.0)

@@ -56,7 +56,6 @@ def test_a_message_and_its_body_arrive_as_they_were_sent(pair: tuple[socket.sock
         (PREFIX.pack(MAGIC, VERSION, 3, 0) + b"\xc1\xc1\xc1", "not taken here"),
         (encode(Join(1)), "not taken here"),  # a message, but not one for this place
         (encode(Pull(1), 2**63), "was expected"),
-        (encode(Pull(1))[:-1], "cut in the midst"),
     ],
 )
 def test_what_was_not_agreed_is_refused(pair: tuple[socket.socket, socket.socket], frame: bytes, why: str) -> None:
@@ -64,6 +63,13 @@ def test_what_was_not_agreed_is_refused(pair: tuple[socket.socket, socket.socket
     pair[1].shutdown(socket.SHUT_WR)
     with pytest.raises(WireError, match=why):
         Channel(pair[0], TAKEN).receive(lambda message, size: memoryview(bytearray(8)))
+
+
+def test_a_message_cut_short_is_a_lost_connection(pair: tuple[socket.socket, socket.socket]) -> None:
+    pair[1].sendall(encode(Pull(1))[:-1])
+    pair[1].close()
+    with pytest.raises(Closed, match="cut in the midst"):
+        Channel(pair[0], TAKEN).receive()
 
 
 def test_a_body_where_none_belongs_is_refused_before_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,24 +12,9 @@ from typing import Any
 from paceline.observe.events import Event
 from paceline.observe.observer import Recorder
 from paceline.policies import make
-from paceline.serve.coordinator import Coordinator
-from paceline.serve.samples import Samples
+from paceline.serve.coordinator import Coordinator, Terms
+from paceline.serve.door import Door
 from paceline.serve.shard import Shard
-
-if "epochs" not in inspect.signature(Samples.take).parameters:
-    # Until the coordinator lets a job's epochs grow: as it will.
-    def _give(self: Any, member: Any, want: Any) -> None:
-        from paceline.serve.messages import Given
-
-        if self.samples is None:
-            self.samples = Samples(want.size, want.epochs)
-        samples = self.samples
-        samples.epochs = max(samples.epochs, want.epochs)
-        over = samples._epoch >= want.epochs or (samples._epoch + 1 == want.epochs and samples._position == samples.size)
-        given = None if over else samples.take(member.worker, want.number, max(1, want.count))
-        member.peer.send(Given(want.number, *given) if given else Given(want.number))
-
-    Coordinator._give = _give  # type: ignore[method-assign]
 
 
 class Job:
@@ -77,12 +61,13 @@ def job(policy: str, shards: int = 1, workers: int = 1, lease: float = 30.0, tok
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        coordinator = Coordinator(make(policy), shards, token, lease, Recorder(events.append), workers)
-        port = await coordinator.listen()
+        terms = Terms(shards, workers, token, lease, policy=policy)
+        coordinator = Coordinator(make(policy), terms, Recorder(events.append))
+        door = Door("127.0.0.1", await coordinator.listen(), token)
         for number in range(shards):
-            target = lambda number=number: Shard(number, ("127.0.0.1", port), token).run()  # noqa: E731
+            target = lambda number=number: Shard(number, door).run()  # noqa: E731
             threading.Thread(target=target, daemon=True).start()
-        up.append(Job(f"127.0.0.1:{port}", coordinator, events))
+        up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
         ready.set()
         await asyncio.to_thread(over.wait)
         await coordinator.close()

@@ -78,7 +78,7 @@ def test_a_model_that_is_moved_after_joining_still_gets_what_is_pulled() -> None
 
 
 def test_tied_frozen_unused_empty_and_foreign_parameters() -> None:
-    class Model(torch.nn.Module):
+    class Model(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.embed = torch.nn.Embedding(4, 3)
@@ -149,7 +149,7 @@ def test_a_sparse_gradient_is_refused() -> None:
     model = torch.nn.Embedding(5, 2, sparse=True)
     flat = flat_of(model)
     model(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match="The gradient of 'weight' is sparse.*make its layer with sparse=False"):
+    with pytest.raises(ValueError, match=r"The gradient of 'weight' is sparse.*make its layer with sparse=False"):
         flat.gather()
 
 
@@ -173,14 +173,14 @@ def test_a_lazy_model_is_refused_until_it_has_shapes() -> None:
 
 def test_a_complex_parameter_is_refused() -> None:
     model = torch.nn.Linear(3, 2, dtype=torch.complex64)
-    with pytest.raises(ValueError, match="'weight' is torch.complex64"):
+    with pytest.raises(ValueError, match=r"'weight' is torch\.complex64"):
         flat_of(model)
 
 
 # Statistics
 
 
-class Normed(torch.nn.Module):
+class Normed(torch.nn.Module):  # type: ignore[misc, name-defined]
     def __init__(self) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(2, 2)

@@ -1,4 +1,4 @@
-"""A wrapped optimizer is an optimizer: what people do around step() works as it did, on the server as in one process."""
+"""A wrapped optimizer is an optimizer: what people do around step() works, over a server as in one process."""
 
 from __future__ import annotations
 
@@ -166,9 +166,7 @@ def test_a_model_of_another_type_trains(running: Job, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
-def test_gradients_of_two_bytes_train_nearly_alike(
-    running: Job, wire: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_of_two_bytes_train_nearly_alike(running: Job, wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = model(), model()
     plain(theirs, sgd(theirs))
     monkeypatch.setenv("PACELINE_GRADIENTS", wire)
@@ -241,7 +239,7 @@ def test_the_batch_size_is_what_was_told_or_counted() -> None:
     losses: list[float | None] = []
 
     class Listening(Alone):
-        alone = False  # type: ignore[assignment]
+        alone = False
 
         def exchange(self, computed: Any) -> None:
             told.append((computed.batch_size, list(computed.taken)))
@@ -295,11 +293,11 @@ def test_the_server_hears_of_the_batch(running: Job) -> None:
 
 
 def test_an_optimizer_that_is_not_torchs_own_is_refused(running: Job) -> None:
-    class Mine(torch.optim.SGD):
+    class Mine(torch.optim.SGD):  # type: ignore[misc, name-defined]
         pass
 
     net = model()
-    with pytest.raises(ValueError, match="Mine is not torch.optim's own"):
+    with pytest.raises(ValueError, match=r"Mine is not torch\.optim's own"):
         paceline.wrap(Mine(net.parameters(), lr=0.1), net, connect=running.address)
 
 

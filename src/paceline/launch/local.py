@@ -1,26 +1,25 @@
-"""A whole job on this machine: the server, and a process for each worker. One Ctrl-C stops everything."""
+"""A whole job: the server, and a process for each worker. One Ctrl-C stops everything."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import signal
-import sys
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from paceline.observe.observer import Observer, Tee
+from paceline.launch.crew import Crew, Task
+from paceline.launch.processes import JobError, Say
+from paceline.launch.service import Options, Service
+from paceline.observe.observer import Observer, Tee, replay
 from paceline.observe.summary import Report, Summary
-from paceline.serve.server import server
-from paceline.serve.shard import TOKEN
+from paceline.serve.door import Door
+from paceline.serve.watch import watch
 
-CONNECT, WORKER = "PACELINE_CONNECT", "PACELINE_WORKER"
-TERMINATING = 3.0  # seconds that a worker has to end before it is killed
+EVERYWHERE = "0.0.0.0"
 
-
-class JobError(RuntimeError):
-    """A job that could not be finished. The message says what to do."""
+__all__ = ["JobError", "Options", "Outcome", "run"]
 
 
 @dataclass(frozen=True)
@@ -31,73 +30,89 @@ class Outcome:
     seconds: float
 
 
+class _Attendance(Observer):
+    """Has anybody come?"""
+
+    def __init__(self) -> None:
+        self.anybody = False
+
+    def joined(self, *_: object) -> None:
+        self.anybody = True
+
+
 async def run(
     script: Sequence[str],
+    options: Options,
     *,
-    policy: str,
-    workers: int,
-    servers: int = 1,
-    lease: float = 30.0,
     restarts: int = 1,
+    server_restarts: int = 3,
+    ranks: int = 1,
+    hosts: Sequence[str] = (),
     observer: Observer | None = None,
+    say: Say,
 ) -> Outcome:
-    """Run a training script in so many processes over a server of their own, until all of them have ended.
-
-    A worker that crashes is started again, `restarts` times in all; one crash more ends the job.
-    """
+    """Run a training script in `options.workers` workers over a server of their own, until all of them have ended."""
     token = secrets.token_bytes(16)
-    summary = Summary()
-    watching: Observer = summary if observer is None else Tee(summary, observer)
+    summary, attendance = Summary(), _Attendance()
+    watching: Observer = Tee(summary, attendance)
+    service = Service(options, token, server_restarts, say)
     loop = asyncio.get_running_loop()
-    async with server(policy, servers, token=token, lease=lease, workers=workers, observer=watching) as (
-        coordinator,
-        port,
-    ):
-        began = loop.time()
-        environment = os.environ | {CONNECT: f"127.0.0.1:{port}", TOKEN: token.hex()}
-        crew = _Crew(script, environment, restarts)
-        try:
-            await asyncio.gather(*(crew.keep(number) for number in range(workers)))
-        finally:
-            await crew.stop()
-        if not coordinator.joined_ever:
+    began = loop.time()
+    tasks: list[asyncio.Future[Any]] = []
+    crew: Crew | None = None
+    try:
+        await service.start()
+        door = Door(_here(options.host), service.port, token, options.tls)
+        started = asyncio.Event()
+        seen = asyncio.ensure_future(
+            _watch(service, door, Tee(watching, observer) if observer else watching, began, started)
+        )
+        tasks.append(seen)
+        await asyncio.wait((seen, asyncio.ensure_future(started.wait())), return_when=asyncio.FIRST_COMPLETED)
+        environment = options.tls.as_environment() if options.tls else {}
+        connect = f"{socket.gethostname() if hosts and options.host == EVERYWHERE else door.host}:{door.port}"
+        task = Task(script, connect, token, environment, ranks, hosts)
+        crew = Crew(task, restarts, say)
+        kept = asyncio.ensure_future(service.keep())
+        working = asyncio.gather(*(crew.keep(number, number) for number in range(options.workers)))
+        tasks += [kept, working]
+        await asyncio.wait((kept, working), return_when=asyncio.FIRST_COMPLETED)
+        if kept.done():
+            kept.result()  # its error, if that is why
+        await working
+        if not attendance.anybody:
             raise JobError(f"{script[0]} never called paceline.join, so there was nothing to do together.")
-        return Outcome(summary.report(), loop.time() - began)
+        seconds = loop.time() - began
+        await kept
+        await seen
+        return Outcome(summary.report(), seconds)
+    finally:
+        for waiting in tasks:
+            waiting.cancel()
+        if crew:
+            await crew.stop()
+        await service.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Crew:
-    """The workers' processes."""
+async def _watch(service: Service, door: Door, observer: Observer, began: float, started: asyncio.Event) -> None:
+    """Show the observer what happens, also when the server is started again; times go on from one to the next."""
+    loop = asyncio.get_running_loop()
+    while True:
+        offset: float | None = None
+        try:
+            async for event in watch(door):
+                if offset is None:
+                    offset = loop.time() - began - event.time
+                    started.set()
+                replay([event._replace(time=event.time + offset)], observer)
+        except OSError:
+            pass
+        if service.over:
+            return
+        await asyncio.sleep(0.1)
 
-    def __init__(self, script: Sequence[str], environment: dict[str, str], restarts: int) -> None:
-        self._command = [sys.executable, *script]
-        self._environment = environment
-        self._restarts = restarts
-        self._processes: dict[int, asyncio.subprocess.Process] = {}
 
-    async def keep(self, number: int) -> None:
-        """Run a worker to its end, and start it again if it crashes."""
-        while True:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, env=self._environment | {WORKER: str(number)}, start_new_session=True
-            )
-            self._processes[number] = process
-            code = await process.wait()
-            if code == 0:
-                return
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            if self._restarts <= 0:
-                raise JobError(f"Worker {number} {how}; its output above says why.")
-            self._restarts -= 1
-            print(f"Worker {number} {how}; it is started again.", file=sys.stderr)  # noqa: T201
-
-    async def stop(self) -> None:
-        """End whoever still runs."""
-        running = [process for process in self._processes.values() if process.returncode is None]
-        for process in running:
-            process.terminate()
-        for process in running:
-            try:
-                await asyncio.wait_for(process.wait(), TERMINATING)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+def _here(host: str) -> str:
+    """Where a server is found from this machine."""
+    return "127.0.0.1" if host == EVERYWHERE else host

@@ -40,6 +40,10 @@ class BSP(Policy):
         self.weigher = Weigher(weights, tuned=tune_batches)
         self.tuner = BatchTuner(max_growth) if tune_batches else None
 
+    @property
+    def least_workers(self) -> int:
+        return self.backup + 1
+
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         return [self._grant(worker, now)]
 

@@ -134,6 +134,11 @@ class Policy(ABC):
     #: One line for `paceline policies`.
     summary: ClassVar[str] = ""
 
+    @property
+    def least_workers(self) -> int:
+        """How many workers it takes for the options to make sense. With fewer it works, but as another scheme."""
+        return 1
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:

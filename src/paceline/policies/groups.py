@@ -97,6 +97,10 @@ class Groups(Policy):
 
     # What happens
 
+    @property
+    def least_workers(self) -> int:
+        return max(self.count, self.outer.least_workers) * self.inner.least_workers
+
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         number = worker % self.count
         group = self.groups.get(number)

@@ -73,6 +73,10 @@ class KSync(_FirstK):
     def __init__(self, k: K = 4, weights: Weights = "sum") -> None:
         super().__init__(k, weights)
 
+    @property
+    def least_workers(self) -> int:
+        return self.k
+
 
 class KBatch(_FirstK):
     summary = "as ksync, but the first `k` updates, whoever they are from"

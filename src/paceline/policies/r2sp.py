@@ -102,6 +102,10 @@ class R2SP(Policy):
 
     # What happens
 
+    @property
+    def least_workers(self) -> int:
+        return int(self.most_seats) if self.search is None and self.most_seats < math.inf else 1
+
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         seat = self.ring.add() if len(self.ring) < self.most_seats else self.ring.smallest()
         self.ring.sit(worker, seat)

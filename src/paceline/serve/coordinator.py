@@ -3,22 +3,31 @@
 It is told what happens by workers and shards, asks the policy, and carries its decisions out: an Apply goes to every
 shard with its number in the log, so all shards apply in one order; a Grant goes to its worker. It never sees a tensor.
 Everything happens in one event loop, one thing after the other.
+
+One coordinator is one generation of a server. When a shard is lost it has failed, and a new generation begins from the
+last checkpoint. Without any shard it only paces: somebody else moves the bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
-import socket
+import ssl
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, cast
 
 from paceline import policies
+from paceline.observe.events import Began, as_line
+from paceline.observe.journal import Journal
 from paceline.observe.ledger import Ledger
-from paceline.observe.observer import Observer
+from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.policies import Decision, Policy, Update
 from paceline.serve import greeting
+from paceline.serve.checkpoint import Checkpoint, CheckpointError
 from paceline.serve.description import Description
 from paceline.serve.messages import (
     Apply,
@@ -27,64 +36,60 @@ from paceline.serve.messages import (
     Begun,
     Cancelled,
     Drop,
+    Expelled,
+    Failed,
+    Faulted,
     Fence,
+    Give,
     Given,
     Granted,
+    Happened,
     Identity,
     Join,
     Keep,
     Leave,
+    Loaded,
     Proof,
     Ready,
     Refused,
     Register,
+    Resume,
+    Resumed,
+    Save,
+    Saved,
     Setup,
     Stop,
+    Subscribe,
     Turned,
     Want,
     Welcome,
 )
+from paceline.serve.peer import Peer
 from paceline.serve.samples import Samples
-from paceline.serve.wire import PREFIX, Reader, WireError, decode_prefix, encode
+from paceline.serve.saving import Plan, Saver
+from paceline.serve.wire import Reader, WireError
 
 log = logging.getLogger(__name__)
 
-HEARD_HERE = Reader(Proof | Join | Want | Ready | Beat | Leave | Register | Arrived | Begun)
+HEARD_HERE = Reader(
+    Proof
+    | Join
+    | Resume
+    | Want
+    | Ready
+    | Beat
+    | Leave
+    | Register
+    | Loaded
+    | Begun
+    | Arrived
+    | Saved
+    | Failed
+    | Faulted
+    | Subscribe
+)
 GREETING_SECONDS = 10.0
-MOST_WAITING = 1 << 20  # bytes that a peer may leave unread before it is given up
-
-
-class Peer:
-    """One connection: frames over a stream."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        sock = writer.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.host = str(writer.get_extra_info("peername")[0])
-        self.body = b""  # of the last message that had one
-
-    async def receive(self) -> Any:
-        head_size, body_size = decode_prefix(await self._reader.readexactly(PREFIX.size))
-        message = HEARD_HERE.head(await self._reader.readexactly(head_size))
-        if body_size:
-            if not isinstance(message, Join) or body_size > Description.MOST:
-                raise WireError(f"A {type(message).__name__} with {body_size} bytes is not taken here.")
-            self.body = await self._reader.readexactly(body_size)
-        return message
-
-    def send(self, message: Any, body: bytes = b"") -> None:
-        """Send without waiting; a peer that does not read is cut off."""
-        if self._writer.is_closing():
-            return
-        if self._writer.transport.get_write_buffer_size() > MOST_WAITING:
-            log.warning("a peer at %s does not read; its connection is cut", self.host)
-            self._writer.transport.abort()
-            return
-        self._writer.write(encode(message, len(body)) + body)
-
-    def close(self) -> None:
-        self._writer.close()
+SHARD_SILENCE = 20.0  # seconds of silence after which a shard counts as lost; it beats every second
 
 
 class Member:
@@ -95,44 +100,81 @@ class Member:
         self.heard = now
         self.admitted = False  # has the policy been told?
         self.iteration = 0
+        self.granted: Granted | None = None  # the last one
+        self.turned = False
         self.ready: Ready | None = None
         self.parts: set[int] = set()  # shards at which this iteration's update is in
+        self.answered = False  # has this iteration's update arrived, whole?
+
+    @property
+    def identity(self) -> Identity:
+        """Of the update that this iteration will give."""
+        return Identity(self.worker, self.incarnation, self.iteration)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a job is served under."""
+
+    shards: int = 1
+    workers: int = 1  # the job begins when so many have come; more may come later
+    token: bytes = b""
+    lease: float = 30.0  # seconds of silence before a worker is given up
+    saving: Plan | None = None
+    record: Path | None = None  # a folder that shards write every update to
+    policy: str = ""  # its name, for the checkpoint and the trace
+    tls: ssl.SSLContext | None = None
+    began: float | None = None  # the loop's time at which the job began, if it was not now
+    incarnations: dict[int, int] = field(default_factory=dict)  # the last of each worker, from the generation before
 
 
 class Coordinator:
     """The policy, at a listening socket."""
 
     def __init__(
-        self,
-        policy: Policy,
-        shards: int,
-        token: bytes = b"",
-        lease: float = 30.0,
-        observer: Observer | None = None,
-        workers: int = 1,
+        self, policy: Policy, terms: Terms, observer: Observer | None = None, restored: Checkpoint | None = None
     ) -> None:
-        """The job begins when so many workers have come; more may come later."""
+        self.terms = terms
         self.generation = secrets.token_hex(8)
-        self.ledger = Ledger(policy, observer or Observer())
-        self.lease = lease
+        self._subscribers: set[Peer] = set()
+        watching = Recorder(self._broadcast)
+        self._observer: Observer = Tee(observer, watching) if observer else watching
+        self._journal: IO[str] | None = None
+        if terms.record:
+            terms.record.mkdir(parents=True, exist_ok=True)
+            self._journal = (terms.record / f"decisions-{self.generation}.jsonl").open("w")
+            policy = cast(Policy, Journal(policy, terms.policy, self._journalize))
+        self.ledger = Ledger(policy, self._observer)
         self.joined_ever = False  # has any worker taken part?
-        self.done = asyncio.Event()  # every worker that took part has left
-        self._shards_wanted = shards
-        self._workers_wanted = workers
-        self._token = token
-        self._observer = observer or Observer()
+        self.done = asyncio.Event()  # everybody who took part has left of their own accord
+        self.failed = asyncio.Event()  # a shard is lost, or cannot work
+        self.reason = ""  # why it failed
+        self.hopeless = False  # would it fail again?
+        self.faults = 0  # peers that were turned away
+        self.samples: Samples | None = None
         self._shards: dict[int, Peer] = {}
+        self._heard_shard: dict[int, float] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
         self._complete = asyncio.Event()  # all shards are there
-        self._begun: set[int] = set()  # shards that have the first weights
+        self._begun: set[int] = set()  # shards that have weights to begin with
+        self._giver: Member | None = None  # who gives them
         self._described: Description | None = None
+        self._description = b""
+        self._workers_wanted = 1 if restored else terms.workers  # not all may come back
         self._members: dict[int, Member] = {}
-        self._incarnations: dict[int, int] = {}
+        self._incarnations: dict[int, int] = dict(terms.incarnations)
+        self._awaited: set[int] = set()  # given up, and not back
         self._identity: dict[Update, Identity] = {}
-        self.samples: Samples | None = None
+        self._applied: dict[tuple[int, int], int] = {}  # worker, incarnation → its newest iteration that was applied
+        self._restored = restored
+        self._saver: Saver | None = None
+        if terms.saving and terms.shards:
+            self._saver = Saver(terms.saving, terms.shards, self._order_save, restored.version if restored else None)
+        self._finishing: asyncio.Task[None] | None = None
+        self._closing = False
         self._wake: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
+        self._start = self._loop.time() if terms.began is None else terms.began
         self._server: asyncio.Server | None = None
         self._decide: dict[type, Callable[[Any], None]] = {
             policies.Grant: self._grant,
@@ -143,195 +185,388 @@ class Coordinator:
             policies.Cancel: self._cancel,
             policies.WakeAt: self._wake_at,
         }
+        if restored:
+            self._restore(restored)
+        if not terms.shards:
+            self._complete.set()
 
     @property
     def now(self) -> float:
         """Seconds since the job began."""
         return self._loop.time() - self._start
 
+    @property
+    def incarnations(self) -> dict[int, int]:
+        """The last incarnation of each worker."""
+        return dict(self._incarnations)
+
+    @property
+    def saved(self) -> int | None:
+        """The version of the last checkpoint."""
+        return self._saver.saved if self._saver else None
+
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Begin to listen; the port."""
-        self._server = await asyncio.start_server(self._meet, host, port)
+        self._server = await asyncio.start_server(self._meet, host, port, ssl=self.terms.tls)
         self._watch = self._loop.create_task(self._watch_leases())
         return int(self._server.sockets[0].getsockname()[1])
 
+    async def save(self) -> None:
+        """Write a last checkpoint, if the model has moved since the one before."""
+        saver = self._saver
+        if saver is None or self.failed.is_set() or len(self._begun) < self.terms.shards:
+            return
+        while not self.failed.is_set():
+            if not saver.busy:
+                if saver.saved == self.ledger.version:
+                    return
+                saver.begin(self.ledger.version, self.now, self._job())
+                if not saver.busy:
+                    return  # it could not be begun, and has been told
+            await asyncio.sleep(0.01)
+
     async def close(self) -> None:
         """Tell the shards to stop, and hang up."""
+        self._closing = True
         self._watch.cancel()
         if self._wake:
             self._wake.cancel()
+        if self._server:
+            self._server.close()
         for peer in self._shards.values():
             peer.send(Stop())
         for member in self._members.values():
             member.peer.close()
+        for subscriber in self._subscribers:
+            subscriber.close()
+        if self._finishing:
+            await self._finishing
         await asyncio.sleep(0)
         for peer in self._shards.values():
             peer.close()
-        if self._server:
-            self._server.close()
+        if self._journal:
+            self._journal.close()
+            self._journal = None
 
     # Meeting
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = Peer(reader, writer)
+        peer = Peer(reader, writer, HEARD_HERE)
         try:
-            asked = greeting.challenge(self.generation)
-            peer.send(asked)
-            verdict = greeting.judge(self._token, asked, await asyncio.wait_for(peer.receive(), GREETING_SECONDS))
-            peer.send(verdict)
-            if isinstance(verdict, Refused):
-                raise WireError(verdict.reason)
-            first = await asyncio.wait_for(peer.receive(), GREETING_SECONDS)
-            if isinstance(first, Register):
-                await self._serve_shard(peer, first)
-            elif isinstance(first, Join):
-                await self._serve_worker(peer, first)
-            else:
-                raise WireError(f"A {type(first).__name__} is out of place here.")
+            first = await asyncio.wait_for(self._greet(peer), GREETING_SECONDS)
+            match first:
+                case Register():
+                    await self._serve_shard(peer, first)
+                case Join() | Resume():
+                    await self._serve_worker(peer, first)
+                case Subscribe():
+                    await self._serve_subscriber(peer)
+                case _:
+                    raise WireError(f"A {type(first).__name__} is out of place here.")
         except asyncio.CancelledError:
             pass  # the server is closing
         except (asyncio.IncompleteReadError, TimeoutError, OSError) as error:
             log.info("a connection ended: %s", error)
             if isinstance(error, WireError):
+                self.faults += 1
                 peer.send(Refused(str(error)))
         finally:
             peer.close()
 
-    async def _serve_shard(self, peer: Peer, first: Register) -> None:
-        if first.shard in self._shards or not 0 <= first.shard < self._shards_wanted:
-            raise WireError(f"There is a shard {first.shard} already, or none is wanted.")
-        self._shards[first.shard] = peer
-        self._addresses[first.shard] = (peer.host, first.port)
-        if len(self._shards) == self._shards_wanted:
-            self._complete.set()
-        while True:
-            message = await peer.receive()
-            if isinstance(message, Arrived):
-                self._arrived(first.shard, message.update)
-            elif isinstance(message, Begun):
-                self._begun.add(first.shard)
-                self._admit_waiting()
-            else:
-                raise WireError(f"A {type(message).__name__} is out of place here.")
+    async def _greet(self, peer: Peer) -> Any:
+        """Who is it? Strangers do not get past this."""
+        asked = greeting.challenge(self.generation)
+        peer.send(asked)
+        verdict = greeting.judge(self.terms.token, asked, await peer.receive())
+        if isinstance(verdict, Refused):
+            raise WireError(verdict.reason)
+        peer.send(verdict)
+        return await peer.receive()
 
-    async def _serve_worker(self, peer: Peer, first: Join) -> None:
-        await self._complete.wait()
-        member = self._welcome(peer, first)
+    async def _serve_subscriber(self, peer: Peer) -> None:
+        peer.send(Happened(as_line(Began(self.now, "", self.terms.policy, "whole", 0))))
+        self._subscribers.add(peer)
+        try:
+            while True:
+                await peer.receive()  # it has nothing to say; this ends when it goes
+        finally:
+            self._subscribers.discard(peer)
+
+    def _journalize(self, line: str) -> None:
+        if self._journal:
+            self._journal.write(line + "\n")
+
+    def _broadcast(self, event: Any) -> None:
+        if self._subscribers:
+            happened = Happened(as_line(event))
+            for peer in self._subscribers:
+                peer.send(happened)
+
+    # Shards
+
+    async def _serve_shard(self, peer: Peer, first: Register) -> None:
+        shard = first.shard
+        if shard in self._shards or not 0 <= shard < self.terms.shards:
+            raise WireError(f"There is a shard {shard} already, or none is wanted.")
+        self._shards[shard] = peer
+        self._heard_shard[shard] = self.now
+        self._addresses[shard] = ("" if _is_loopback(peer.host) else peer.host, first.port)
+        if len(self._shards) == self.terms.shards:
+            if self._restored:
+                self._set_up_shards()
+            self._complete.set()
         try:
             while True:
                 message = await peer.receive()
-                member.heard = self.now
-                if self._members.get(member.worker) is not member:
-                    raise WireError("This worker has been given up; it must join again.")
-                if isinstance(message, Ready):
-                    self._ready(member, message)
-                elif isinstance(message, Want):
-                    self._give(member, message)
-                elif isinstance(message, Leave):
-                    self._leave(member)
+                self._heard_shard[shard] = self.now
+                self._from_shard(shard, message)
+        finally:
+            if not self._closing:
+                self.fail(f"Shard {shard} is lost.")
+
+    def _from_shard(self, shard: int, message: Any) -> None:
+        match message:
+            case Beat():
+                pass
+            case Arrived(update):
+                self._arrived(shard, update)
+            case Loaded():
+                self._begun.add(shard)
+                self._admit_waiting()
+            case Begun(worker, incarnation):
+                giver = self._giver
+                if giver and (giver.worker, giver.incarnation) == (worker, incarnation):
+                    self._begun.add(shard)
+                    self._admit_waiting()
+            case Saved(version, error):
+                self._saved(shard, version, error)
+            case Faulted(reason):
+                log.warning("shard %d turned a peer away: %s", shard, reason)
+                self.faults += 1
+            case Failed(reason):
+                self.hopeless = True
+                self.fail(f"Shard {shard} cannot work: {reason}")
+            case _:
+                raise WireError(f"A {type(message).__name__} is out of place here.")
+
+    def _set_up_shards(self) -> None:
+        assert self._described is not None
+        for number, part in enumerate(self._described.cut(self.terms.shards)):
+            record = f"{self.terms.record}/shard-{number}-{self.generation}.rec" if self.terms.record else ""
+            setup = Setup(part.start, part.stop, record=record)
+            if self._restored:
+                version, folder = self._restored.version, str(self._restored.folder.resolve())
+                setup = Setup(part.start, part.stop, folder, version, record)
+            self._shards[number].send(setup, self._description)
+
+    def fail(self, reason: str) -> None:
+        """This generation is over."""
+        if not self.failed.is_set():
+            self.reason = reason
+            self.failed.set()
+
+    # Workers
+
+    async def _serve_worker(self, peer: Peer, first: Join | Resume) -> None:
+        await self._complete.wait()
+        member = self._welcome(peer, first) if isinstance(first, Join) else self._take_back(peer, first)
+        if member is None:
+            return
+        try:
+            while True:
+                message = await peer.receive()
+                if self._members.get(member.worker) is not member or member.peer is not peer:
+                    peer.send(Expelled("This worker has been given up; it must join again."))
                     return
-                elif not isinstance(message, Beat):
-                    raise WireError(f"A {type(message).__name__} is out of place here.")
+                member.heard = self.now
+                match message:
+                    case Ready():
+                        self._ready(member, message)
+                    case Want():
+                        self._give(member, message)
+                    case Beat():
+                        peer.send(message)
+                    case Leave():
+                        self._leave(member)
+                        return
+                    case _:
+                        raise WireError(f"A {type(message).__name__} is out of place here.")
         except WireError:
             self._leave(member)
             raise
         # When the connection is merely lost, the lease decides.
 
     def _welcome(self, peer: Peer, join: Join) -> Member:
-        try:
-            described = Description.from_json(peer.body)
-        except (ValueError, KeyError, TypeError) as error:
-            raise WireError(f"The description of the model cannot be read: {error}") from None
-        first = self._described is None
-        if self._described is None:
-            self._described = described
-            for number, part in enumerate(described.cut(self._shards_wanted)):
-                self._shards[number].send(Setup(part.start, part.stop), peer.body)
-        difference = self._described.layout.differs_from(described.layout)
-        if difference:
-            raise WireError(f"All workers must train the same model: {difference}")
+        if self.terms.shards:
+            self._check_description(peer.body)
         worker = join.worker
         if worker is None:
             worker = next(number for number in range(len(self._members) + 1) if number not in self._members)
-        if worker in self._members:  # it comes back before its lease has run out
-            self._leave(self._members[worker])
+        before = self._members.get(worker)
+        if before:
+            if before.peer.is_open and self.now - before.heard < self.terms.lease / 2:
+                raise WireError(
+                    f"There is a worker {worker} already, and it is alive; give every worker a number of its own."
+                )
+            self._leave(before, given_up=True)  # it comes back before its lease has run out
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
         member = self._members[worker] = Member(worker, incarnation, peer, self.now)
+        self._awaited.discard(worker)
         shards = tuple(
             (*self._addresses[number], part.start, part.stop)
-            for number, part in enumerate(self._described.cut(self._shards_wanted))
+            for number, part in enumerate(self._described.cut(self.terms.shards) if self._described else ())
         )
-        gated = self.ledger.policy.streamed
-        peer.send(Welcome(worker, incarnation, self.generation, shards, self.lease, gated, first))
+        peer.send(Welcome(worker, incarnation, shards, self.terms.lease, self.ledger.policy.streamed))
+        self._ask_for_weights()
         self._admit_waiting()
         return member
 
+    def _check_description(self, text: bytes) -> None:
+        """All workers of a job train one model."""
+        try:
+            described = Description.from_json(text)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise WireError(f"The description of the model cannot be read: {error}") from None
+        if self._described is None:
+            try:
+                described.cut(self.terms.shards)
+            except ValueError as error:
+                raise WireError(f"The model cannot be cut: {error}; use fewer servers.") from None
+            self._described, self._description = described, text
+            self._set_up_shards()
+            return
+        if self._restored:
+            try:
+                self._restored.must_be_of(described)
+            except CheckpointError as error:
+                raise WireError(str(error)) from None
+        difference = self._described.layout.differs_from(described.layout)
+        if difference:
+            raise WireError(f"All workers must train the same model: {difference}.")
+        if self._described.optimizer.name != described.optimizer.name:
+            ours, its = self._described.optimizer.name, described.optimizer.name
+            raise WireError(f"All workers must use the same optimizer: {ours} here, and {its} there.")
+
+    def _take_back(self, peer: Peer, resume: Resume) -> Member | None:
+        """A worker whose connection was lost is back: both repeat what the other may have missed."""
+        member = self._members.get(resume.worker)
+        if member is None or member.incarnation != resume.incarnation:
+            peer.send(Expelled("This worker has been given up; it must join again."))
+            return None
+        log.info("worker %d is back on a new connection", member.worker)
+        member.peer.abort()
+        member.peer, member.heard = peer, self.now
+        peer.send(Resumed())
+        if member is self._giver and len(self._begun) < self.terms.shards:
+            peer.send(Give())
+        if member.granted:
+            peer.send(member.granted)
+            if member.turned:
+                peer.send(Turned(member.iteration))
+        return member
+
+    def _ask_for_weights(self) -> None:
+        """Somebody must give the weights that the model begins with, and if that one dies over it, another."""
+        if self._restored or len(self._begun) == self.terms.shards or not self._members:
+            return
+        if self._giver is None or self._members.get(self._giver.worker) is not self._giver:
+            self._begun.clear()
+            self._giver = next(iter(self._members.values()))
+            self._giver.peer.send(Give())
+
     def _admit_waiting(self) -> None:
         """Let the policy know of those who wait, once there is a model to train and enough to train it."""
-        if len(self._begun) < self._shards_wanted or len(self._members) < self._workers_wanted:
+        if len(self._begun) < self.terms.shards or len(self._members) < self._workers_wanted:
             return
         self._workers_wanted = 1  # later ones come one by one
+        self._save_if_due()  # a first one before anything has changed: there is always one to go back to
         for member in list(self._members.values()):
             if not member.admitted:
                 member.admitted = self.joined_ever = True
-                self._carry_out(self.ledger.joined(member.worker, self.now))
+                self._carry_out(self.ledger.joined(member.worker, self.now, member.incarnation))
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, member: Member, given_up: bool = False) -> None:
         if self._members.get(member.worker) is not member:
             return
         del self._members[member.worker]
+        if given_up:
+            self._awaited.add(member.worker)
+        self._drop_parts(member)
         if self.samples:
             self.samples.abandoned(member.worker)
         self._tell_shards(Fence(member.worker, member.incarnation + 1))
+        self._ask_for_weights()
         if member.admitted:
-            self._carry_out(self.ledger.left(member.worker, self.now))
-        if not self._members:
+            self._carry_out(self.ledger.left(member.worker, self.now, lost=given_up))
+        if not self._members and not self._awaited and self.joined_ever:
             self.done.set()
 
     async def _watch_leases(self) -> None:
+        """Give up whoever is silent for too long. If we ourselves were away, everybody gets their time again."""
+        pause = min(1.0, self.terms.lease / 4)
+        last = self.now
         while True:
-            await asyncio.sleep(self.lease / 4)
+            await asyncio.sleep(pause)
+            away, last = self.now - last - pause, self.now
+            if away > pause:
+                log.warning("the coordinator itself was held up for %.1f s; leases are extended", away)
+                for member in self._members.values():
+                    member.heard += away
+                for shard in self._heard_shard:
+                    self._heard_shard[shard] += away
             for member in list(self._members.values()):
-                if self.now - member.heard > self.lease:
-                    log.warning("worker %d has been silent for %.1f s and is given up", member.worker, self.lease)
-                    self._leave(member)
+                if self.now - member.heard > self.terms.lease:
+                    log.warning("worker %d was silent for %.1f s and is given up", member.worker, self.terms.lease)
+                    member.peer.send(Expelled("This worker was silent for too long; it must join again."))
                     member.peer.close()
+                    self._leave(member, given_up=True)
+            for shard, heard in self._heard_shard.items():
+                if self.now - heard > SHARD_SILENCE:
+                    self.fail(f"Shard {shard} has been silent for {SHARD_SILENCE:g} s.")
 
     # What happens
 
     def _give(self, member: Member, want: Want) -> None:
+        if want.size < 1 or want.epochs < 0 or want.count < 1:
+            raise WireError(f"There are no {want.count} samples in a dataset of {want.size} for {want.epochs} epochs.")
         if self.samples is None:
             self.samples = Samples(want.size, want.epochs)
-        elif (self.samples.size, self.samples.epochs) != (want.size, want.epochs):
-            ours = f"{self.samples.size} samples for {self.samples.epochs} epochs"
-            raise WireError(f"All workers must train on the same data: {ours}, not {want.size} for {want.epochs}.")
-        given = self.samples.take(member.worker, want.number, max(1, want.count))
+        elif self.samples.size != want.size:
+            raise WireError(
+                f"All workers must train on the same data: {self.samples.size} samples here, and {want.size} there."
+            )
+        given = self.samples.take(member.worker, want.number, want.count, want.epochs)
         member.peer.send(Given(want.number, *given) if given else Given(want.number))
 
     def _ready(self, member: Member, ready: Ready) -> None:
-        if ready.iteration != member.iteration:
+        if ready.iteration != member.iteration:  # of a cancelled iteration
             if self.samples:
                 self.samples.returned(member.worker, ready.taken)
-            return  # of a cancelled iteration
+            return
+        if member.answered or member.ready:
+            return  # it came back, and says again what was heard
+        if ready.batch_size < 1 or not 0 <= ready.base_version <= self.ledger.version:
+            raise WireError("An update must be of one sample or more, and of a version that there was.")
         member.ready = ready
-        self._observer.pulled(self.now, member.worker, ready.base_version)
-        self._carry_out(self.ledger.ready(member.worker, self.now))
+        now = self.now
+        self._observer.pulled(now, member.worker, ready.base_version)
+        self._carry_out(self.ledger.ready(member.worker, now, ready.compute_seconds))
         self._whole(member)
 
     def _arrived(self, shard: int, update: Identity) -> None:
         member = self._members.get(update.worker)
-        if member is None or member.incarnation != update.incarnation or member.iteration != update.iteration:
+        if member is None or member.identity != update:
             self._shards[shard].send(Drop(update))  # of one who has left, or of a cancelled iteration
-            return
-        member.parts.add(shard)
-        self._whole(member)
+        elif not member.answered:
+            member.parts.add(shard)
+            self._whole(member)
 
     def _whole(self, member: Member) -> None:
         """Does an update count? It does when all shards have it."""
         ready = member.ready
-        if ready is None or len(member.parts) < self._shards_wanted:
+        if ready is None or len(member.parts) < self.terms.shards:
             return
-        member.ready, member.parts = None, set()
+        member.ready, member.parts, member.answered = None, set(), True
         update = Update(
             member.worker,
             ready.iteration,
@@ -340,37 +575,58 @@ class Coordinator:
             ready.compute_seconds,
             ready.loss,
         )
-        identity = self._identity[update] = Identity(member.worker, member.incarnation, ready.iteration)
+        self._identity[update] = member.identity
         if self.samples:
-            self.samples.arrived(member.worker, ready.taken, identity)
+            self.samples.arrived(member.worker, ready.taken, member.identity)
         self._carry_out(self.ledger.arrived(update, self.now))
+
+    def _drop_parts(self, member: Member) -> None:
+        """Of an update that will never be whole."""
+        for shard in member.parts:
+            self._shards[shard].send(Drop(member.identity))
+        member.parts = set()
+        if self.samples and member.ready:
+            self.samples.returned(member.worker, member.ready.taken)
+        member.ready = None
 
     # Decisions
 
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             self._decide[type(decision)](decision)
+        self._save_if_due()
 
     def _grant(self, grant: policies.Grant) -> None:
         member = self._members[grant.worker]
+        self._drop_parts(member)
         member.iteration += 1
-        member.ready, member.parts = None, set()
-        member.peer.send(Granted(member.iteration, self.ledger.version, grant.batch_size))
+        member.answered = member.turned = False
+        member.granted = Granted(member.iteration, self.ledger.version, grant.batch_size)
+        member.peer.send(member.granted)
 
     def _turn(self, turn: policies.Turn) -> None:
         if self.ledger.policy.streamed:
             member = self._members[turn.worker]
+            member.turned = True
             member.peer.send(Turned(member.iteration))
 
     def _apply(self, apply: policies.Apply) -> None:
         identities = tuple(self._identity[update] for update in apply.updates)
         self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix))
-        if self.samples:
-            for identity in identities:
-                self.samples.done(identity)
+        self._trained(*identities)
+        for identity in identities:
+            self._applied[identity.worker, identity.incarnation] = identity.iteration
         if apply.mix is None:
             for update in apply.updates:
                 del self._identity[update]
+
+    def _trained(self, *updates: Identity) -> None:
+        """The samples of these updates are done."""
+        if self.samples:
+            for update in updates:
+                self.samples.done(update)
+            done, size = self.samples.trained, self.samples.size
+            self._observer.progressed(self.now, done // size, done, size * self.samples.epochs)
 
     def _discard(self, discard: policies.Discard) -> None:
         identity = self._identity.pop(discard.update)
@@ -381,15 +637,12 @@ class Coordinator:
     def _keep(self, keep: policies.Keep) -> None:
         identity = self._identity[keep.update]
         self._tell_shards(Keep(identity, keep.slot))
-        if self.samples:
-            self.samples.done(identity)
+        self._trained(identity)
 
     def _cancel(self, cancel: policies.Cancel) -> None:
         member = self._members[cancel.worker]
         member.peer.send(Cancelled(member.iteration))
-        if self.samples and member.ready:
-            self.samples.returned(member.worker, member.ready.taken)
-        member.ready = None
+        self._drop_parts(member)
 
     def _wake_at(self, wake: policies.WakeAt) -> None:
         if self._wake:
@@ -403,3 +656,45 @@ class Coordinator:
     def _tell_shards(self, message: Any) -> None:
         for peer in self._shards.values():
             peer.send(message)
+
+    # Checkpoints
+
+    def _save_if_due(self) -> None:
+        if self._saver and self._saver.is_due(self.ledger.version, self.now):
+            self._saver.begin(self.ledger.version, self.now, self._job())
+
+    def _order_save(self, version: int, folder: Path) -> None:
+        self._tell_shards(Save(version, str(folder.resolve())))
+
+    def _job(self) -> dict[str, Any]:
+        """What the coordinator knows at this point of the log."""
+        return {
+            "version": self.ledger.version,
+            "shards": self.terms.shards,
+            "policy": self.terms.policy,
+            "seconds": self.now,
+            "incarnations": {str(worker): last for worker, last in self._incarnations.items()},
+            "applied": [[*key, iteration] for key, iteration in self._applied.items()],
+            "samples": self.samples.as_json() if self.samples else None,
+            "description": json.loads(self._description),
+        }
+
+    def _saved(self, shard: int, version: int, error: str) -> None:
+        saver = self._saver
+        if saver and saver.written(shard, version, error):
+            self._finishing = self._loop.create_task(asyncio.to_thread(saver.finish))
+
+    def _restore(self, restored: Checkpoint) -> None:
+        job = restored.job
+        self._described = restored.description
+        self._description = self._described.as_json()
+        self.ledger.version = restored.version
+        self.samples = Samples.from_json(job["samples"]) if job["samples"] else None
+        self._applied = {(worker, incarnation): iteration for worker, incarnation, iteration in job["applied"]}
+        for worker, last in job["incarnations"].items():
+            known = self._incarnations.get(int(worker), 0)
+            self._incarnations[int(worker)] = max(last, known)
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")

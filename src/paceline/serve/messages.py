@@ -1,11 +1,15 @@
 """What is said on the wire, by whom to whom. Every message is a small typed struct; bytes travel beside it as a body.
 
-    worker ── Join, Want, Ready, Beat, Leave ──▶ coordinator ── Welcome, Granted, Given, Turned, Cancelled ──▶ worker
-    worker ── Push (+ gradient), Pull ──▶ shard ── Pushed, Weights (+ weights) ──▶ worker
-    shard ── Register, Arrived, Applied ──▶ coordinator ── Setup, Apply, Drop, Fence ──▶ shard
+    worker ── Join, Resume, Want, Ready, Beat, Leave ──▶ coordinator
+    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Beat, Expelled ── coordinator
+    worker ── Begin (+ weights), Push (+ gradient), Pull ──▶ shard ── Pushed, Weights (+ weights), Expelled ──▶ worker
+    shard ── Register, Loaded, Begun, Arrived, Saved, Failed, Beat ──▶ coordinator
+    shard ◀── Setup, Apply, Drop, Keep, Fence, Save, Stop ── coordinator
+    anybody ── Subscribe ──▶ coordinator ── Happened … ──▶ anybody
 
 An update's identity is (worker, incarnation, iteration): sent twice, it is applied once. An incarnation is a number
-that the coordinator gives a worker when it joins; of an older one nothing is accepted any more.
+that the coordinator gives a worker when it joins; of an older one nothing is accepted any more. A worker whose
+connection is lost comes back as the same incarnation with Resume, and both sides repeat what was not answered.
 """
 
 from __future__ import annotations
@@ -49,18 +53,35 @@ class Accepted(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Why the conversation ends here, in one sentence."""
+    """Why the conversation ends here, in one sentence. To come again would not help."""
 
     reason: str
+
+
+class Expelled(Message, frozen=True):
+    """This incarnation of a worker is over, in one sentence why. It may join again, and pull again."""
+
+    reason: str
+
+
+class Beat(Message, frozen=True):
+    """I am alive."""
 
 
 # Worker and coordinator
 
 
 class Join(Message, frozen=True):
-    """A worker wants to take part. The body is its Layout and OptimizerSpec as JSON."""
+    """A worker wants to take part. The body is its Layout and OptimizerSpec as JSON (none without shards)."""
 
     worker: int | None = None
+
+
+class Resume(Message, frozen=True):
+    """A worker whose connection was lost is back."""
+
+    worker: int
+    incarnation: int
 
 
 class Welcome(Message, frozen=True):
@@ -68,11 +89,17 @@ class Welcome(Message, frozen=True):
 
     worker: int
     incarnation: int
-    generation: str
-    shards: tuple[tuple[str, int, int, int], ...]  # host, port, and the elements each holds: start, stop
+    shards: tuple[tuple[str, int, int, int], ...]  # host ("": as mine), port, and the elements each holds: start, stop
     lease: float  # seconds of silence that are borne
     gated: bool  # does it wait for Turned before it pushes?
-    gives_weights: bool  # is it the first, whose weights the model begins with?
+
+
+class Resumed(Message, frozen=True):
+    """It still takes part."""
+
+
+class Give(Message, frozen=True):
+    """Give the shards the weights that the model begins with."""
 
 
 class Ready(Message, frozen=True):
@@ -122,10 +149,6 @@ class Given(Message, frozen=True):
     epoch: int = 0
     start: int = 0
     stop: int = 0
-
-
-class Beat(Message, frozen=True):
-    """I am alive."""
 
 
 class Leave(Message, frozen=True):
@@ -187,6 +210,20 @@ class Setup(Message, frozen=True):
 
     start: int
     stop: int
+    checkpoint: str = ""  # a folder to begin from; else the weights come from a worker
+    version: int = 0  # of the model in it
+    record: str = ""  # a file to write every update to
+
+
+class Loaded(Message, frozen=True):
+    """The model of the checkpoint is here."""
+
+
+class Begun(Message, frozen=True):
+    """The weights the model begins with are here, from this worker."""
+
+    worker: int
+    incarnation: int
 
 
 class Arrived(Message, frozen=True):
@@ -195,8 +232,16 @@ class Arrived(Message, frozen=True):
     update: Identity
 
 
-class Begun(Message, frozen=True):
-    """The weights the model begins with are here."""
+class Failed(Message, frozen=True):
+    """This shard cannot go on, in one sentence why."""
+
+    reason: str
+
+
+class Faulted(Message, frozen=True):
+    """A peer was turned away by this shard, in one sentence why. For the count."""
+
+    reason: str
 
 
 class Apply(Message, frozen=True):
@@ -228,5 +273,32 @@ class Fence(Message, frozen=True):
     incarnation: int
 
 
+class Save(Message, frozen=True):
+    """Write what you hold now into this folder."""
+
+    version: int
+    folder: str
+
+
+class Saved(Message, frozen=True):
+    """It is written, or not, in one sentence why."""
+
+    version: int
+    error: str = ""
+
+
 class Stop(Message, frozen=True):
     """The job is over."""
+
+
+# Whoever watches
+
+
+class Subscribe(Message, frozen=True):
+    """Tell me everything that happens from now on."""
+
+
+class Happened(Message, frozen=True):
+    """One trace event, as a line of JSON."""
+
+    line: str

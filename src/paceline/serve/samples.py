@@ -8,7 +8,6 @@ and of one who left before its update arrived are handed out again.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
@@ -28,31 +27,46 @@ class Samples:
         self.size, self.epochs = size, epochs
         self.trained = 0  # samples that are done, over all epochs
         self._epoch = self._position = 0
-        self._returned: deque[Range] = deque()
+        self._returned: list[Range] = []
         self._out: dict[int, dict[int, Range]] = {}  # worker → what it was given, by number
         self._arrived: dict[Hashable, list[Range]] = {}  # update → what it was computed from
 
-    def take(self, worker: int, number: int, count: int) -> Range | None:
+    def take(self, worker: int, number: int, count: int, epochs: int | None = None) -> Range | None:
         """The next `count` samples or fewer, all of one epoch; None when all have been handed out.
 
-        Asked again for the same number, it gives the same range.
+        Asked again for the same number, it gives the same range. epochs: only of the first so many. If they are more
+        than were known of, there are more from now on: a script need not know beforehand how long it will train.
         """
         known = self._out.get(worker, {}).get(number)
         if known:
             return known
-        if self._returned:
-            whole = self._returned.popleft()
-            taken = whole._replace(stop=min(whole.stop, whole.start + count))
-            if taken.stop < whole.stop:
-                self._returned.appendleft(whole._replace(start=taken.stop))
-        else:
-            if self._position == self.size and self._epoch < self.epochs:
-                self._epoch, self._position = self._epoch + 1, 0
-            if self._epoch >= self.epochs or not self.size:
-                return None
-            taken = Range(self._epoch, self._position, min(self.size, self._position + count))
-            self._position = taken.stop
-        self._out.setdefault(worker, {})[number] = taken
+        epochs = self.epochs if epochs is None else epochs
+        self.epochs = max(self.epochs, epochs)
+        taken = self._again(count, epochs) or self._next(count, epochs)
+        if taken:
+            self._out.setdefault(worker, {})[number] = taken
+        return taken
+
+    def _again(self, count: int, epochs: int) -> Range | None:
+        """Some that came back."""
+        for index, whole in enumerate(self._returned):
+            if whole.epoch < epochs:
+                taken = whole._replace(stop=min(whole.stop, whole.start + count))
+                if taken == whole:
+                    del self._returned[index]
+                else:
+                    self._returned[index] = whole._replace(start=taken.stop)
+                return taken
+        return None
+
+    def _next(self, count: int, epochs: int) -> Range | None:
+        """Some that nobody has had."""
+        if self._position == self.size and self._epoch + 1 < epochs:
+            self._epoch, self._position = self._epoch + 1, 0
+        if self._position == self.size or self._epoch >= epochs:
+            return None
+        taken = Range(self._epoch, self._position, min(self.size, self._position + count))
+        self._position = taken.stop
         return taken
 
     def arrived(self, worker: int, numbers: Iterable[int], update: Hashable) -> None:

@@ -1,50 +1,168 @@
-"""A whole parameter server on this machine: the coordinator in this process, and each shard in one of its own."""
+"""A whole parameter server on this machine: the coordinator in this process, and each shard in one of its own.
+
+It lives in generations. When a shard is lost, all are stopped, and a new generation begins at the same address from the
+last checkpoint; workers come back by themselves.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from paceline.observe.observer import Observer
-from paceline.policies import make
-from paceline.serve.coordinator import Coordinator
-from paceline.serve.shard import TOKEN
+from paceline.policies import Policy
+from paceline.serve import checkpoint
+from paceline.serve.checkpoint import Checkpoint, CheckpointError
+from paceline.serve.coordinator import Coordinator, Terms
+from paceline.serve.saving import Plan
+from paceline.serve.tls import Tls
+from paceline.serve.variables import TOKEN
+
+log = logging.getLogger(__name__)
 
 STOPPING = 5.0  # seconds that a shard has to stop before it is killed
 
 
-@asynccontextmanager
-async def server(
-    policy: str,
-    shards: int = 1,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: bytes = b"",
-    lease: float = 30.0,
-    workers: int = 1,
-    observer: Observer | None = None,
-) -> AsyncIterator[tuple[Coordinator, int]]:
-    """Serve a job: the coordinator and its port. On the way out everything that was started is stopped."""
-    coordinator = Coordinator(make(policy), shards, token, lease, observer, workers)
-    bound = await coordinator.listen(host, port)
-    processes = [_start_shard(number, bound, token) for number in range(shards)]
-    try:
-        yield coordinator, bound
-    finally:
-        await coordinator.close()
-        for process in processes:
+class ServerError(RuntimeError):
+    """A server that cannot go on. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens. Beyond loopback it wants a token, so that strangers stay out."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+
+    def check(self, token: bytes) -> None:
+        if not token and not (self.host in ("localhost", "::1") or self.host.startswith("127.")):
+            raise ServerError(
+                f"Listening on {self.host} needs a token, or anybody could join: give --token-file, or set {TOKEN}."
+            )
+
+
+class Server:
+    """Serves one job, generation after generation."""
+
+    def __init__(
+        self,
+        make_policy: Callable[[], Policy],
+        terms: Terms,
+        address: Address | None = None,
+        *,
+        tls: Tls | None = None,
+        observer: Observer | None = None,
+        resume: Path | None = None,
+        restorations: int = 3,
+    ) -> None:
+        """resume: a checkpoint to begin from. restorations: how often a lost shard is borne."""
+        self._address = address or Address()
+        self._address.check(terms.token)
+        self._make_policy, self._observer, self._tls = make_policy, observer, tls
+        began = asyncio.get_running_loop().time()
+        self._terms = replace(terms, began=began, tls=tls.listening() if tls else None)
+        self._restored = self._checked(checkpoint.read(resume)) if resume else None
+        self._restorations = restorations
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.coordinator: Coordinator
+        self.port = 0
+
+    async def start(self) -> None:
+        """Begin to listen. The port is known then."""
+        self.coordinator = Coordinator(self._make_policy(), self._terms, self._observer, self._restored)
+        try:
+            self.port = await self.coordinator.listen(self._address.host, self.port or self._address.port)
+        except OSError as error:
+            where = f"{self._address.host}:{self.port or self._address.port}"
+            raise ServerError(f"{where} cannot be listened on: {error.strerror}; choose another --port.") from None
+        if self._observer:
+            self._observer.began(self.coordinator.now, "", self._terms.policy, "whole", 0)
+        # Each shard is a core's work, and they share the machine.
+        threads = max(1, (os.cpu_count() or 1) // max(1, self._terms.shards))
+        self._processes = [self._start_shard(number, threads) for number in range(self._terms.shards)]
+
+    async def serve(self) -> None:
+        """Until everybody has left. A last checkpoint is written then."""
+        while True:
+            if await self._until_over():
+                await self.coordinator.save()
+                return
+            reason, hopeless = self.coordinator.reason, self.coordinator.hopeless
+            await self.stop()
+            restored = self._last()
+            if hopeless:
+                raise ServerError(reason)
+            if restored is None:
+                raise ServerError(f"{reason} There is no checkpoint to go back to; give --checkpoint FOLDER.")
+            if self._restorations <= 0:
+                raise ServerError(f"{reason} That has happened too often; the job can be gone on with by --resume.")
+            self._restorations -= 1
+            log.warning("%s Going back to version %d.", reason, restored.version)
+            self._restored = restored
+            self._terms = replace(self._terms, incarnations=self.coordinator.incarnations)
+            await self.start()
+
+    async def stop(self) -> None:
+        """Stop everything that was started."""
+        await self.coordinator.close()
+        for process in self._processes:
             await asyncio.to_thread(_stop, process)
+        self._processes = []
+
+    async def _until_over(self) -> bool:
+        """True when the job is done, False when it has failed."""
+        done, failed = (
+            asyncio.ensure_future(event.wait()) for event in (self.coordinator.done, self.coordinator.failed)
+        )
+        died = asyncio.ensure_future(self._watch_shards())
+        try:
+            await asyncio.wait((done, failed, died), return_when=asyncio.FIRST_COMPLETED)
+            return self.coordinator.done.is_set() and not self.coordinator.failed.is_set()
+        finally:
+            for waiting in (done, failed, died):
+                waiting.cancel()
+
+    async def _watch_shards(self) -> None:
+        """A shard that ends before it has even called."""
+        while True:
+            for number, process in enumerate(self._processes):
+                if process.poll() is not None:
+                    how = _ending(process.returncode)
+                    await asyncio.sleep(0.2)  # what it may have said about it is still on its way
+                    self.coordinator.fail(f"Shard {number} {how}.")
+                    return
+            await asyncio.sleep(0.2)
+
+    def _last(self) -> Checkpoint | None:
+        saving: Plan | None = self._terms.saving
+        found = checkpoint.newest(saving.folder) if saving and saving.folder.is_dir() else None
+        return self._checked(found) if found else self._restored
+
+    def _checked(self, restored: Checkpoint) -> Checkpoint:
+        if restored.shards != self._terms.shards:
+            raise CheckpointError(
+                f"The checkpoint {restored.folder} is of {restored.shards} shards: use --servers {restored.shards}."
+            )
+        return restored
+
+    def _start_shard(self, number: int, threads: int) -> subprocess.Popen[bytes]:
+        host = "127.0.0.1" if self._address.host in ("0.0.0.0", "localhost", "::") else self._address.host
+        command = [sys.executable, "-m", "paceline.serve.shard", str(number), host, str(self.port)]
+        command += ["--listen", self._address.host, "--threads", str(threads)]
+        environment = os.environ | {TOKEN: self._terms.token.hex()} | (self._tls.as_environment() if self._tls else {})
+        # In a group of its own, so that a Ctrl-C reaches the coordinator first, which then stops the shards in order.
+        return subprocess.Popen(command, env=environment, start_new_session=True)
 
 
-def _start_shard(number: int, port: int, token: bytes) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "paceline.serve.shard", str(number), "127.0.0.1", str(port)]
-    # In a group of its own, so that a Ctrl-C reaches the coordinator first, which then stops the shards in order.
-    return subprocess.Popen(command, env=os.environ | {TOKEN: token.hex()}, start_new_session=True)
+def _ending(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -3,7 +3,8 @@ answers pulls.
 
 Threads, none of which touches a tensor under a lock for long:
  - one for the coordinator: it carries out the order log, one entry after the other, so the order needs no other care;
- - one for each worker: it receives a push straight into a buffer that waits there, or sends weights as they lie.
+ - one for each worker: it receives a push straight into a buffer that waits there, or sends weights as they lie;
+ - one that writes a checkpoint, when there is one to be written.
 
 A pull must not see half of an update. Weights are sent in pieces, each only when the socket can take it; before an
 update is applied, pulls under way are given a copy of what they have begun to send. So a slow reader delays nobody.
@@ -11,102 +12,181 @@ update is applied, pulls under way are given a copy of what they have begun to s
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
-import select
 import socket
+import ssl
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from paceline.model.half import WIDTH, widen
 from paceline.model.slice import Slice
-from paceline.serve import greeting
+from paceline.serve import checkpoint
 from paceline.serve.description import Description
+from paceline.serve.door import Door, answer
 from paceline.serve.messages import (
     Accepted,
     Apply,
     Arrived,
+    Beat,
     Begin,
     Begun,
     Challenge,
     Drop,
+    Expelled,
+    Failed,
+    Faulted,
     Fence,
     Hello,
     Identity,
     Keep,
+    Loaded,
     Proof,
     Pull,
     Push,
     Pushed,
     Refused,
     Register,
+    Save,
+    Saved,
     Setup,
     Stop,
     Weights,
 )
-from paceline.serve.wire import Channel, Closed, Reader, WireError, encode
+from paceline.serve.record import Recording
+from paceline.serve.store import Fenced, Held, Store
+from paceline.serve.tls import Tls
+from paceline.serve.variables import TOKEN
+from paceline.serve.wire import Channel, Closed, Pieces, Reader, WireError
 
 log = logging.getLogger(__name__)
 
-FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Apply | Drop | Keep | Fence | Stop)
+FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Apply | Drop | Keep | Fence | Save | Stop)
 FROM_WORKER = Reader(Proof | Hello | Begin | Push | Pull)
-TOKEN = "PACELINE_TOKEN"  # the variable that carries the job's token, in hexadecimal, to processes we start
-PIECE = 1 << 20  # bytes of weights sent at a time
-
-
-class _Pull:
-    """A pull under way: what is still to be sent, and a lock that is held while a piece of it is copied out."""
-
-    def __init__(self, data: memoryview) -> None:
-        self.data = data
-        self.lock = threading.Lock()
+BEAT_SECONDS = 1.0
+STRANGERS = 64  # connections that may be in the midst of their greeting
+CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for so long is ended
 
 
 class Shard:
     """One slice of the model, behind a listening socket."""
 
-    def __init__(self, number: int, coordinator: tuple[str, int], token: bytes, host: str = "127.0.0.1") -> None:
+    def __init__(self, number: int, coordinator: Door, host: str = "127.0.0.1") -> None:
         self._number = number
-        self._token = token
-        self._listener = socket.create_server((host, 0))
-        self._coordinator = Channel(socket.create_connection(coordinator), FROM_COORDINATOR)
+        self._token = coordinator.token
+        self._tls: ssl.SSLContext | None = coordinator.tls.listening() if coordinator.tls else None
+        self._listener = socket.create_server((host, 0), backlog=512)
+        self._coordinator, self._generation = coordinator.open(FROM_COORDINATOR)
         self._sending = threading.Lock()  # on the coordinator's channel
-        self._generation = greeting.call(self._coordinator, token)
-        self._slice: Slice | None = None
-        self._state = threading.Condition()
-        self._version = -1  # of the weights here; -1: there are none yet
-        self._incarnation: dict[int, int] = {}  # of each worker, the newest that is known
-        self._updates: dict[Identity, tuple[torch.Tensor, tuple[float, ...]]] = {}  # arrived and not decided
-        self._settled: dict[tuple[int, int], int] = {}  # worker, incarnation → its newest iteration that is in
-        self._kept: dict[int, tuple[torch.Tensor, tuple[float, ...]]] = {}
-        self._slot_of: dict[Identity, int] = {}
-        self._spare: list[torch.Tensor] = []  # buffers to receive into
-        self._pulls: set[_Pull] = set()
+        self._over = threading.Event()
+        self._strangers = threading.BoundedSemaphore(STRANGERS)
+        self._state = threading.Condition()  # guards all that follows
+        self._store: Store | None = None
+        self._applying = False
+        self._pulls: set[Pieces] = set()
+        self._workers: dict[Channel, Hello] = {}
+        self._recording: Recording | None = None
 
     def run(self) -> None:
         """Serve until the coordinator says stop, or is gone."""
-        self._tell(Register(self._number, self._listener.getsockname()[1]))
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.tell(Register(self._number, self._listener.getsockname()[1]))
+        for work in (self._accept, self._beat):
+            threading.Thread(target=work, daemon=True).start()
         try:
             while True:
                 order = self._coordinator.receive(self._description)
                 if isinstance(order, Stop):
                     return
                 self._carry_out(order)
-        except (Closed, ConnectionError, OSError):
+        except OSError:
             log.info("the coordinator is gone")
         finally:
+            self._over.set()
             self._listener.close()
+            if self._recording and self._store:
+                self._recording.close(self._store)
+            with self._state:
+                for channel in self._workers:
+                    channel.close()
+            self._coordinator.close()
 
-    # The coordinator
+    # What workers ask for; each from its own thread
 
-    def _tell(self, message: Any) -> None:
-        with self._sending:
+    def tell(self, message: Any) -> None:
+        """Say something to the coordinator."""
+        with self._sending, contextlib.suppress(OSError):  # if it is gone, `run` ends
             self._coordinator.send(message)
+
+    def opened(self) -> Store:
+        """The store, as soon as there is one: a worker may be quicker than the coordinator's Setup."""
+        with self._state:
+            while self._store is None:
+                self._state.wait()
+            return self._store
+
+    def room(self) -> torch.Tensor:
+        store = self.opened()
+        with self._state:
+            return store.room()
+
+    def free(self, buffer: torch.Tensor) -> None:
+        with self._state:
+            self.opened().free(buffer)
+
+    def begin(self, hello: Hello, buffer: torch.Tensor) -> None:
+        """The weights the model begins with. A second worker may give them if the first one died over it."""
+        with self._state:
+            store = self.opened()
+            if not store.accepts(hello.worker, hello.incarnation):
+                raise Fenced("This worker has been given up; it must join again.")
+            if store.version > 0:
+                raise WireError("The model has begun already.")
+            store.slice.weights.copy_(buffer)
+            store.free(buffer)
+            store.version = 0
+            if self._recording:
+                self._recording.begin(store)
+            self._state.notify_all()
+        self.tell(Begun(hello.worker, hello.incarnation))
+
+    def put(self, update: Identity, held: Held) -> None:
+        """An update is in. A NaN in it, and it is as if it had never come."""
+        store = self.opened()
+        fault = store.fault(held)
+        with self._state:
+            if fault:
+                store.free(held.gradient)
+                raise WireError(f"The update was refused: {fault}.")
+            new = store.put(update, held)
+        if new:
+            self.tell(Arrived(update))
+
+    def send_weights(self, channel: Channel, version: int) -> None:
+        """Send the weights when they are of this version or newer."""
+        with self._state:
+            store = self.opened()
+            while store.version < version or self._applying:
+                if self._over.is_set():
+                    raise Closed("The shard is closing.")
+                self._state.wait(1.0)
+            pull = Pieces(store.slice.buffer)
+            self._pulls.add(pull)
+            newest = store.version
+        try:
+            channel.send_pieces(Weights(newest), pull)
+        finally:
+            with self._state:
+                self._pulls.discard(pull)
+
+    # What the coordinator orders
 
     def _description(self, message: Any, size: int) -> memoryview:
         if not isinstance(message, Setup) or size > Description.MOST:
@@ -115,62 +195,86 @@ class Shard:
         return memoryview(self._body)
 
     def _carry_out(self, order: Any) -> None:
-        match order:
-            case Setup(start, stop):
-                described = Description.from_json(bytes(self._body))
-                with self._state:
-                    self._slice = Slice(described.layout, start, stop, described.optimizer)
-                    self._state.notify_all()
-            case Apply():
-                self._apply(order)
-            case Drop(update):
-                with self._state:
-                    self._release(update)
-            case Keep(update, slot):
-                with self._state:
-                    self._kept[slot] = self._updates.pop(update)
-                    self._slot_of = {known: at for known, at in self._slot_of.items() if at != slot} | {update: slot}
-            case Fence(worker, incarnation):
-                with self._state:
-                    self._incarnation[worker] = max(incarnation, self._incarnation.get(worker, 0))
-
-    def _apply(self, order: Apply) -> None:
-        assert self._slice is not None
-        with self._state:
-            parts = [
-                self._kept[self._slot_of[update]] if update in self._slot_of else self._updates[update]
-                for update in order.updates
-            ]
-            self._part_from_pulls()
-        tensors = [tensor for tensor, _ in parts]
-        if order.mix is None:
-            self._slice.step(tensors, order.weights, parts[-1][1])
+        if isinstance(order, Setup):
+            try:
+                self._set_up(order)
+            except (ValueError, OSError) as error:
+                self.tell(Failed(str(error)))
+            return
+        store = self.opened()
+        if self._recording:
+            self._recording.order(order, store)
+        if isinstance(order, Apply):
+            self._apply(store, order)
+        elif isinstance(order, Save):
+            self._save(store, order)
         else:
-            self._slice.mix(tensors, order.weights, order.mix)
+            with self._state:
+                store.carry_out(order)
+                if isinstance(order, Fence):
+                    self._hang_up_on(order)
+
+    def _set_up(self, order: Setup) -> None:
+        described = Description.from_json(bytes(self._body))
+        store = Store(Slice(described.layout, order.start, order.stop, described.optimizer))
+        if order.checkpoint:
+            arrays, meta = checkpoint.load_shard(Path(order.checkpoint), self._number)
+            store.slice.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
+            store.version = order.version
+        if order.record:
+            self._recording = Recording(Path(order.record), order, bytes(self._body), self._number)
         with self._state:
-            self._version = order.version
-            for update in order.updates:
-                self._release(update)
+            self._store = store
+            self._state.notify_all()
+        if order.checkpoint:
+            self.tell(Loaded())
+
+    def _apply(self, store: Store, order: Apply) -> None:
+        with self._state:
+            self._applying = True
+            self._part_from_pulls(store)
+        store.apply(order)
+        with self._state:
+            store.applied(order)
+            self._applying = False
             self._state.notify_all()
 
-    def _release(self, update: Identity) -> None:
-        """An update is decided: its buffer may be used again."""
-        part = self._updates.pop(update, None)
-        if part is not None:
-            self._spare.append(part[0])
-
-    def _part_from_pulls(self) -> None:
+    def _part_from_pulls(self, store: Store) -> None:
         """Give pulls under way a copy of the weights, so that they may change."""
         if not self._pulls:
             return
-        assert self._slice is not None
-        copy = self._slice.weights.clone().numpy().data.cast("B")
+        copy = store.slice.weights.clone().numpy().data.cast("B")
         for pull in self._pulls:
             with pull.lock:
-                pull.data = copy[len(copy) - len(pull.data) :]
+                pull.rest = copy[len(copy) - len(pull.rest) :]
         self._pulls.clear()
 
-    # Workers
+    def _hang_up_on(self, fence: Fence) -> None:
+        """Whoever was given up, and perhaps neither reads nor writes any more, holds nothing here any longer."""
+        for channel, hello in self._workers.items():
+            if hello.worker == fence.worker and hello.incarnation < fence.incarnation:
+                channel.cut()
+
+    def _save(self, store: Store, order: Save) -> None:
+        """Copy what there is now, and write it while the log goes on."""
+        tensors, meta = store.slice.state()
+        arrays = {name: np.array(tensor.numpy()) for name, tensor in tensors.items()}
+
+        def write() -> None:
+            fault = ""
+            try:
+                checkpoint.save_shard(Path(order.folder), self._number, arrays, meta)
+            except (OSError, ValueError, SafetensorError) as error:
+                fault = str(error)
+            self.tell(Saved(order.version, fault))
+
+        threading.Thread(target=write, daemon=True).start()
+
+    # Connections
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_SECONDS):
+            self.tell(Beat())
 
     def _accept(self) -> None:
         while True:
@@ -178,150 +282,122 @@ class Shard:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
+            if not self._strangers.acquire(blocking=False):
+                sock.close()  # too many who have not said who they are
+                continue
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        channel = Channel(sock, FROM_WORKER)
+        channel: Channel | None = None
         try:
-            sock.settimeout(10.0)
-            greeting.listen(channel, self._token, self._generation)
-            hello = channel.receive()
+            try:
+                channel = answer(sock, FROM_WORKER, self._token, self._generation, self._tls)
+                with channel.within(CUT_SECONDS):
+                    hello = channel.receive()
+            finally:
+                self._strangers.release()
             if not isinstance(hello, Hello):
                 raise WireError("The first message of a worker must be Hello.")
-            sock.settimeout(None)
-            _Worker(self, channel, sock, hello).run()
+            channel.bear_cut(CUT_SECONDS)
+            with self._state:
+                if not self.opened().accepts(hello.worker, hello.incarnation):
+                    raise Fenced("This worker has been given up; it must join again.")
+                self._workers[channel] = hello
+            _Worker(self, channel, hello).run()
         except Closed:
             pass
-        except (ConnectionError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             log.info("a worker's connection ended: %s", error)
-            with contextlib.suppress(OSError):
-                channel.send(Refused(str(error)))
+            self._turn_away(channel, error)
         finally:
-            channel.close()
+            with self._state:
+                if channel:
+                    self._workers.pop(channel, None)
+            if channel:
+                channel.close()
+            sock.close()
+
+    def _turn_away(self, channel: Channel | None, error: Exception) -> None:
+        if channel:
+            with contextlib.suppress(OSError):
+                channel.send(Expelled(str(error)) if isinstance(error, Fenced) else Refused(str(error)))
+        if isinstance(error, WireError):
+            self.tell(Faulted(str(error)))
 
 
 class _Worker:
     """One worker's connection."""
 
-    def __init__(self, shard: Shard, channel: Channel, sock: socket.socket, hello: Hello) -> None:
-        self.shard, self.channel, self.sock = shard, channel, sock
-        self.worker, self.incarnation = hello.worker, hello.incarnation
-        self.buffer: torch.Tensor | None = None
-        self.narrow: bytearray | None = None  # where two-byte elements are received
+    def __init__(self, shard: Shard, channel: Channel, hello: Hello) -> None:
+        self._shard, self._channel, self._hello = shard, channel, hello
+        self._buffer: torch.Tensor | None = None
+        self._narrow: bytearray | None = None  # where two-byte elements are received
 
     def run(self) -> None:
-        shard = self.shard
-        with shard._state:
-            while shard._slice is None:  # the worker was quicker than the coordinator's Setup
-                shard._state.wait()
-        while True:
-            message = self.channel.receive(self._into)
-            match message:
-                case Push(iteration, rates, dtype):
-                    if dtype != "float32" and self.narrow is not None and self.buffer is not None:
-                        widen(self.narrow, dtype, self.buffer.numpy())
-                    self._pushed(iteration, rates)
-                case Pull(version):
-                    self._send_weights(version)
-                case Begin():
-                    with shard._state:
-                        if shard._version < 0:
-                            shard._version = 0
-                            shard._state.notify_all()
-                    shard._tell(Begun())
-                case _:
-                    raise WireError(f"A {type(message).__name__} is out of place here.")
+        self._elements = self._shard.opened().slice.weights.numel()
+        try:
+            while True:
+                message = self._channel.receive(self._into)
+                match message:
+                    case Push(iteration, rates, dtype):
+                        self._pushed(iteration, rates, dtype)
+                    case Pull(version):
+                        self._shard.send_weights(self._channel, version)
+                    case Begin():
+                        self._shard.begin(self._hello, self._received("A Begin"))
+                    case _:
+                        raise WireError(f"A {type(message).__name__} is out of place here.")
+        finally:
+            if self._buffer is not None:
+                self._shard.free(self._buffer)
 
     def _into(self, message: Any, size: int) -> memoryview:
         """Where a body goes: its size is known before a byte of it is read."""
-        part = self.shard._slice
-        if part is None:
-            raise WireError("This shard does not know the model yet.")
-        if isinstance(message, Begin):
-            if self.shard._version >= 0:
-                raise WireError("The model has begun already.")
-            return part.buffer
-        if not isinstance(message, Push):
+        if not isinstance(message, Push | Begin):
             raise WireError(f"A {type(message).__name__} has no body.")
-        if message.dtype not in WIDTH:
-            raise WireError(f"A gradient is sent as {', '.join(WIDTH)}, not as {message.dtype!r:.80}.")
-        due = part.weights.numel() * WIDTH[message.dtype]
+        dtype = message.dtype if isinstance(message, Push) else "float32"
+        if dtype not in WIDTH:
+            raise WireError(f"A gradient is sent as {', '.join(WIDTH)}, not as {dtype!r:.80}.")
+        due = self._elements * WIDTH[dtype]
         if size != due:
-            raise WireError(f"A push of {message.dtype} to this shard has {due} bytes, not {size}.")
-        with self.shard._state:
-            self.buffer = self.shard._spare.pop() if self.shard._spare else torch.empty_like(part.weights)
-        if message.dtype == "float32":
-            return self.buffer.numpy().data.cast("B")
-        if self.narrow is None:
-            self.narrow = bytearray(due)
-        return memoryview(self.narrow)
+            raise WireError(f"{self._elements} elements of {dtype} are {due} bytes, not {size}.")
+        self._buffer = self._shard.room()
+        if dtype == "float32":
+            return self._buffer.numpy().data.cast("B")
+        if self._narrow is None:
+            self._narrow = bytearray(due)
+        return memoryview(self._narrow)
 
-    def _pushed(self, iteration: int, rates: tuple[float, ...]) -> None:
-        shard, buffer = self.shard, self.buffer
-        if buffer is None or shard._slice is None:
-            raise WireError("A push must have a body.")
-        self.buffer = None
-        update = Identity(self.worker, self.incarnation, iteration)
-        fault = shard._slice.check(buffer)
-        if fault:
-            shard._spare.append(buffer)
-            raise WireError(fault)
-        with shard._state:
-            if self.incarnation < shard._incarnation.get(self.worker, 0):
-                raise WireError("This worker has been given up; it must join again.")
-            again = shard._settled.get((self.worker, self.incarnation), 0) >= iteration
-            if again:  # sent twice, applied once
-                shard._spare.append(buffer)
-            else:
-                shard._settled[self.worker, self.incarnation] = iteration
-                shard._updates[update] = (buffer, rates)
-        if not again:
-            shard._tell(Arrived(update))
-        self.channel.send(Pushed(iteration))
+    def _received(self, what: str) -> torch.Tensor:
+        buffer, self._buffer = self._buffer, None
+        if buffer is None:
+            raise WireError(f"{what} must have a body.")
+        return buffer
 
-    def _send_weights(self, version: int) -> None:
-        shard = self.shard
-        with shard._state:
-            while shard._version < version:
-                shard._state.wait()
-            assert shard._slice is not None
-            pull = _Pull(shard._slice.buffer)
-            shard._pulls.add(pull)
-            newest = shard._version
-        try:
-            self.sock.sendall(encode(Weights(newest), len(pull.data)))
-            _send_pieces(self.sock, pull)
-        finally:
-            with shard._state:
-                shard._pulls.discard(pull)
-
-
-def _send_pieces(sock: socket.socket, pull: _Pull) -> None:
-    """Send without ever waiting with the lock held: while a piece is copied out, its bytes do not change."""
-    poll = select.poll()
-    poll.register(sock, select.POLLOUT)
-    sock.setblocking(False)
-    try:
-        while len(pull.data):
-            poll.poll()
-            with pull.lock:
-                try:
-                    sent = sock.send(pull.data[:PIECE])
-                except BlockingIOError:
-                    continue
-                pull.data = pull.data[sent:]
-    finally:
-        sock.setblocking(True)
+    def _pushed(self, iteration: int, rates: tuple[float, ...], dtype: str) -> None:
+        buffer = self._received("A push")
+        if dtype != "float32" and self._narrow is not None:
+            widen(self._narrow, dtype, buffer.numpy())
+        self._shard.put(Identity(self._hello.worker, self._hello.incarnation, iteration), Held(buffer, rates))
+        self._channel.send(Pushed(iteration))
 
 
 def main() -> None:
     """`python -m paceline.serve.shard NUMBER HOST PORT`, with the job's token in the environment."""
-    number, host, port = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("number", type=int)
+    parser.add_argument("host")
+    parser.add_argument("port", type=int)
+    parser.add_argument("--listen", default="127.0.0.1")
+    parser.add_argument("--threads", type=int, default=0)
+    asked = parser.parse_args()
+    if asked.threads:
+        torch.set_num_threads(asked.threads)
     token = bytes.fromhex(os.environ.get(TOKEN, ""))
     try:
-        Shard(int(number), (host, int(port)), token).run()
-    except ConnectionError as error:
-        sys.exit(f"Shard {number}: {error}" if isinstance(error, WireError) else None)  # else the job is over already
+        Shard(asked.number, Door(asked.host, asked.port, token, Tls.from_environment()), asked.listen).run()
+    except OSError as error:
+        sys.exit(f"Shard {asked.number}: {error}" if isinstance(error, WireError) else None)  # else the job is over
 
 
 if __name__ == "__main__":

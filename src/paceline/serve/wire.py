@@ -9,9 +9,12 @@ allocated, and a body is received into a buffer that already exists.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -21,6 +24,7 @@ VERSION = 1
 PREFIX = struct.Struct("!4sBxHQ")
 MOST_HEAD = 0xFFFF
 CHUNK = 1 << 22  # bytes asked of the kernel at a time
+PIECE = 1 << 20  # bytes of weights sent at a time
 
 
 class WireError(ConnectionError):
@@ -28,7 +32,7 @@ class WireError(ConnectionError):
 
 
 class Closed(ConnectionError):
-    """The peer has closed the connection between two frames."""
+    """The connection is lost, though nothing wrong was said."""
 
 
 def encode(message: msgspec.Struct, body_size: int = 0) -> bytes:
@@ -63,13 +67,28 @@ class Reader:
             raise WireError(f"The peer sent a message that is not taken here: {error}.") from None
 
 
+class Pieces:
+    """A body that is sent in pieces, and may be exchanged for a copy of itself in between.
+
+    The lock is held while a piece is copied out, and never while anybody waits.
+    """
+
+    def __init__(self, rest: memoryview) -> None:
+        self.rest = rest
+        self.lock = threading.Lock()
+
+
 class Channel:
     """Frames over a blocking socket. One thread may send while another receives."""
 
-    def __init__(self, sock: socket.socket, reader: Reader) -> None:
+    def __init__(self, sock: Any, reader: Reader) -> None:
+        """`sock`: a socket.socket or a TlsSocket."""
         self._socket = sock
         self._reader = reader
         self._prefix = bytearray(PREFIX.size)
+        self._deadline: float | None = None
+        self._timeout: float | None = None
+        sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: msgspec.Struct, body: memoryview | None = None) -> None:
@@ -77,6 +96,52 @@ class Channel:
         self._socket.sendall(encode(message, len(body) if body is not None else 0))
         if body is not None:
             self._socket.sendall(body)
+
+    def send_pieces(self, message: msgspec.Struct, body: Pieces) -> None:
+        """Send a frame whose body may be exchanged for a copy of itself while it is being sent."""
+        self._socket.sendall(encode(message, len(body.rest)))
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        self._socket.setblocking(False)
+        try:
+            while len(body.rest):
+                poll.poll()
+                with body.lock:
+                    try:
+                        sent = self._socket.send(body.rest[:PIECE])
+                    except BlockingIOError:
+                        continue
+                    body.rest = body.rest[sent:]
+        finally:
+            self._socket.setblocking(True)
+
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """All that is received in here must come within so many seconds: TimeoutError."""
+        self._deadline = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._deadline = None
+            self._socket.settimeout(self._timeout)
+
+    def bear_silence(self, seconds: float | None) -> None:
+        """From now on, silence for so long is a TimeoutError."""
+        self._timeout = seconds
+        self._socket.settimeout(seconds)
+
+    def bear_cut(self, seconds: float) -> None:
+        """A connection over which nothing gets through for about so long ends with an error, though nobody sends."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        pause = max(1, int(seconds / 4))
+        for option, value in (
+            ("TCP_KEEPIDLE", pause),
+            ("TCP_KEEPINTVL", pause),
+            ("TCP_KEEPCNT", 3),
+            ("TCP_USER_TIMEOUT", max(1, int(seconds * 1000))),
+        ):
+            if hasattr(socket, option):  # not everywhere
+                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
     def receive(self, into: Callable[[Any, int], memoryview] | None = None) -> Any:
         """The next message. If it has a body, `into(message, size)` says where it goes; it may refuse by WireError."""
@@ -97,11 +162,16 @@ class Channel:
 
     def _fill(self, place: memoryview, start: bool = False) -> None:
         while len(place):
+            if self._deadline is not None:
+                left = self._deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("timed out")
+                self._socket.settimeout(left)
             count = self._socket.recv_into(place, min(len(place), CHUNK))
             if count == 0:
                 if start and len(place) == PREFIX.size:
                     raise Closed("The peer has closed the connection.")
-                raise WireError("The connection was cut in the midst of a message.")
+                raise Closed("The connection was cut in the midst of a message.")
             place, start = place[count:], False
 
     def finish(self) -> None:
@@ -109,8 +179,12 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
-    def close(self) -> None:
-        """Close it; a thread that waits in it wakes with an error."""
+    def cut(self) -> None:
+        """End the connection; a thread that waits in it wakes with an error, and may close it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection and let go of it."""
+        self.cut()
         self._socket.close()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from paceline.serve.client import Client
-from paceline.serve.messages import Granted
 from paceline.train.flat import Flat
 
 
@@ -108,24 +107,27 @@ class Together:
 
     def __init__(self, client: Client, flat: Flat) -> None:
         self._client, self._flat = client, flat
-        self._granted: Granted = client.begin(flat.weights_bytes())
+        client.begin(flat.weights_bytes())
         flat.scatter()
         self.worker, self.life = client.worker, client.life
         self._since = time.perf_counter()
 
     def source(self) -> Source:
         def take(batch_size: int, size: int, epochs: int) -> Share | None:
-            given = self._client.take(self._granted.batch_size or batch_size, size, epochs)
+            given = self._client.take(self._client.granted.batch_size or batch_size, size, epochs)
+            if self.life != self._client.life:  # It was given up, and has the newest weights of its new life.
+                self._flat.scatter()
+                self.life = self._client.life
             if given.start == given.stop:
                 return None
             count = given.stop - given.start
-            return Share(given.number, self._client.life, given.epoch, given.start, given.stop, count)
+            return Share(given.number, self.life, given.epoch, given.start, given.stop, count)
 
         return take
 
     def exchange(self, computed: Computed) -> None:
         self._flat.gather()
-        self._granted = exchange(self._client, self._flat, self._granted, computed, self._since)
+        exchange(self._client, self._flat, computed, self._since)
         self._flat.scatter()
         self.life = self._client.life
         self._since = time.perf_counter()
@@ -134,12 +136,11 @@ class Together:
         self._client.close()
 
 
-def exchange(client: Client, flat: Flat, granted: Granted, computed: Computed, since: float) -> Granted:
+def exchange(client: Client, flat: Flat, computed: Computed, since: float) -> None:
     """Push what is in the flat gradient, and pull into the flat weights."""
-    return client.exchange(
+    client.exchange(
         flat.gradient_bytes(),
         flat.weights_bytes(),
-        granted=granted,
         batch_size=computed.batch_size,
         compute_seconds=time.perf_counter() - since,
         rates=computed.rates,

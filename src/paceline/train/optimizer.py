@@ -90,6 +90,10 @@ class PacedOptimizer(torch.optim.Optimizer):
 
     def trains_on(self, share: Share) -> None:
         """The next gradient is of these samples, too."""
+        if self._shares and self._shares[-1].life < share.life:
+            # The worker was given up in between: what is in the gradient so far is of samples that others have now.
+            self._shares, self._lost = [], []
+            self.inner.zero_grad()
         self._shares.append(share)
         self._seen = self._gradients()
 

@@ -20,11 +20,10 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from paceline.serve.client import Client
-from paceline.serve.messages import Granted
+from paceline.serve.variables import RANK, RANKS
 from paceline.train.flat import Flat
 from paceline.train.link import Computed, Share, Source, exchange
 
-RANKS, RANK = "PACELINE_RANKS", "PACELINE_RANK"
 BACKEND = "PACELINE_RANKS_BACKEND"
 PATIENCE = timedelta(days=7)  # a Grant may be long in coming, and a rank that dies is noticed without a timeout
 KEPT = 1024  # messages in the store that a rank may be behind
@@ -124,12 +123,11 @@ class Ranked:
         self._group = Group(rank, ranks, flat.device)
         self._sum = torch.empty(flat.layout.size, device=flat.device)
         self._client: Client | None = None
-        self._granted: Granted | None = None
         self.worker = self.life = 0
 
-        def begin() -> Granted:
+        def begin() -> None:
             self._client = connect()
-            return self._client.begin(flat.weights_bytes())
+            self._client.begin(flat.weights_bytes())
 
         self._go_on(begin)
 
@@ -138,10 +136,13 @@ class Ranked:
             if self._client is None:
                 number, life, epoch, start, stop = map(int, self._group.listen().split())
             else:
-                granted = self._granted.batch_size if self._granted else None
-                given = self._client.take(granted or batch_size * self.ranks, size, epochs)
+                count = self._client.granted.batch_size or batch_size * self.ranks
+                given = self._client.take(count, size, epochs)
                 number, life, epoch, start, stop = given.number, self._client.life, given.epoch, given.start, given.stop
                 self._group.say(f"{number} {life} {epoch} {start} {stop}")
+            if life != self.life:  # The worker was given up, and rank 0 has the newest weights of its new life.
+                self.life = life
+                self._spread()
             return _part(Share(number, life, epoch, start, stop, stop - start), self.rank, self.ranks)
 
         return take
@@ -159,23 +160,23 @@ class Ranked:
         gradients.mul_(size / total / computed.scale)
         statistics.mul_(size / total)
         self._group.add(self._sum)
-        client, granted = self._client, self._granted
+        client = self._client
 
-        def push() -> Granted:
-            assert client is not None and granted is not None
+        def push() -> None:
+            assert client is not None
             self._flat.take_over(self._sum)
             told = replace(computed, batch_size=int(total), loss=loss / of_loss if of_loss else None)
-            return exchange(client, self._flat, granted, told, self._since)
+            exchange(client, self._flat, told, self._since)
 
         self._go_on(push)
 
-    def _go_on(self, ask: Callable[[], Granted]) -> None:
+    def _go_on(self, ask: Callable[[], None]) -> None:
         """Rank 0 asks the server; then all have its weights."""
         error: BaseException | None = None
         values = [0, 0, 0]
         if self.rank == 0:
             try:
-                self._granted = ask()
+                ask()
                 assert self._client is not None
                 values = [1, self._client.worker, self._client.life]
             except BaseException as problem:
@@ -185,6 +186,11 @@ class Ranked:
             raise error
         if not good:
             raise ConnectionError("Rank 0 of this worker could not go on; its output says why.")
+        self._spread()
+        self._since = time.perf_counter()
+
+    def _spread(self) -> None:
+        """Bring rank 0's weights into all ranks' models."""
         if self._flat.device.type == "cpu":
             self._group.spread(self._flat.weights)
         else:  # over the links between GPUs, and then down
@@ -194,7 +200,6 @@ class Ranked:
             if self.rank != 0:
                 self._flat.weights.copy_(self._sum)
         self._flat.scatter()
-        self._since = time.perf_counter()
 
     def close(self) -> None:
         if self._client is not None:

@@ -24,13 +24,14 @@ from torch.utils.data import DataLoader
 from paceline.model.optimizer import spec_of
 from paceline.serve.client import Client
 from paceline.serve.description import Description
+from paceline.serve.tls import Tls
+from paceline.serve.variables import CONNECT, TOKEN, address, worker_number
 from paceline.train import ranks
 from paceline.train.feed import Feed, PacedLoader, loader_of
 from paceline.train.flat import Flat
 from paceline.train.link import Alone, Link, Together
 from paceline.train.optimizer import PacedOptimizer
 
-CONNECT, TOKEN, WORKER = "PACELINE_CONNECT", "PACELINE_TOKEN", "PACELINE_WORKER"
 GRADIENTS = "PACELINE_GRADIENTS"
 
 
@@ -48,20 +49,17 @@ def join(
     gradients: how they cross the wire: float32, bfloat16 or float16. Else PACELINE_GRADIENTS says it, else float32.
     buffers: are batch norm's running statistics and the like averaged? If not, each worker keeps its own.
     """
-    address = connect or os.environ.get(CONNECT)
-    if not address:
+    where = connect or os.environ.get(CONNECT)
+    if not where:
         return Session(model, optimizer, Alone())
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"A server's address is written host:port, not {address!r}.")
+    server = address(where)
     rank, size = ranks.from_environment()
     flat = Flat(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers)
     described = Description(flat.layout, spec_of(optimizer), flat.fixed).as_json()
     secret = token.encode() if token is not None else bytes.fromhex(os.environ.get(TOKEN, ""))
-    worker = os.environ.get(WORKER)
 
     def client() -> Client:
-        return Client((host, int(port)), described, secret, int(worker) if worker else None)
+        return Client(server, described, secret, worker_number(), tls=Tls.from_environment())
 
     link: Link = Together(client(), flat) if size == 1 else ranks.Ranked(client, flat, rank, size)
     return Session(model, optimizer, link)

@@ -1,16 +1,14 @@
-"""The `paceline` command: thin, it reads what was asked, calls the library and shows what came out."""
+"""`paceline simulate`, `policies` and `clusters`."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import importlib.util
 import json
-import os
 import resource
 import sys
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn
+from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,69 +16,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-import paceline
-from paceline.observe.events import Event, as_line
+from paceline.cli.shared import check_target, errors, opened, refuse, unfinished, write_event
 from paceline.observe.observer import Recorder, Tee
 from paceline.observe.plot import Panel, draw
 from paceline.observe.table import Row, comparison
-from paceline.policies import PolicyError, make, names, policy_class, policy_options, split_list
+from paceline.policies import make, names, policy_class, policy_options, split_list
 from paceline.policies.options import shown
-from paceline.simulate import (
-    Cluster,
-    ClusterError,
-    ClusterSpec,
-    Result,
-    SimulationError,
-    builtin_names,
-    limit_seconds,
-    load_cluster,
-)
+from paceline.simulate import Cluster, ClusterSpec, Result, builtin_names, limit_seconds, load_cluster
 from paceline.simulate.chaos import chaos
 from paceline.simulate.read import MOST_SIGMA, describe
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Synchronization policies for distributed training: simulate them on your cluster before you run them on it.",
-)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
-#: What typer raises for a command line it cannot make sense of; where it lives differs between versions of typer.
-UsageError: Any = typer.BadParameter.__bases__[0]
-INTERRUPTED = 130
-
-
-def main() -> None:
-    """Run the command. What a person can put right is said in one sentence, with exit code 2."""
-    sys.path.insert(0, os.getcwd())  # so that `module:Class` finds a policy in the folder one is working in
-    try:
-        code = app(sys.argv[1:] or ["--help"], prog_name="paceline", standalone_mode=False)
-    except (PolicyError, ClusterError, SimulationError) as error:
-        _refuse(str(error))
-    except UsageError as error:
-        said = error.format_message()
-        command = error.ctx.command_path if error.ctx else "paceline"
-        _refuse(f"{said}{'' if said[-1:] in '.?' else '.'} See `{command} --help`.")
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except OSError as error:  # such as a full disk
-        _refuse(f"{error.filename or 'A file'} cannot be written: {error.strerror}.")
-    if code == INTERRUPTED:
-        errors.print("Interrupted; nothing was written.")
-    sys.exit(code)
-
-
-@app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
-    if show:
-        typer.echo(f"paceline {paceline.__version__}")
-        raise typer.Exit
-
-
-@app.command()
 def policies() -> None:
     """List the synchronization policies and their options."""
     console = Console(highlight=False)
@@ -93,7 +39,6 @@ def policies() -> None:
     console.print("\nWrite options after a colon: ssp:staleness=5. Your own policy: module:Class.")
 
 
-@app.command()
 def clusters() -> None:
     """List the clusters that come with paceline."""
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -102,7 +47,6 @@ def clusters() -> None:
     Console(highlight=False).print(table)
 
 
-@app.command()
 def simulate(
     cluster: Annotated[str, typer.Argument(help="A built-in cluster (see `paceline clusters`) or a TOML file.")],
     policy: Annotated[
@@ -132,9 +76,9 @@ def simulate(
     for spec in specs:
         make(spec)  # a mistake in the last one is found before the first one runs
     if apply not in ("whole", "streamed"):
-        _refuse(f"--apply must be whole or streamed, not {apply!r}.")
+        refuse(f"--apply must be whole or streamed, not {apply!r}.")
     if jitter is not None and not 0 <= jitter <= MOST_SIGMA:
-        _refuse(f"--jitter must be a number from 0 to {MOST_SIGMA:g}, not {jitter:g}; 0.05 is 5%.")
+        refuse(f"--jitter must be a number from 0 to {MOST_SIGMA:g}, not {jitter:g}; 0.05 is 5%.")
     described = load_cluster(cluster)
     if colocate:
         described = described.colocated()
@@ -142,22 +86,22 @@ def simulate(
         described = described.with_jitter(jitter)
     if faults:
         described = chaos(described, faults, iterations, seed)
-    _check_target(trace, "--trace")
-    _check_target(plot, "--plot")
+    check_target(trace, "--trace")
+    check_target(plot, "--plot")
     if trace and plot and trace.resolve() == plot.resolve():
-        _refuse("--trace and --plot must name two different files.")
+        refuse("--trace and --plot must name two different files.")
     if plot:
         if plot.suffix.lower() != ".png":
-            _refuse(f"--plot must name a .png file, not {plot.name!r}.")
+            refuse(f"--plot must name a .png file, not {plot.name!r}.")
         if importlib.util.find_spec("matplotlib") is None:
-            _refuse("--plot needs matplotlib: pip install 'paceline[plot]'.")
+            refuse("--plot needs matplotlib: pip install 'paceline[plot]'.")
 
     # Files get their names when all is done, so that an interrupted run leaves nothing behind.
-    trace_part, plot_part = _part(trace), _part(plot)
+    trace_part, plot_part = unfinished(trace), unfinished(plot)
     rows: list[tuple[Row, Result]] = []
     panels: list[Panel] = []
     try:
-        with _progress(quiet=as_json) as progress, _open(trace_part) as file:
+        with _progress(quiet=as_json) as progress, opened(trace_part) as file:
             for spec in specs:
                 task = progress.add_task(spec, total=1.0)
                 row, result = _run(
@@ -184,56 +128,6 @@ def simulate(
             errors.print(f"Written: {path}")
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
-def run(
-    script: Annotated[list[str], typer.Argument(help="The training script and its arguments.")],
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
-    servers: Annotated[int, typer.Option(min=1, help="Shards of the model, a process each.")] = 1,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="A policy with options.")] = "bsp:weights=mean",
-    lease: Annotated[float, typer.Option(min=0.1, help="Seconds of silence before a worker is given up.")] = 30.0,
-    restarts: Annotated[int, typer.Option(min=0, help="How often a crashed worker is started again.")] = 1,
-    trace: Annotated[Path | None, typer.Option(help="Write every event to this file, a line of JSON each.")] = None,
-) -> None:
-    """Train a script that calls paceline.join, with several processes on this machine."""
-    make(policy)
-    _check_target(trace, "--trace")
-    if not Path(script[0]).is_file():
-        _refuse(f"There is no script {script[0]!r}.")
-    if importlib.util.find_spec("torch") is None:
-        _refuse("Training needs torch: pip install 'paceline[torch]'.")
-    from paceline.launch import local  # only now: it needs what `simulate` does not
-
-    part = _part(trace)
-    try:
-        with _open(part) as file:
-            observer = Recorder(lambda event: _write(file, event)) if file else None
-            outcome = asyncio.run(
-                local.run(
-                    script,
-                    policy=policy,
-                    workers=workers,
-                    servers=servers,
-                    lease=lease,
-                    restarts=restarts,
-                    observer=observer,
-                )
-            )
-        if part and trace:
-            part.replace(trace)
-    except local.JobError as error:
-        errors.print(Text(str(error)))
-        raise typer.Exit(1) from None
-    finally:
-        if part:
-            part.unlink(missing_ok=True)
-    report = outcome.report
-    typer.echo(
-        f"{policy}: {report.updates} updates in {outcome.seconds:.1f} s, {report.samples_per_second:,.0f} samples/s, "
-        f"waiting {report.blocking_seconds / max(report.mean_iteration_seconds, 1e-9):.0%}, "
-        f"staleness {report.mean_staleness:.1f} (at most {report.max_staleness})"
-    )
-
-
 def _run(
     described: ClusterSpec,
     policy: str,
@@ -251,7 +145,7 @@ def _run(
         errors.print(f"Note: {policy} cannot be streamed, so it is simulated whole.")
     observers = []
     if file:
-        observers.append(Recorder(lambda event: _write(file, event)))
+        observers.append(Recorder(lambda event: write_event(file, event)))
     if panels is not None:
         panel = Panel(policy, len(described.workers))
         panels.append(panel)
@@ -307,30 +201,6 @@ def _as_json(described: ClusterSpec, limit: float, rows: list[tuple[Row, Result]
     }
 
 
-def _write(file: IO[str], event: Event) -> None:
-    file.write(as_line(event))
-    file.write("\n")
-
-
-def _part(path: Path | None) -> Path | None:
-    """Where a file is written until it is whole."""
-    return path.with_name(path.name + ".part") if path else None
-
-
-class _open:
-    """A file to write, or None where there is none to be written."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._file = path.open("w") if path else None
-
-    def __enter__(self) -> IO[str] | None:
-        return self._file
-
-    def __exit__(self, *_: object) -> None:
-        if self._file:
-            self._file.close()
-
-
 def _progress(quiet: bool) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
@@ -342,21 +212,7 @@ def _progress(quiet: bool) -> Progress:
     )
 
 
-def _check_target(path: Path | None, option: str) -> None:
-    if path is None:
-        return
-    if (path.exists() and not path.is_file()) or not path.parent.is_dir():
-        _refuse(f"{option}: {str(path)!r} cannot be written; name a plain file in a folder that exists.")
-    if not os.access(path.parent, os.W_OK):
-        _refuse(f"{option}: the folder {str(path.parent)!r} cannot be written to.")
-
-
 def _peak_memory() -> float:
     """Of this process, in MB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-
-
-def _refuse(message: str) -> NoReturn:
-    errors.print(Text(message))
-    sys.exit(2)

@@ -1,0 +1,396 @@
+"""`paceline run`, `serve`, `work`, `watch`, `export` and `replay`: training for real."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from paceline.cli.display import Display
+from paceline.cli.shared import check_target, errors, refuse
+from paceline.observe.observer import Tee
+from paceline.observe.summary import Summary
+from paceline.policies import make
+
+if TYPE_CHECKING:
+    from paceline.serve.saving import Plan
+    from paceline.serve.tls import Tls
+
+Policy = Annotated[str, typer.Option("--policy", "-p", help="A policy with options; see `paceline policies`.")]
+Servers = Annotated[int, typer.Option(min=0, help="Shards of the model, a process each; 0: only pace the workers.")]
+Lease = Annotated[float, typer.Option(min=0.1, help="Seconds of silence before a worker is given up.")]
+CheckpointFolder = Annotated[
+    Path | None, typer.Option("--checkpoint", help="Write checkpoints into this folder, the last two are kept.")
+]
+Every = Annotated[
+    str | None,
+    typer.Option("--checkpoint-every", help="So many updates (500) or so much time (30s, 10m); 60s if left out."),
+]
+ResumeFrom = Annotated[Path | None, typer.Option("--resume", help="Begin from the last checkpoint in this folder.")]
+Record = Annotated[
+    Path | None,
+    typer.Option("--record-updates", help="Write every decision and update into this folder, for `replay`."),
+]
+TlsCert = Annotated[Path | None, typer.Option(help="This end's certificate, in PEM.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Its private key.")]
+TlsCa = Annotated[Path | None, typer.Option(help="The CA of the peers' certificates; a server then asks for one.")]
+Trace = Annotated[
+    Path | None,
+    typer.Option(help="Write every event to this file, a line of JSON each; FILE.perfetto.json opens in Perfetto."),
+]
+Script = Annotated[list[str], typer.Argument(help="The training script and its arguments.")]
+TokenFile = Annotated[Path | None, typer.Option(help="A file with the job's token, the same for all.")]
+
+THEN_COMMAND = {"allow_interspersed_args": False}  # what follows the script's name is the script's
+
+
+def run(
+    script: Script,
+    workers: Annotated[int, typer.Option(min=1, help="How many workers.")] = 2,
+    servers: Servers = 1,
+    policy: Policy = "bsp:weights=mean",
+    lease: Lease = 30.0,
+    restarts: Annotated[int, typer.Option(min=0, help="How often a crashed worker is started again.")] = 1,
+    ranks_per_worker: Annotated[
+        int, typer.Option(min=1, help="Processes that make up one worker; they reduce among themselves first.")
+    ] = 1,
+    hosts: Annotated[str | None, typer.Option(help="Start the workers on these machines over ssh: a,b,c.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Where the server listens: loopback if left out, everywhere with --hosts.")
+    ] = None,
+    checkpoint: CheckpointFolder = None,
+    every: Every = None,
+    resume: ResumeFrom = None,
+    record: Record = None,
+    trace: Trace = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Train a script that calls paceline.join, with several processes on this machine or over ssh."""
+    _need_torch()
+    from paceline.launch import local
+
+    _check_policy(policy, workers)
+    _check_script(script)
+    check_target(trace, "--trace")
+    options = local.Options(
+        policy,
+        servers,
+        workers,
+        host or (local.EVERYWHERE if hosts else "127.0.0.1"),
+        lease=lease,
+        checkpoint=checkpoint,
+        every=every,
+        resume=resume,
+        record=record,
+        tls=_tls(tls_cert, tls_key, tls_ca),
+    )
+    _plan(checkpoint, every, resume)
+    _check_resume(resume)
+    named = [name for name in (hosts or "").split(",") if name]
+
+    async def ran(display: Display) -> local.Outcome:
+        async with display.running():
+            return await local.run(
+                script,
+                options,
+                restarts=restarts,
+                ranks=ranks_per_worker,
+                hosts=named,
+                observer=display.observer,
+                say=display.say,
+            )
+
+    with Display(policy, trace) as display:
+        try:
+            outcome = asyncio.run(ran(display))
+        except local.JobError as error:
+            display.fail(str(error))
+        display.finish(outcome.report, outcome.seconds)
+
+
+def serve(
+    servers: Servers = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="The job begins when so many have come; else as Slurm or torchrun say, or 1."),
+    ] = None,
+    policy: Policy = "bsp:weights=mean",
+    host: Annotated[
+        str, typer.Option(help="Where to listen; another place than loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any.")] = 0,
+    token_file: TokenFile = None,
+    lease: Lease = 30.0,
+    checkpoint: CheckpointFolder = None,
+    every: Every = None,
+    resume: ResumeFrom = None,
+    record: Record = None,
+    trace: Trace = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    quiet: Annotated[bool, typer.Option("--quiet", hidden=True)] = False,
+) -> None:
+    """Serve a job: workers on this machine or others join with `paceline work`, or any script with PACELINE_CONNECT."""
+    from paceline.serve.checkpoint import CheckpointError
+    from paceline.serve.coordinator import Terms
+    from paceline.serve.server import Address, Server, ServerError
+    from paceline.serve.variables import workers_of_launcher
+
+    if servers:
+        _need_torch()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    wanted = workers or workers_of_launcher() or 1
+    _check_policy(policy, wanted)
+    check_target(trace, "--trace")
+    plan = _plan(checkpoint, every, resume)
+    tls = _tls(tls_cert, tls_key, tls_ca)
+    terms = Terms(servers, wanted, _token(token_file), lease, plan, record, policy)
+
+    summary = Summary()
+
+    async def served(display: Display) -> None:
+        async with _until_told_to_stop() as told, display.running():
+            observer = Tee(summary, display.observer)
+            server = Server(lambda: make(policy), terms, Address(host, port), tls=tls, observer=observer, resume=resume)
+            await server.start()
+            typer.echo(f"Listening on {host}:{server.port}.")
+            try:
+                serving = asyncio.ensure_future(server.serve())
+                await asyncio.wait((serving, told), return_when=asyncio.FIRST_COMPLETED)
+                if serving.done():
+                    serving.result()
+                else:
+                    serving.cancel()
+                    await server.coordinator.save()
+            finally:
+                await server.stop()
+
+    began = time.monotonic()
+    with Display(policy, trace, quiet) as display:
+        try:
+            asyncio.run(served(display))
+            display.finish(None if quiet else summary.report(), time.monotonic() - began)
+        except (ServerError, CheckpointError, ValueError) as error:
+            display.fail(str(error), code=2)
+
+
+def work(
+    script: Script,
+    connect: Annotated[str, typer.Option(help="The server's address, host:port.")],
+    workers: Annotated[int, typer.Option(min=1, help="How many workers on this machine.")] = 1,
+    token_file: TokenFile = None,
+    restarts: Annotated[int, typer.Option(min=0, help="How often a crashed worker is started again.")] = 1,
+    ranks_per_worker: Annotated[int, typer.Option(min=1, help="Processes that make up one worker.")] = 1,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Work for a server that runs elsewhere: start a training script that calls paceline.join."""
+    _need_torch()
+    from paceline.launch.crew import Crew, Task
+    from paceline.launch.processes import JobError
+    from paceline.serve.variables import address, worker_number
+
+    _check_script(script)
+    try:
+        address(connect)
+    except ValueError as error:
+        refuse(str(error))
+    tls = _tls(tls_cert, tls_key, tls_ca)
+    task = Task(script, connect, _token(token_file), tls.as_environment() if tls else {}, ranks_per_worker)
+    number = worker_number() if workers == 1 else None
+
+    async def worked() -> None:
+        crew = Crew(task, restarts, lambda line, aside: typer.echo(line, err=aside))
+        try:
+            await asyncio.gather(*(crew.keep(number, each) for each in range(workers)))
+        finally:
+            await crew.stop()
+
+    try:
+        asyncio.run(worked())
+    except JobError as error:
+        errors.print(Text(str(error)))
+        raise typer.Exit(1) from None
+
+
+def watch(
+    connect: Annotated[str, typer.Argument(help="The server's address, host:port.")],
+    token_file: TokenFile = None,
+    trace: Trace = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Watch a job that runs: the live table of a server, from wherever it can be reached."""
+    from paceline.observe.observer import replay as show
+    from paceline.serve.door import Door
+    from paceline.serve.variables import address
+    from paceline.serve.watch import watch as events_of
+
+    check_target(trace, "--trace")
+    try:
+        door = Door(*address(connect), _token(token_file), _tls(tls_cert, tls_key, tls_ca))
+    except ValueError as error:
+        refuse(str(error))
+
+    summary = Summary()
+
+    async def watched(display: Display) -> None:
+        async with display.running():
+            async for event in events_of(door):
+                show([event], Tee(summary, display.observer))
+
+    began = time.monotonic()
+    with Display("", trace) as display:
+        try:
+            asyncio.run(watched(display))
+            display.finish(summary.report(), time.monotonic() - began)
+        except (OSError, ValueError) as error:
+            display.fail(f"{connect} cannot be watched: {error}.", code=2)
+
+
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a job's checkpoints.")],
+    target: Annotated[Path, typer.Argument(help="The file to write: .safetensors, or .pt for torch.load.")],
+) -> None:
+    """Write the model of a checkpoint as a plain state_dict."""
+    from paceline.serve.checkpoint import CheckpointError
+    from paceline.serve.export import FORMATS
+    from paceline.serve.export import export as write
+
+    check_target(target, "The target")
+    if target.suffix not in FORMATS:
+        refuse(f"The target must be named {' or '.join('*' + each for each in FORMATS)}, not {target.name!r}.")
+    try:
+        version, tensors = write(checkpoint, target)
+    except (CheckpointError, ValueError) as error:
+        refuse(str(error))
+    typer.echo(f"{target}: {tensors} tensors of version {version}.")
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(help="What --record-updates wrote.")],
+) -> None:
+    """Run a recorded job again: every decision and every weight must come out the same, bit for bit."""
+    _need_torch()
+    from paceline.serve.replay import ReplayError, journals, weights
+    from paceline.simulate.retell import retell
+
+    same = True
+    try:
+        for path in journals(folder):
+            with path.open() as lines:
+                count, difference = retell(lines)
+            if difference:
+                same = False
+                typer.echo(f"{path.name}: line {difference.line} was decided otherwise: {difference.decided}.")
+            else:
+                typer.echo(f"{path.name}: {count} decisions, all the same.")
+        for part in weights(folder):
+            verdict = "the same, bit for bit" if part.same else "not the same" if part.whole else "cut short"
+            typer.echo(f"{part.name}: {part.updates} updates, weights of version {part.version}: {verdict}.")
+            same = same and (part.same or not part.whole)
+    except (ReplayError, ValueError, KeyError) as error:
+        refuse(str(error))
+    raise typer.Exit(0 if same else 1)
+
+
+@asynccontextmanager
+async def _until_told_to_stop() -> AsyncIterator[asyncio.Future[None]]:
+    """A future that is done when this process is asked to end, by Ctrl-C or by SIGTERM."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[None] = loop.create_future()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, lambda: None if told.done() else told.set_result(None))
+    try:
+        yield told
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _check_policy(policy: str, workers: int) -> None:
+    least = make(policy).least_workers
+    if least > workers:
+        refuse(f"{policy} needs {least} workers or more, and there are {workers}; use --workers {least}.")
+
+
+def _check_script(script: list[str]) -> None:
+    if not Path(script[0]).is_file():
+        refuse(f"There is no script {script[0]!r}.")
+
+
+def _check_resume(resume: Path | None) -> None:
+    if resume is not None:
+        from paceline.serve import checkpoint
+
+        try:
+            checkpoint.read(resume)
+        except checkpoint.CheckpointError as error:
+            refuse(str(error))
+
+
+def _need_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        refuse("Training needs torch: pip install 'paceline[torch]'.")
+
+
+def _plan(folder: Path | None, every: str | None, resume: Path | None) -> Plan | None:
+    from paceline.serve.saving import Plan
+
+    folder = folder or resume
+    if folder is None:
+        if every:
+            refuse("--checkpoint-every needs --checkpoint, the folder to write to.")
+        return None
+    if folder.exists() and not folder.is_dir():
+        refuse(f"--checkpoint: {str(folder)!r} is not a folder.")
+    text = every or "60s"
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    try:
+        if text.isdigit() and int(text):
+            return Plan(folder, updates=int(text))
+        if text[-1:] in units and float(text[:-1]) > 0:
+            return Plan(folder, seconds=float(text[:-1]) * units[text[-1]])
+    except ValueError:
+        pass
+    refuse(f"--checkpoint-every is a number of updates (500) or a time (30s, 10m, 1h), not {text!r}.")
+
+
+def _tls(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+    from paceline.serve.tls import Tls
+
+    tls = Tls(*(str(path) if path else None for path in (cert, key, ca)))
+    return Tls.from_environment() if tls == Tls() else tls
+
+
+def _token(file: Path | None) -> bytes:
+    from paceline.serve.variables import TOKEN
+
+    if file is None:
+        try:
+            return bytes.fromhex(os.environ.get(TOKEN, ""))
+        except ValueError:
+            refuse(f"{TOKEN} must be hexadecimal.")
+    try:
+        token = file.read_bytes().strip()
+    except OSError as error:
+        refuse(f"The token file {file} cannot be read: {error.strerror}.")
+    if len(token) < 16:
+        refuse(f"The token in {file} is too short to be safe: it needs 16 characters or more.")
+    return token

@@ -1,0 +1,116 @@
+"""The workers' processes: started, started again when they crash, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import socket
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.launch.processes import JobError, Say, ending, lines, start, stop
+from paceline.serve.variables import CONNECT, RANK, RANKS, TOKEN, WORKER
+
+LAST_WORDS = 15  # lines of a crashed worker that are shown again
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every worker runs, and where."""
+
+    script: Sequence[str]
+    connect: str
+    token: bytes
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ranks: int = 1  # processes that make up one worker
+    hosts: Sequence[str] = ()  # over ssh, worker after worker; empty: here
+    python: str = sys.executable
+
+
+class Crew:
+    """Keeps workers at work. A crash is borne `restarts` times in all; one more ends the job."""
+
+    def __init__(self, task: Task, restarts: int, say: Say) -> None:
+        self._task, self._restarts, self._say = task, restarts, say
+        self._processes: dict[int, list[asyncio.subprocess.Process]] = {}
+
+    async def keep(self, number: int | None, label: int) -> None:
+        """Run a worker to its end, and start it again if it crashes. number: None lets the coordinator choose."""
+        while True:
+            last_words: deque[str] = deque(maxlen=LAST_WORDS)
+            processes = self._processes[label] = [
+                await self._start(number, label, rank, port)
+                for port in [_free_port() if self._task.ranks > 1 else 0]
+                for rank in range(self._task.ranks)
+            ]
+            listening = [
+                asyncio.ensure_future(self._listen(stream, label, last_words, aside))
+                for each in processes
+                for stream, aside in ((each.stdout, False), (each.stderr, True))
+            ]
+            code = await self._first_failure(processes)
+            await stop(processes)
+            await asyncio.gather(*listening)
+            if code == 0:
+                return
+            if self._restarts <= 0:
+                words = "".join(f"\n  {line}" for line in last_words)
+                raise JobError(f"Worker {label} {ending(code)}." + (f" Its last words:{words}" if words else ""))
+            self._restarts -= 1
+            self._say(f"Worker {label} {ending(code)}; it is started again.", aside=True)
+
+    async def stop(self) -> None:
+        """End whoever still runs."""
+        await stop([process for group in self._processes.values() for process in group])
+
+    async def _first_failure(self, processes: Sequence[asyncio.subprocess.Process]) -> int:
+        """0 when all have ended well; otherwise the first code that is not 0, as soon as it is known."""
+        for ended in asyncio.as_completed([process.wait() for process in processes]):
+            code = await ended
+            if code:
+                return code
+        return 0
+
+    async def _listen(
+        self, stream: asyncio.StreamReader | None, label: int, last_words: deque[str], aside: bool
+    ) -> None:
+        async for line in lines(stream):
+            if aside:
+                last_words.append(line)
+            self._say(f"[{label}] {line}", aside=aside)
+
+    async def _start(self, number: int | None, label: int, rank: int, port: int) -> asyncio.subprocess.Process:
+        task = self._task
+        variables = {**task.environment, CONNECT: task.connect}
+        if number is not None:
+            variables[WORKER] = str(number)
+        if task.ranks > 1:
+            variables |= {RANK: str(rank), RANKS: str(task.ranks), "LOCAL_RANK": str(rank)}
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if task.hosts:
+            host = task.hosts[label % len(task.hosts)]
+            command = ["ssh", "-o", "BatchMode=yes", host, remote_command(task, variables)]
+            # The token goes over standard input, where no list of processes shows it.
+            return await start(command, os.environ, capture=True, feed=f"{task.token.hex()}\n".encode())
+        environment = {**os.environ, **variables, TOKEN: task.token.hex()}
+        return await start([task.python, *task.script], environment, capture=True)
+
+
+def remote_command(task: Task, variables: Mapping[str, str]) -> str:
+    """What a shell on another host is to do: run the worker, and end it when our end of the connection is gone."""
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    worker = shlex.join([task.python, *task.script])
+    return (
+        f"cd {shlex.quote(os.getcwd())} && read -r {TOKEN} && export {TOKEN} && exec 3<&0 && "
+        f"{{ env {settings} {worker} </dev/null & worker=$!; "
+        "{ cat <&3 >/dev/null; kill $worker 2>/dev/null; } & watcher=$!; "
+        "wait $worker; code=$?; kill $watcher 2>/dev/null; exit $code; }"
+    )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])

@@ -1,0 +1,348 @@
+"""One incarnation of a worker: from its Welcome until it leaves or is given up.
+
+A lost connection does not end it. The control connection comes back within the lease with Resume, and both sides
+repeat what was not answered; a connection to a shard is opened again, and the push or pull on it is done again, which
+the shard bears. What ends it is the server's word (Expelled), or a server of another generation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from paceline.model.half import WIDTH
+from paceline.serve.door import Door
+from paceline.serve.messages import (
+    Accepted,
+    Beat,
+    Begin,
+    Cancelled,
+    Challenge,
+    Expelled,
+    Give,
+    Given,
+    Granted,
+    Hello,
+    Join,
+    Leave,
+    Pull,
+    Push,
+    Pushed,
+    Ready,
+    Refused,
+    Resume,
+    Resumed,
+    Turned,
+    Want,
+    Weights,
+    Welcome,
+)
+from paceline.serve.wire import Channel, Reader, WireError
+
+FROM_COORDINATOR = Reader(
+    Challenge | Accepted | Refused | Expelled | Welcome | Resumed | Give | Turned | Granted | Given | Cancelled | Beat
+)
+FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Pushed | Weights)
+ELEMENT = WIDTH["float32"]
+PARTING = 2.0  # seconds to wait for the server to hang up after we have said that we leave
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
+
+
+class Refusal(ConnectionError):
+    """The server does not want this worker; the message says why."""
+
+
+class Over(ConnectionError):
+    """This incarnation is over; the worker may join again."""
+
+
+def attempts(seconds: float) -> Iterator[float]:
+    """Pauses between attempts, longer and longer, for so many seconds in all."""
+    end, pause = time.monotonic() + seconds, FIRST_PAUSE
+    while (left := end - time.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class _Part:
+    """One shard, and the part of the model that it holds."""
+
+    def __init__(self, door: Door, start: int, stop: int) -> None:
+        self.door, self._start, self._stop = door, start, stop
+        self.channel: Channel | None = None
+
+    def mine(self, flat: memoryview, width: int = ELEMENT) -> memoryview:
+        return flat[self._start * width : self._stop * width]
+
+    def hang_up(self) -> None:
+        if self.channel:
+            self.channel.close()
+            self.channel = None
+
+
+class Life:
+    """One incarnation of a worker."""
+
+    def __init__(self, door: Door, description: bytes, worker: int | None, patience: float) -> None:
+        """Joins. `patience`: seconds for which a server that cannot be reached is called again."""
+        self._door, self._patience = door, patience
+        self.version = 0  # of the model that was last pulled
+        self.granted: Granted | None = None  # the last one
+        self._control, self._generation = door.open(FROM_COORDINATOR)
+        try:
+            self._control.send(Join(worker), memoryview(description))
+            self.welcome: Welcome = self._expect(Welcome)
+        except BaseException:
+            self._control.close()
+            raise
+        lease = self.welcome.lease
+        self._control.bear_silence(lease)  # the server answers every Beat
+        self._parts = [_Part(door.at(host, port), start, stop) for host, port, start, stop in self.welcome.shards]
+        self._threads = ThreadPoolExecutor(max(1, len(self._parts)), thread_name_prefix="paceline")
+        self._sending = threading.Lock()
+        self._unanswered: dict[str, Any] = {}  # what is said again on a new connection
+        self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._later: deque[Any] = deque()  # heard while something else was waited for
+        self._newest = 0  # iteration of the newest Grant that was heard
+        self._ended: ConnectionError | None = None
+        self._over = threading.Event()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        threading.Thread(target=self._beat, args=(lease / 3,), daemon=True).start()
+
+    def go_on(self, weights: memoryview) -> Granted:
+        """Wait for the next Grant, and pull the model into `weights`. If asked to, give them first."""
+        while not isinstance(message := self._hear(), Granted):
+            if isinstance(message, Give):
+                self._on_all(lambda part: self._with(part, lambda it: it.send(Begin(), part.mine(weights))))
+        pull = Pull(message.version)
+        self.version = min(self._on_all(lambda part: self._pull(part, pull, weights)), default=message.version)
+        self.granted = message
+        return message
+
+    def answer(
+        self,
+        ready: Callable[[int, int], Ready],
+        gradient: memoryview,
+        rates: Sequence[float],
+        dtype: str,
+    ) -> None:
+        """Say that the gradient is there (`ready(iteration, version)`), and push it when it is our turn."""
+        assert self.granted is not None
+        iteration = self.granted.iteration
+        self._say(ready(iteration, self.version), unanswered="Granted")
+        if self._newest > iteration or (self.welcome.gated and not self._await_turn(iteration)):
+            return  # it was cancelled meanwhile
+        push = Push(iteration, tuple(rates), dtype)
+        self._on_all(lambda part: self._push(part, push, gradient))
+
+    def take(self, want: Want) -> Given:
+        """Samples to train on."""
+        self._say(want, unanswered="Given")
+        while not (isinstance(message := self._hear_next(), Given) and message.number == want.number):
+            self._later.append(message)
+        return message
+
+    def leave(self) -> None:
+        """Say good-bye."""
+        if not self._over.is_set() and self._ended is None:
+            self._over.set()
+            with contextlib.suppress(OSError):
+                self._say(Leave())
+                # To close with something unread would reset the connection, and the Leave could be lost.
+                self._control.finish()
+                self._listener.join(PARTING)
+        self.end(WireError("This worker has left."))
+
+    def end(self, error: ConnectionError) -> None:
+        """Whatever waits here wakes with this error."""
+        if self._ended is None:
+            self._ended = error
+        self._over.set()
+        self._heard.put(self._ended)
+        self._control.close()
+        for part in self._parts:
+            part.hang_up()
+        self._threads.shutdown(wait=False)
+
+    # The coordinator
+
+    def _expect(self, kind: type) -> Any:
+        message = self._control.receive()
+        _heed(message)
+        if not isinstance(message, kind):
+            raise WireError(f"The server answered with {type(message).__name__} instead of {kind.__name__}.")
+        return message
+
+    def _say(self, message: Any, unanswered: str = "") -> None:
+        """Say it; if the connection is lost, it is said again on the next one until it is answered."""
+        with self._sending:
+            if unanswered:
+                self._unanswered[unanswered] = message
+            with contextlib.suppress(OSError):  # the listener sees it too, and comes back
+                self._control.send(message)
+                return
+        self._control.cut()
+
+    def _beat(self, pause: float) -> None:
+        while not self._over.wait(pause):
+            self._say(Beat())
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._control.receive()
+                _heed(message)
+            except (Refusal, Over) as error:
+                return self.end(error)
+            except OSError as error:
+                if self._over.is_set():
+                    return None
+                try:
+                    self._come_back(error)
+                except ConnectionError as final:
+                    return self.end(final)
+                continue
+            self._take_in(message)
+
+    def _take_in(self, message: Any) -> None:
+        if isinstance(message, Granted):
+            if message.iteration <= self._newest:
+                return  # said again on a new connection
+            self._newest = message.iteration
+        kind = type(message).__name__
+        if kind in self._unanswered:
+            with self._sending:
+                self._unanswered.pop(kind, None)
+        if not isinstance(message, Beat):
+            self._heard.put(message)
+
+    def _come_back(self, lost: OSError) -> None:
+        """Open the control connection again, as the same incarnation."""
+        self._control.close()
+        for pause in attempts(self._patience):
+            if self._over.is_set():
+                raise WireError("This worker has left.")
+            try:
+                channel, generation = self._door.open(FROM_COORDINATOR)
+            except WireError:
+                raise
+            except OSError as error:
+                lost = error
+                self._over.wait(pause)
+                continue
+            if generation != self._generation:
+                channel.close()
+                raise Over("The server is of another generation.")
+            try:
+                channel.send(Resume(self.welcome.worker, self.welcome.incarnation))
+                with channel.within(10.0):
+                    answer = channel.receive()
+                _heed(answer)
+                if not isinstance(answer, Resumed):
+                    raise WireError(f"The server answered with {type(answer).__name__} instead of Resumed.")
+            except (Refusal, Over, WireError):
+                channel.close()
+                raise
+            except OSError as error:
+                channel.close()
+                lost = error
+                self._over.wait(pause)
+                continue
+            channel.bear_silence(self.welcome.lease)
+            with self._sending:
+                self._control = channel
+                with contextlib.suppress(OSError):
+                    for message in self._unanswered.values():
+                        channel.send(message)
+            return
+        raise WireError(f"The server at {self._door.host}:{self._door.port} cannot be reached any more: {lost}.")
+
+    def _await_turn(self, iteration: int) -> bool:
+        """True when it is our turn; False if the iteration was cancelled."""
+        while True:
+            message = self._hear()
+            if isinstance(message, Turned | Cancelled) and message.iteration == iteration:
+                return isinstance(message, Turned)
+
+    def _hear(self) -> Any:
+        return self._later.popleft() if self._later else self._hear_next()
+
+    def _hear_next(self) -> Any:
+        message = self._heard.get()
+        if isinstance(message, ConnectionError):
+            self._heard.put(message)  # for whoever asks next
+            raise message
+        return message
+
+    # Shards
+
+    def _push(self, part: _Part, push: Push, gradient: memoryview) -> None:
+        def do(channel: Channel) -> None:
+            channel.send(push, part.mine(gradient, WIDTH[push.dtype]))
+            _heed(channel.receive())
+
+        self._with(part, do)
+
+    def _pull(self, part: _Part, pull: Pull, weights: memoryview) -> int:
+        place = part.mine(weights)
+
+        def do(channel: Channel) -> int:
+            channel.send(pull)
+            answer = channel.receive(lambda _message, _size: place)
+            _heed(answer)
+            return int(answer.version)
+
+        return int(self._with(part, do))
+
+    def _with(self, part: _Part, do: Callable[[Channel], Any]) -> Any:
+        """Do something with a shard, and again on a new connection when the old one is lost."""
+        lost: OSError | None = None
+        for pause in attempts(self._patience):
+            if self._ended:
+                raise self._ended
+            try:
+                if part.channel is None:
+                    part.channel = self._connect(part)
+                return do(part.channel)
+            except (Refusal, Over):
+                raise
+            except OSError as error:
+                part.hang_up()
+                lost = error
+                self._over.wait(pause)
+        if self._ended:
+            raise self._ended
+        raise WireError(f"The shard at {part.door.host}:{part.door.port} cannot be reached any more: {lost}.")
+
+    def _connect(self, part: _Part) -> Channel:
+        channel, generation = part.door.open(FROM_SHARD)
+        if generation != self._generation:
+            channel.close()
+            raise Over("The server is of another generation.")
+        channel.bear_cut(max(1.0, self.welcome.lease))
+        channel.send(Hello(self.welcome.worker, self.welcome.incarnation))
+        return channel
+
+    def _on_all(self, do: Callable[[_Part], Any]) -> list[Any]:
+        """Do the same with every shard, side by side."""
+        if len(self._parts) == 1:
+            return [do(self._parts[0])]
+        try:
+            return list(self._threads.map(do, self._parts))
+        except RuntimeError:  # shut down meanwhile
+            raise self._ended or WireError("This worker has left.") from None
+
+
+def _heed(message: Any) -> None:
+    """Some answers are the end of it."""
+    if isinstance(message, Refused):
+        raise Refusal(message.reason)
+    if isinstance(message, Expelled):
+        raise Over(message.reason)

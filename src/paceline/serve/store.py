@@ -1,0 +1,108 @@
+"""What a shard holds: its slice of the model, the updates that wait for a decision, and what was received already.
+
+It is driven by orders of the log, one after the other, and knows no socket and no thread. So a recorded run is
+replayed by the same code that ran it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from paceline.model.slice import Slice
+from paceline.serve.messages import Apply, Drop, Fence, Identity, Keep
+
+
+class Fenced(ValueError):
+    """An update of an incarnation that is over."""
+
+
+class Held(NamedTuple):
+    """An update that has arrived, and the learning rate of each parameter group that came with it."""
+
+    gradient: torch.Tensor
+    rates: tuple[float, ...]
+
+
+class Store:
+    """A slice of the model at a version, and what may change it."""
+
+    def __init__(self, part: Slice) -> None:
+        self.slice = part
+        self.version = -1  # of the weights; -1: there are none yet
+        self._waiting: dict[Identity, Held] = {}
+        self._newest: dict[int, tuple[int, int]] = {}  # worker → the newest (incarnation, iteration) that is in
+        self._fence: dict[int, int] = {}  # worker → the oldest incarnation that is accepted
+        self._kept: dict[int, Held] = {}
+        self._slot_of: dict[Identity, int] = {}
+        self._spare: list[torch.Tensor] = []
+
+    def room(self) -> torch.Tensor:
+        """A buffer to receive an update into. Give it to `put`, or back with `free`."""
+        return self._spare.pop() if self._spare else torch.empty_like(self.slice.weights)
+
+    def free(self, buffer: torch.Tensor) -> None:
+        self._spare.append(buffer)
+
+    def accepts(self, worker: int, incarnation: int) -> bool:
+        return incarnation >= self._fence.get(worker, 0)
+
+    def fault(self, held: Held) -> str | None:
+        """One sentence if an update must not come near the model."""
+        groups = len(self.slice.spec.settings_of_groups)
+        if len(held.rates) != groups or not all(math.isfinite(rate) and rate >= 0 for rate in held.rates):
+            return f"there must be {groups} learning rates from 0 up, not {list(held.rates)!r:.80}"
+        return self.slice.check(held.gradient)
+
+    def put(self, update: Identity, held: Held) -> bool:
+        """An update is in, whole. False if it was in already: sent twice, it is applied once."""
+        if not self.accepts(update.worker, update.incarnation):
+            self.free(held.gradient)
+            raise Fenced("This worker has been given up; it must join again.")
+        if (update.incarnation, update.iteration) <= self._newest.get(update.worker, (0, 0)):
+            self.free(held.gradient)
+            return False
+        self._newest[update.worker] = (update.incarnation, update.iteration)
+        self._waiting[update] = held
+        return True
+
+    def held(self, update: Identity) -> Held:
+        """An update that the log names."""
+        slot = self._slot_of.get(update)
+        return self._waiting[update] if slot is None else self._kept[slot]
+
+    def apply(self, order: Apply) -> None:
+        """Change the weights. The version follows with `applied`, so that both can be done under different locks."""
+        parts = [self.held(update) for update in order.updates]
+        gradients = [part.gradient for part in parts]
+        if order.mix is None:
+            self.slice.step(gradients, order.weights, parts[-1].rates)
+        else:
+            self.slice.mix(gradients, order.weights, order.mix)
+
+    def applied(self, order: Apply) -> None:
+        """The weights have changed: this is the new version."""
+        self.version = order.version
+        for update in order.updates:
+            self._release(update)
+
+    def carry_out(self, order: Drop | Keep | Fence) -> None:
+        """The orders that do not touch the weights."""
+        match order:
+            case Drop(update):
+                self._release(update)
+            case Keep(update, slot):
+                if slot in self._kept:
+                    self.free(self._kept[slot].gradient)
+                self._kept[slot] = self._waiting.pop(update)
+                self._slot_of = {known: at for known, at in self._slot_of.items() if at != slot} | {update: slot}
+            case Fence(worker, incarnation):
+                self._fence[worker] = max(incarnation, self._fence.get(worker, 0))
+
+    def _release(self, update: Identity) -> None:
+        """An update is decided: its buffer may be used again."""
+        held = self._waiting.pop(update, None)
+        if held is not None:
+            self.free(held.gradient)
