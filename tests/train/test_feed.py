@@ -208,10 +208,11 @@ class Lives(Alone):
 
         return take
 
-    def exchange(self, computed: Any) -> None:
+    def exchange(self, computed: Any) -> bool:
         self.samples.arrived(0, computed.taken, len(self.trained))
         self.samples.done(len(self.trained))
         self.trained.append(computed.batch_size)
+        return True
 
     def give_up(self) -> None:
         self.samples.abandoned(0)

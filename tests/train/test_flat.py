@@ -78,7 +78,7 @@ def test_a_model_that_is_moved_after_joining_still_gets_what_is_pulled() -> None
 
 
 def test_tied_frozen_unused_empty_and_foreign_parameters() -> None:
-    class Model(torch.nn.Module):  # type: ignore[misc]
+    class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.embed = torch.nn.Embedding(4, 3)

@@ -241,9 +241,10 @@ def test_the_batch_size_is_what_was_told_or_counted() -> None:
     class Listening(Alone):
         alone = False
 
-        def exchange(self, computed: Any) -> None:
+        def exchange(self, computed: Any) -> bool:
             told.append((computed.batch_size, list(computed.taken)))
             losses.append(computed.loss)
+            return True
 
     net = torch.nn.Linear(2, 1)
     optimizer = PacedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), Listening())

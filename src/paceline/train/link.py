@@ -58,8 +58,8 @@ class Link(Protocol):
     def source(self) -> Source:
         """Where samples come from."""
 
-    def exchange(self, computed: Computed) -> None:
-        """Give the model's gradients for the newest weights."""
+    def exchange(self, computed: Computed) -> bool:
+        """Give the model's gradients for the newest weights. False if they overflowed, here or in another rank."""
 
     def close(self) -> None:
         """Leave."""
@@ -91,7 +91,7 @@ class Alone:
 
         return take
 
-    def exchange(self, computed: Computed) -> None:
+    def exchange(self, computed: Computed) -> bool:
         raise AssertionError("there is nobody to exchange with")
 
     def close(self) -> None:
@@ -125,12 +125,13 @@ class Together:
 
         return take
 
-    def exchange(self, computed: Computed) -> None:
+    def exchange(self, computed: Computed) -> bool:
         self._flat.gather()
         exchange(self._client, self._flat, computed, self._since)
         self._flat.scatter()
         self.life = self._client.life
         self._since = time.perf_counter()
+        return True
 
     def close(self) -> None:
         self._client.close()

@@ -131,16 +131,16 @@ class PacedOptimizer(torch.optim.Optimizer):
         taken = [*self._lost, *(share.number for share in self._shares)]
         self._shares, self._lost = [], []
         scale, overflowed = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
-        self._link.exchange(
-            Computed(
-                batch_size=self._last,
-                rates=[float(group["lr"]) for group in self.param_groups],
-                loss=float(loss.detach()) if isinstance(loss, torch.Tensor) else loss,
-                taken=taken,
-                scale=1.0 if scale is None else float(scale),
-                overflowed=overflowed is not None and bool(overflowed),
-            )
+        computed = Computed(
+            batch_size=self._last,
+            rates=[float(group["lr"]) for group in self.param_groups],
+            loss=float(loss.detach()) if isinstance(loss, torch.Tensor) else loss,
+            taken=taken,
+            scale=1.0 if scale is None else float(scale),
+            overflowed=overflowed is not None and bool(overflowed),
         )
+        if not self._link.exchange(computed):
+            self._lost = taken
         return result
 
     def _gradients(self) -> list[tuple[int, int]]:

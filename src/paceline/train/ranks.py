@@ -147,14 +147,14 @@ class Ranked:
 
         return take
 
-    def exchange(self, computed: Computed) -> None:
+    def exchange(self, computed: Computed) -> bool:
         """Add up with the other ranks, by batch size; rank 0 exchanges the sum with the server."""
         size = computed.batch_size
         has_loss = 0.0 if computed.loss is None else float(size)
         words = [float(computed.overflowed), size, has_loss, (computed.loss or 0.0) * size]
         overflowed, total, of_loss, loss = self._group.add_words(words)
         if overflowed:
-            return  # on all alike
+            return False  # on all alike
         self._flat.add_up(self._sum)
         gradients, statistics = self._flat.split(self._sum)
         gradients.mul_(size / total / computed.scale)
@@ -169,6 +169,7 @@ class Ranked:
             exchange(client, self._flat, told, self._since)
 
         self._go_on(push)
+        return True
 
     def _go_on(self, ask: Callable[[], None]) -> None:
         """Rank 0 asks the server; then all have its weights."""
