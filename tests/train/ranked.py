@@ -40,7 +40,8 @@ def train(net: Any, batch_size: int, scaled: bool = False, dies: bool = False) -
             loss = F.cross_entropy(net(x), y)
             if scaled and step == 4 and os.environ["PACELINE_RANK"] == "1":
                 loss = loss * float("inf")  # in one rank alone
-            scaler.scale(loss).backward()
+            scaled_loss: Any = scaler.scale(loss)
+            scaled_loss.backward()
             session.step(loss, scaler=scaler)
             seen += number.tolist()
     return seen
