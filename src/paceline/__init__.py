@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.serve.pace import Pace, coordinate
     from paceline.train.optimizer import PacedOptimizer
     from paceline.train.session import Session, join, wrap
 
 __version__ = "0.1.0"
-__all__ = ["PacedOptimizer", "Session", "__version__", "join", "wrap"]
+__all__ = ["Pace", "PacedOptimizer", "Session", "__version__", "coordinate", "join", "wrap"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from paceline.train import session
 
         return getattr(session, name)
+    if name in ("coordinate", "Pace"):
+        from paceline.serve import pace
+
+        return getattr(pace, name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

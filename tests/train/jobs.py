@@ -11,10 +11,11 @@ from typing import Any
 
 from paceline.observe.events import Event
 from paceline.observe.observer import Recorder
-from paceline.policies import make
+from paceline.policies import Policy, make
 from paceline.serve.coordinator import Coordinator, Terms
 from paceline.serve.door import Door
 from paceline.serve.shard import Shard
+from paceline.serve.tls import Tls
 
 
 class Job:
@@ -54,22 +55,33 @@ class Job:
 
 
 @contextmanager
-def job(policy: str, shards: int = 1, workers: int = 1, lease: float = 30.0, token: bytes = b"") -> Iterator[Job]:
+def job(
+    policy: str | Policy,
+    shards: int = 1,
+    workers: int = 1,
+    lease: float = 30.0,
+    token: bytes = b"",
+    tls: Tls | None = None,
+    **more: Any,
+) -> Iterator[Job]:
     """Serve a job on this machine; it begins when so many workers have come."""
     events: list[Event] = []
     up: list[Job] = []
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        terms = Terms(shards, workers, token, lease, policy=policy)
-        coordinator = Coordinator(make(policy), terms, Recorder(events.append))
-        door = Door("127.0.0.1", await coordinator.listen(), token)
+        restored = more.pop("restored", None)
+        terms = Terms(shards, workers, token, lease, policy=str(policy), tls=tls.listening() if tls else None, **more)
+        made = make(policy) if isinstance(policy, str) else policy
+        coordinator = Coordinator(made, terms, Recorder(events.append), restored)
+        door = Door("127.0.0.1", await coordinator.listen(), token, tls)
         for number in range(shards):
             target = lambda number=number: Shard(number, door).run()  # noqa: E731
             threading.Thread(target=target, daemon=True).start()
         up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
         ready.set()
         await asyncio.to_thread(over.wait)
+        await coordinator.save()
         await coordinator.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)

@@ -78,7 +78,8 @@ def run(
     tls_ca: TlsCa = None,
 ) -> None:
     """Train a script that calls paceline.join, with several processes on this machine or over ssh."""
-    _need_torch()
+    if servers:
+        _need_torch()
     from paceline.launch import local
 
     _check_policy(policy, workers)
@@ -199,7 +200,6 @@ def work(
     tls_ca: TlsCa = None,
 ) -> None:
     """Work for a server that runs elsewhere: start a training script that calls paceline.join."""
-    _need_torch()
     from paceline.launch.crew import Crew, Task
     from paceline.launch.processes import JobError
     from paceline.serve.variables import address, worker_number

@@ -15,6 +15,7 @@ from paceline.launch.service import Options, Service
 from paceline.observe.observer import Observer, Tee, replay
 from paceline.observe.summary import Report, Summary
 from paceline.serve.door import Door
+from paceline.serve.variables import WORKERS
 from paceline.serve.watch import watch
 
 EVERYWHERE = "0.0.0.0"
@@ -69,7 +70,7 @@ async def run(
         )
         tasks.append(seen)
         await asyncio.wait((seen, asyncio.ensure_future(started.wait())), return_when=asyncio.FIRST_COMPLETED)
-        environment = options.tls.as_environment() if options.tls else {}
+        environment = {WORKERS: str(options.workers)} | (options.tls.as_environment() if options.tls else {})
         connect = f"{socket.gethostname() if hosts and options.host == EVERYWHERE else door.host}:{door.port}"
         task = Task(script, connect, token, environment, ranks, hosts)
         crew = Crew(task, restarts, say)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 CONNECT = "PACELINE_CONNECT"  # the coordinator's address, host:port
 TOKEN = "PACELINE_TOKEN"  # the job's token, in hexadecimal
 WORKER = "PACELINE_WORKER"  # this worker's number
+WORKERS = "PACELINE_WORKERS"  # how many workers there are at first
 RANK, RANKS = "PACELINE_RANK", "PACELINE_RANKS"  # of the processes that make up this worker, if they are several
 
 #: Who else numbers processes, and how many they say there are: torchrun and Slurm.
