@@ -25,6 +25,20 @@ def running() -> Iterator[Job]:
         yield up
 
 
+@pytest.fixture
+def wrap(running: Job) -> Iterator[Callable[..., PacedOptimizer]]:
+    """`paceline.wrap` for this job; all leave it in the end."""
+    made: list[PacedOptimizer] = []
+
+    def wrapped(inner: Any, net: Any, connect: str | None = running.address) -> PacedOptimizer:
+        made.append(paceline.wrap(inner, net, connect=connect))
+        return made[-1]
+
+    yield wrapped
+    for optimizer in made:
+        optimizer.close()
+
+
 def model(dtype: Any = torch.float32) -> Any:
     torch.manual_seed(0)
     # No bias before the norm: its gradient is zero but for rounding, which Adam would make much of.
@@ -53,6 +67,7 @@ def groups(net: Any) -> Any:
 
 Loop = Callable[[Any, Any], None]
 Make = Callable[[Any], Any]
+Wrap = Callable[..., PacedOptimizer]
 
 
 def plain(net: Any, optimizer: Any) -> None:
@@ -128,11 +143,11 @@ LOOPS: list[Loop] = [plain, zeroed_after, accumulated, clipped, with_a_closure, 
 
 @pytest.mark.parametrize("make", [sgd, groups])
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
-def test_one_worker_over_a_server_is_one_process(running: Job, loop: Loop, make: Make) -> None:
+def test_one_worker_over_a_server_is_one_process(wrap: Wrap, loop: Loop, make: Make) -> None:
     """The very same loop, statistics included."""
     ours, theirs = model(), model()
     loop(theirs, make(theirs))
-    optimizer = paceline.wrap(make(ours), ours, connect=running.address)
+    optimizer = wrap(make(ours), ours)
     loop(ours, optimizer)
     for name, expected in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
@@ -151,9 +166,9 @@ def test_alone_it_is_the_wrapped_one(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_model_of_another_type_trains(running: Job, dtype: str) -> None:
+def test_a_model_of_another_type_trains(wrap: Wrap, dtype: str) -> None:
     net = model(getattr(torch, dtype))
-    optimizer = paceline.wrap(sgd(net), net, connect=running.address)
+    optimizer = wrap(sgd(net), net)
     losses = []
     x, y = data(1)[0]
     for _ in range(10):
@@ -166,21 +181,21 @@ def test_a_model_of_another_type_trains(running: Job, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
-def test_gradients_of_two_bytes_train_nearly_alike(running: Job, wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_two_bytes_train_nearly_alike(wrap: Wrap, wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = model(), model()
     plain(theirs, sgd(theirs))
     monkeypatch.setenv("PACELINE_GRADIENTS", wire)
-    plain(ours, paceline.wrap(sgd(ours), ours, connect=running.address))
+    plain(ours, wrap(sgd(ours), ours))
     torch.testing.assert_close(ours[0].weight, theirs[0].weight, rtol=0.02, atol=0.005)
     assert not torch.equal(ours[0].weight, theirs[0].weight)  # or else they were not of two bytes
 
 
-def test_a_scheduler_of_the_inner_one_is_heeded_and_content(running: Job) -> None:
+def test_a_scheduler_of_the_inner_one_is_heeded_and_content(wrap: Wrap) -> None:
     """Made before wrapping. Warnings are errors here, so it must know of the steps."""
     ours, theirs = model(), model()
     inner, reference = sgd(ours), sgd(theirs)
     schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.1) for each in (inner, reference)]
-    optimizer = paceline.wrap(inner, ours, connect=running.address)
+    optimizer = wrap(inner, ours)
     for x, y in data(3):
         for net, stepping in ((ours, optimizer), (theirs, reference)):
             stepping.zero_grad()
@@ -209,11 +224,11 @@ def test_it_is_an_optimizer_and_looks_like_the_wrapped_one() -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_hooks_run_once_whichever_of_the_two_they_were_given_to(running: Job, alone: bool) -> None:
+def test_hooks_run_once_whichever_of_the_two_they_were_given_to(running: Job, wrap: Wrap, alone: bool) -> None:
     net = model()
     inner, calls = sgd(net), list[str]()
     inner.register_step_pre_hook(lambda *_: calls.append("inner before"))
-    optimizer = paceline.wrap(inner, net, connect=None if alone else running.address)
+    optimizer = wrap(inner, net, connect=None if alone else running.address)
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     F.cross_entropy(net(data(1)[0][0]), data(1)[0][1]).backward()
@@ -221,13 +236,13 @@ def test_hooks_run_once_whichever_of_the_two_they_were_given_to(running: Job, al
     assert calls == ["inner before", "before", "after"]
 
 
-def test_state_that_stays_behind_is_said_so(running: Job) -> None:
+def test_state_that_stays_behind_is_said_so(wrap: Wrap) -> None:
     net = model()
     inner = sgd(net)
     plain(net, inner)
     saved = inner.state_dict()
     with pytest.warns(UserWarning, match="state .* is not sent"):
-        optimizer = paceline.wrap(inner, net, connect=running.address)
+        optimizer = wrap(inner, net)
     with pytest.warns(UserWarning, match="state .* is not sent"):
         optimizer.load_state_dict(saved)
     with pytest.raises(ValueError, match="add parameter groups before"):
@@ -281,9 +296,9 @@ def test_the_batch_size_is_what_was_told_or_counted() -> None:
     assert losses == [None, None, 2.5, None, None, None]
 
 
-def test_the_server_hears_of_the_batch(running: Job) -> None:
+def test_the_server_hears_of_the_batch(running: Job, wrap: Wrap) -> None:
     net = model()
-    optimizer = paceline.wrap(sgd(net), net, connect=running.address)
+    optimizer = wrap(sgd(net), net)
     optimizer.batch_size = 12
     x, y = data(1)[0]
     loss = F.cross_entropy(net(x), y)
@@ -293,13 +308,13 @@ def test_the_server_hears_of_the_batch(running: Job) -> None:
     assert [event.batch_size for event in arrived] == [12]
 
 
-def test_an_optimizer_that_is_not_torchs_own_is_refused(running: Job) -> None:
+def test_an_optimizer_that_is_not_torchs_own_is_refused(wrap: Wrap) -> None:
     class Mine(torch.optim.SGD):  # type: ignore[misc, name-defined]
         pass
 
     net = model()
     with pytest.raises(ValueError, match=r"Mine is not torch\.optim's own"):
-        paceline.wrap(Mine(net.parameters(), lr=0.1), net, connect=running.address)
+        wrap(Mine(net.parameters(), lr=0.1), net)
 
 
 def test_a_step_after_the_session_is_refused(running: Job) -> None:

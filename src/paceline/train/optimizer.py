@@ -143,6 +143,12 @@ class PacedOptimizer(torch.optim.Optimizer):
             self._lost = taken
         return result
 
+    def close(self) -> None:
+        """Leave the job. It is left by itself when the script ends."""
+        if not self.over:
+            self.over = True
+            self._link.close()
+
     def _gradients(self) -> list[tuple[int, int]]:
         """Which gradients there are, and how often each was changed: it is different after a backward."""
         found = (parameter.grad for group in self.param_groups for parameter in group["params"])

@@ -137,8 +137,7 @@ class Session:
     def close(self) -> None:
         """Leave the job."""
         atexit.unregister(self.close)
-        self.optimizer.over = True
-        self._link.close()
+        self.optimizer.close()
 
     def __enter__(self) -> Session:
         return self
