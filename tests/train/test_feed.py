@@ -187,6 +187,19 @@ def test_a_loader_that_knows_its_epochs_leaves_after_the_last() -> None:
         running.finish()
 
 
+def test_but_not_before_a_step_that_is_still_to_come() -> None:
+    """Of gradients that were accumulated, and whose number did not come out even."""
+    with job("bsp") as running:
+        session = worker(running.address)
+        for batch in session.loader(DataLoader(numbers(8), 4), epochs=1):
+            session.model(batch[0].float().unsqueeze(1)).mean().backward()
+        assert not running.coordinator.done.is_set()
+        session.step()
+        session.close()
+        running.finish()
+        assert running.coordinator.samples is not None and running.coordinator.samples.all_done
+
+
 class Lives(Alone):
     """A job in which this worker is given up now and then. It numbers its samples as the coordinator does."""
 

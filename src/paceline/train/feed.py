@@ -71,6 +71,11 @@ class Feed:
             self._ahead.append(share)
             yield self._order(share.epoch)[share.start : share.stop].tolist()
 
+    @property
+    def pending(self) -> bool:
+        """May a step still come, of batches that were accumulated?"""
+        return self._optimizer.pending
+
     def __len__(self) -> int:
         return -(-self.size // self._batch_size)
 
@@ -99,7 +104,7 @@ class PacedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         yield from self._feed.batches(1)
-        if self._feed.epochs == self._epochs:
+        if self._feed.epochs == self._epochs and not self._feed.pending:
             self._finish()
 
     def __len__(self) -> int:

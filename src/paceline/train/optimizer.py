@@ -44,6 +44,11 @@ class PacedOptimizer(torch.optim.Optimizer):
         return self._link.worker
 
     @property
+    def pending(self) -> bool:
+        """Are there batches that no step has been made of yet?"""
+        return bool(self._shares)
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return self.inner.param_groups
 
@@ -90,6 +95,8 @@ class PacedOptimizer(torch.optim.Optimizer):
 
     def trains_on(self, share: Share) -> None:
         """The next gradient is of these samples, too."""
+        if self._link.alone:
+            return
         if self._shares and self._shares[-1].life < share.life:
             # The worker was given up in between: what is in the gradient so far is of samples that others have now.
             self._shares, self._lost = [], []
@@ -110,7 +117,6 @@ class PacedOptimizer(torch.optim.Optimizer):
         batch_size: samples in the gradient, where neither a session's batches nor the attribute of this name say it.
         """
         if self._link.alone:
-            self._shares = []
             return self.inner.step() if closure is None else self.inner.step(closure)
         if self.over:
             raise ValueError("The session is over, so there is nobody to step with; step before it is closed.")
