@@ -102,6 +102,9 @@ def run(
     named = [name for name in (hosts or "").split(",") if name]
 
     async def ran(display: Display) -> local.Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # stop as after a Ctrl-C
         async with display.running():
             return await local.run(
                 script,
@@ -118,6 +121,8 @@ def run(
             outcome = asyncio.run(ran(display))
         except local.JobError as error:
             display.fail(str(error))
+        except asyncio.CancelledError:
+            raise typer.Exit(128 + signal.SIGTERM) from None
         display.finish(outcome.report, outcome.seconds)
 
 

@@ -106,7 +106,7 @@ def remote_command(task: Task, variables: Mapping[str, str]) -> str:
     return (
         f"cd {shlex.quote(os.getcwd())} && read -r {TOKEN} && export {TOKEN} && exec 3<&0 && "
         f"{{ env {settings} {worker} </dev/null & worker=$!; "
-        "{ cat <&3 >/dev/null; kill $worker 2>/dev/null; } & watcher=$!; "
+        "{ cat; kill $worker; } <&3 >/dev/null 2>&1 & watcher=$!; "
         "wait $worker; code=$?; kill $watcher 2>/dev/null; exit $code; }"
     )
 

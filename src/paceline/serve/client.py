@@ -57,6 +57,11 @@ class Client:
         return self._life.welcome.worker
 
     @property
+    def mixes(self) -> bool:
+        """Does the policy mix models? Then this worker makes its own steps, and pushes weights instead of gradients."""
+        return self._life.welcome.mixes
+
+    @property
     def version(self) -> int:
         """Of the model that was last pulled."""
         return self._life.version

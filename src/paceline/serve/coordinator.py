@@ -416,7 +416,8 @@ class Coordinator:
             (*self._addresses[number], part.start, part.stop)
             for number, part in enumerate(self._described.cut(self.terms.shards) if self._described else ())
         )
-        peer.send(Welcome(worker, incarnation, shards, self.terms.lease, self.ledger.policy.streamed))
+        policy = self.ledger.policy
+        peer.send(Welcome(worker, incarnation, shards, self.terms.lease, policy.streamed, policy.mixes))
         self._ask_for_weights()
         self._admit_waiting()
         return member

@@ -92,6 +92,7 @@ class Welcome(Message, frozen=True):
     shards: tuple[tuple[str, int, int, int], ...]  # host ("": as mine), port, and the elements each holds: start, stop
     lease: float  # seconds of silence that are borne
     gated: bool  # does it wait for Turned before it pushes?
+    mixes: bool = False  # does it make its own steps, and push weights instead of gradients?
 
 
 class Resumed(Message, frozen=True):
