@@ -48,13 +48,16 @@ def test_every_sample_counts_once(when: str, accumulated: int, dtype: str) -> No
             for _ in range(EPOCHS):
                 for (x,) in loader:
                     batches += 1
+                    assert abs(net.weight.item()) < 100  # the server's, and not what is put there below
                     if when == "before the step" and batches in (2, 7):
                         give_up(running)
+                        net.weight.data.fill_(1e6)
                     net(x.unsqueeze(1).to(net.weight.dtype)).sum().backward()
                     if batches % accumulated == 0:
                         session.step()
                     if when == "after the step" and batches in (2, 7):
                         give_up(running)
+                        net.weight.data.fill_(1e6)
             if session.optimizer.pending:  # what was lost may have left an odd batch over
                 session.step()
         running.finish()
