@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.serve.pace import Pace, coordinate
-    from paceline.train.session import Session, join
+    from paceline.train.optimizer import PacedOptimizer
+    from paceline.train.session import Session, join, wrap
 
 __version__ = "0.1.0"
-__all__ = ["Pace", "Session", "__version__", "coordinate", "join"]
+__all__ = ["Pace", "PacedOptimizer", "Session", "__version__", "coordinate", "join", "wrap"]
 
 
 def __getattr__(name: str) -> Any:
     """`paceline.join` needs torch, and policies and the simulator do not: it is imported when it is asked for."""
-    if name in ("join", "Session"):
+    if name in ("PacedOptimizer", "Session", "join", "wrap"):
         from paceline.train import session
 
         return getattr(session, name)
