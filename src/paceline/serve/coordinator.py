@@ -387,6 +387,7 @@ class Coordinator:
                     case Beat():
                         peer.send(message)
                     case Leave():
+                        peer.send(message)
                         self._leave(member)
                         return
                     case _:

@@ -46,11 +46,23 @@ from paceline.serve.messages import (
 from paceline.serve.wire import Channel, Reader, WireError
 
 FROM_COORDINATOR = Reader(
-    Challenge | Accepted | Refused | Expelled | Welcome | Resumed | Give | Turned | Granted | Given | Cancelled | Beat
+    Challenge
+    | Accepted
+    | Refused
+    | Expelled
+    | Welcome
+    | Resumed
+    | Give
+    | Turned
+    | Granted
+    | Given
+    | Cancelled
+    | Beat
+    | Leave
 )
 FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Pushed | Weights)
 ELEMENT = WIDTH["float32"]
-PARTING = 2.0  # seconds to wait for the server to hang up after we have said that we leave
+PARTING = 5.0  # seconds to wait for the server's answer when we have said that we leave
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
 
 
@@ -89,13 +101,20 @@ class _Part:
 class Life:
     """One incarnation of a worker."""
 
-    def __init__(self, door: Door, description: bytes, worker: int | None, patience: float) -> None:
-        """Joins. `patience`: seconds for which a server that cannot be reached is called again."""
+    def __init__(
+        self, door: Door, description: bytes, worker: int | None, patience: float, generation: str | None = None
+    ) -> None:
+        """Joins; if a generation is given, only that one's server.
+
+        patience: seconds for which a server that cannot be reached is called again.
+        """
         self._door, self._patience = door, patience
         self.version = 0  # of the model that was last pulled
         self.granted: Granted | None = None  # the last one
-        self._control, self._generation = door.open(FROM_COORDINATOR)
+        self._control, self.generation = door.open(FROM_COORDINATOR)
         try:
+            if generation not in (None, self.generation):
+                raise Over("The server is of another generation.")
             self._control.send(Join(worker), memoryview(description))
             self.welcome: Welcome = self._expect(Welcome)
         except BaseException:
@@ -110,6 +129,7 @@ class Life:
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._later: deque[Any] = deque()  # heard while something else was waited for
         self._newest = 0  # iteration of the newest Grant that was heard
+        self._parted = False  # has the server heard that we leave?
         self._ended: ConnectionError | None = None
         self._over = threading.Event()
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -149,16 +169,15 @@ class Life:
             self._later.append(message)
         return message
 
-    def leave(self) -> None:
-        """Say good-bye."""
-        if not self._over.is_set() and self._ended is None:
-            self._over.set()
-            with contextlib.suppress(OSError):
-                self._say(Leave())
-                # To close with something unread would reset the connection, and the Leave could be lost.
-                self._control.finish()
-                self._listener.join(PARTING)
+    def leave(self) -> bool:
+        """Say good-bye. False if the server may not have heard it, and waits for this worker to come back."""
+        if self._ended is not None:
+            return not isinstance(self._ended, Over)
+        self._over.set()
+        self._say(Leave())
+        self._listener.join(PARTING)
         self.end(WireError("This worker has left."))
+        return self._parted
 
     def end(self, error: ConnectionError) -> None:
         """Whatever waits here wakes with this error."""
@@ -209,6 +228,9 @@ class Life:
                 except ConnectionError as final:
                     return self.end(final)
                 continue
+            if isinstance(message, Leave):
+                self._parted = True
+                return None
             self._take_in(message)
 
     def _take_in(self, message: Any) -> None:
@@ -237,7 +259,7 @@ class Life:
                 lost = error
                 self._over.wait(pause)
                 continue
-            if generation != self._generation:
+            if generation != self.generation:
                 channel.close()
                 raise Over("The server is of another generation.")
             try:
@@ -323,7 +345,7 @@ class Life:
 
     def _connect(self, part: _Part) -> Channel:
         channel, generation = part.door.open(FROM_SHARD)
-        if generation != self._generation:
+        if generation != self.generation:
             channel.close()
             raise Over("The server is of another generation.")
         channel.bear_cut(max(1.0, self.welcome.lease))

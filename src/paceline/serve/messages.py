@@ -1,7 +1,7 @@
 """What is said on the wire, by whom to whom. Every message is a small typed struct; bytes travel beside it as a body.
 
     worker ── Join, Resume, Want, Ready, Beat, Leave ──▶ coordinator
-    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Beat, Expelled ── coordinator
+    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Beat, Leave, Expelled ── coordinator
     worker ── Begin (+ weights), Push (+ gradient), Pull ──▶ shard ── Pushed, Weights (+ weights), Expelled ──▶ worker
     shard ── Register, Loaded, Begun, Arrived, Saved, Failed, Beat ──▶ coordinator
     shard ◀── Setup, Apply, Drop, Keep, Fence, Save, Stop ── coordinator
@@ -152,7 +152,7 @@ class Given(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """I am done."""
+    """I am done. Said back, it is the answer: so be it."""
 
 
 # Worker and shard

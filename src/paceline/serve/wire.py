@@ -58,6 +58,7 @@ class Reader:
 
     def __init__(self, messages: Any) -> None:
         """`messages`: a union of tagged msgspec structs."""
+        self.taken = messages
         self._decoder = msgspec.msgpack.Decoder(messages)
 
     def head(self, data: bytes | bytearray | memoryview) -> Any:
