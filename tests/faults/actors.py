@@ -153,7 +153,7 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
             continue
         counts = np.zeros(2 * size, dtype=np.float32)
         counts[given.start : given.stop] = counts[size + given.start : size + given.stop] = 1
-        pushed[:] = weights + counts if keeps else -counts  # where models are mixed, a model; else a gradient
+        pushed[:] = counts if keeps else -counts  # where models are mixed, a model; else a gradient
         granted = client.exchange(
             pushed.data.cast("B"),
             weights.data.cast("B"),

@@ -53,6 +53,7 @@ class Director:
         self.children: dict[int, Child] = {}
         self.problems: list[str] = []
         self.server_starts = 0
+        self.over = False  # has the server ended well?
         self.link: socket.socket | None = None
         self.port = 0
         self.late: dict[int, int] = {}  # workers to be started again when they are given up → Left events before
@@ -132,8 +133,15 @@ class Director:
                 self._killed(child)
             elif code != 0:
                 self.problems.append(f"The {child.name} ended with {code}.")
+            elif child.name.startswith("server"):
+                self.over = True
+                for other in self.children.values():  # killed when all was done, and started again for nothing
+                    if other.worker is not None and self.worker_starts[other.worker] > 1:
+                        os.kill(other.pid, signal.SIGKILL)
 
     def _killed(self, child: Child) -> None:
+        if self.over:
+            return
         if child.worker is not None:
             if self.scenario.restart == "late":
                 self.late[child.worker] = self._left(child.worker)
