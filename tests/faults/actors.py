@@ -87,8 +87,7 @@ class StagedServer(Server):
         self.trace.write(json.dumps(line) + "\n")
 
     def _start_shard(self, number: int, threads: int) -> Any:
-        key = getattr(self._terms, "key", b"").hex()
-        self.link.sendall(json.dumps({"shard": number, "port": self.port, "key": key}).encode() + b"\n")
+        self.link.sendall(json.dumps({"shard": number, "port": self.port}).encode() + b"\n")
         return _ShardProcess(int(self.link.recv(64)))
 
 
@@ -119,12 +118,11 @@ def serve(scenario: Scenario, folder: Path, link: socket.socket, trace: Path, po
     asyncio.run(run())
 
 
-def hold(scenario: Scenario, folder: Path, number: int, port: int, key: str) -> None:
+def hold(scenario: Scenario, folder: Path, number: int, port: int) -> None:
     """A shard's process."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     inject("shard", scenario.faults, folder)
-    door = Door(HOST, port, TOKEN)
-    Shard(number, door, key=bytes.fromhex(key)).run() if key else Shard(number, door).run()
+    Shard(number, Door(HOST, port, TOKEN)).run()
 
 
 # A worker
@@ -143,6 +141,8 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
     keeps = policies.make(scenario.policy).keeps
     client = Client((HOST, port), description(scenario), TOKEN, number, patience=scenario.limit)
     granted = client.begin(weights.data.cast("B"))
+    if any(fault.saved for fault in scenario.faults):
+        _await_checkpoint(folder)
     epochs = scenario.epochs
     while True:
         given = client.take(granted.batch_size or scenario.batch, scenario.samples, epochs)
@@ -163,6 +163,12 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
             taken=[given.number],
         )
     client.close()
+
+
+def _await_checkpoint(folder: Path) -> None:
+    """Train only when there is something to go back to."""
+    while not any((folder / "checkpoints").glob("version-*[0-9]")):
+        time.sleep(0.005)
 
 
 class _SlowReader:

@@ -213,10 +213,10 @@ class Director:
             return
         for line in asked.splitlines():
             wanted = json.loads(line)
-            number, port, key = wanted["shard"], wanted["port"], wanted["key"]
+            number, port = wanted["shard"], wanted["port"]
 
-            def hold(number: int = number, port: int = port, key: str = key) -> None:
-                actors.hold(self.scenario, self.folder, number, port, key)
+            def hold(number: int = number, port: int = port) -> None:
+                actors.hold(self.scenario, self.folder, number, port)
 
             pid = self._fork(f"shard-{number}", hold)
             with contextlib.suppress(OSError):
@@ -292,6 +292,8 @@ class Director:
         if not np.array_equal(weights["once"], weights["again"]):
             broken.append("The shards do not hold the same.")
         samples = found.job["samples"]
+        if samples is None:
+            return ["The last checkpoint is of a model that has not been trained."]
         if samples["open"] or samples["trained"] != scenario.samples * samples["epochs"]:
             broken.append(f"Not every sample is done: {samples}.")
         if not policies.make(scenario.policy).keeps:

@@ -99,7 +99,7 @@ class _Tcp(socket.socket):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
 
-    def setsockopt(self, level: int, *option: Any) -> None:  # type: ignore[override]
+    def setsockopt(self, level: int, *option: Any) -> None:
         if level != socket.IPPROTO_TCP:
             super().setsockopt(level, *option)
 

@@ -21,6 +21,7 @@ class Fault(msgspec.Struct, frozen=True):
     when: str = "before"  # before, half (way through it), after
     nth: int = 1
     how: str = "SIGKILL"  # SIGKILL, SIGSTOP; for a channel: cut; for the proxy: cut, reset, mute
+    saved: bool = False  # counted only when there is a checkpoint to go back to; workers wait for one to begin
 
     def __str__(self) -> str:
         return f"{self.who}-{self.how}-{self.when}-{self.point}-{self.what}"

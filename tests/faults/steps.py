@@ -50,3 +50,34 @@ def struck(step: tuple[str, str, str], how: str, policy: str, shards: int, resta
     # Whoever is stopped must be given up, so the lease is short; whoever is killed need not.
     lease = 1.5 if how == "SIGSTOP" or restart == "late" else 30.0
     return Scenario(policy, tuple(faults), shards=shards, lease=lease, restart=restart)
+
+
+FUNCTIONS = {"coordinator": ("finish",), "shard": ("apply", "applied", "save_shard")}
+HALVES = ("finish", "save_shard")
+
+
+def server_steps() -> list[tuple[str, str, str, str]]:
+    """Where the coordinator or a shard may be struck: who, send or receive or call, what, and when."""
+    steps = []
+    said = names(life.FROM_COORDINATOR, shard.FROM_COORDINATOR)
+    for name in said:
+        steps += [("coordinator", "send", name, when) for when in ("before", "half", "after")]
+    for name in names(coordinator.HEARD_HERE):
+        steps.append(("coordinator", "receive", name, "after"))
+    for name in (*names(life.FROM_SHARD), *(SAID_BY_OTHERS - {"Subscribe"})):
+        steps += [("shard", "send", name, when) for when in ("before", "half", "after")]
+    for name in names(shard.FROM_WORKER, shard.FROM_COORDINATOR):
+        steps += [("shard", "receive", name, when) for when in (("half", "after") if name == "Push" else ("after",))]
+    for who, functions in FUNCTIONS.items():
+        for name in functions:
+            whens = ("before", "half", "after") if name in HALVES else ("before", "after")
+            steps += [(who, "call", name, when) for when in whens]
+    return list(dict.fromkeys(steps))
+
+
+def server_struck(step: tuple[str, str, str, str], how: str, policy: str, shards: int) -> Scenario:
+    """A job in which the coordinator or a shard is struck at a step, after the first checkpoint."""
+    who, point, what, when = step
+    fault = Fault(who, point, what, when, 1 if what in ("Leave", "Stop", "Saved") else 2, how, saved=True)
+    lease = 1.5 if how == "SIGSTOP" else 10.0
+    return Scenario(policy, (fault,), shards=shards, samples=48, lease=lease)
