@@ -172,21 +172,16 @@ def _await_checkpoint(folder: Path) -> None:
 
 
 class _SlowReader:
-    """Reads the second pull byte by byte until the others have gone on for a while; then as fast as it can."""
+    """Reads its first pull byte by byte until the others have gone on for a while; then as fast as it can."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._trickle, self._folder = scenario.trickle, folder
         self._begun: int | None = None
-        self._bodies = 0
-        self._last = 0
 
     def __call__(self, name: str, sock: socket.socket, most: int) -> bytes:
         if name != "Weights":
             return sock.recv(most)
         if self._begun is None:
-            self._bodies += 1
-            if self._bodies < 2:
-                return sock.recv(most)
             self._begun = self._applied()
         if self._applied() - self._begun < self._trickle:
             time.sleep(0.005)

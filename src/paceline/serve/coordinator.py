@@ -42,6 +42,7 @@ from paceline.serve.messages import (
     Fence,
     Give,
     Given,
+    Giver,
     Granted,
     Happened,
     Identity,
@@ -472,8 +473,9 @@ class Coordinator:
             return
         if self._giver is None or self._members.get(self._giver.worker) is not self._giver:
             self._begun.clear()
-            self._giver = next(iter(self._members.values()))
-            self._giver.peer.send(Give())
+            giver = self._giver = next(iter(self._members.values()))
+            self._tell_shards(Giver(giver.worker, giver.incarnation))
+            giver.peer.send(Give())
 
     def _admit_waiting(self) -> None:
         """Let the policy know of those who wait, once there is a model to train and enough to train it."""

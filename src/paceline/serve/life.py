@@ -22,6 +22,7 @@ from paceline.serve.messages import (
     Accepted,
     Beat,
     Begin,
+    Begun,
     Cancelled,
     Challenge,
     Expelled,
@@ -60,7 +61,7 @@ FROM_COORDINATOR = Reader(
     | Beat
     | Leave
 )
-FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Pushed | Weights)
+FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Pushed | Weights)
 ELEMENT = WIDTH["float32"]
 PARTING = 5.0  # seconds to wait for the server's answer when we have said that we leave
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
@@ -140,7 +141,7 @@ class Life:
         """Wait for the next Grant, and pull the model into `weights`. If asked to, give them first."""
         while not isinstance(message := self._hear(), Granted):
             if isinstance(message, Give):
-                self._on_all(lambda part: self._with(part, lambda it: it.send(Begin(), part.mine(weights))))
+                self._on_all(lambda part: self._ask(part, Begin(), part.mine(weights)))
         pull = Pull(message.version)
         self.version = min(self._on_all(lambda part: self._pull(part, pull, weights)), default=message.version)
         self.granted = message
@@ -306,8 +307,13 @@ class Life:
     # Shards
 
     def _push(self, part: _Part, push: Push, gradient: memoryview) -> None:
+        self._ask(part, push, part.mine(gradient, WIDTH[push.dtype]))
+
+    def _ask(self, part: _Part, message: Any, body: memoryview) -> None:
+        """Send it, and again until it is answered."""
+
         def do(channel: Channel) -> None:
-            channel.send(push, part.mine(gradient, WIDTH[push.dtype]))
+            channel.send(message, body)
             _heed(channel.receive())
 
         self._with(part, do)
@@ -349,6 +355,7 @@ class Life:
             channel.close()
             raise Over("The server is of another generation.")
         channel.bear_cut(max(1.0, self.welcome.lease))
+        channel.bear_silence(self.welcome.lease)  # a shard answers at once, or its answer was lost on the way
         channel.send(Hello(self.welcome.worker, self.welcome.incarnation))
         return channel
 
