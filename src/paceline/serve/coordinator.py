@@ -165,7 +165,9 @@ class Coordinator:
         self._members: dict[int, Member] = {}
         self._incarnations: dict[int, int] = dict(terms.incarnations)
         self._awaited: set[int] = set()  # given up, and not back
-        self._identity: dict[Update, Identity] = {}
+        # Arrived and undecided. Those of two incarnations of a worker may look the same; the first came first.
+        self._identities: dict[Update, list[Identity]] = {}
+        self._kept: dict[int, tuple[Update, Identity]] = {}  # by its slot
         self._applied: dict[tuple[int, int], int] = {}  # worker, incarnation → its newest iteration that was applied
         self._restored = restored
         self._saver: Saver | None = None
@@ -577,7 +579,7 @@ class Coordinator:
             ready.compute_seconds,
             ready.loss,
         )
-        self._identity[update] = member.identity
+        self._identities.setdefault(update, []).append(member.identity)
         if self.samples:
             self.samples.arrived(member.worker, ready.taken, member.identity)
         self._carry_out(self.ledger.arrived(update, self.now))
@@ -612,25 +614,32 @@ class Coordinator:
             member.turned = True
             member.peer.send(Turned(member.iteration))
 
+    def _decided(self, update: Update) -> Identity:
+        """An update that waits no longer."""
+        identities = self._identities[update]
+        identity = identities.pop(0)
+        if not identities:
+            del self._identities[update]
+        return identity
+
     def _apply(self, apply: policies.Apply) -> None:
-        identities = tuple(self._identity[update] for update in apply.updates)
+        kept = dict(self._kept.values())
+        identities = tuple(kept.get(update) or self._decided(update) for update in apply.updates)
         self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix))
         for identity in identities:
             if self.samples:
                 self.samples.done(identity)
             self._applied[identity.worker, identity.incarnation] = identity.iteration
-        if apply.mix is None:
-            for update in apply.updates:
-                del self._identity[update]
 
     def _discard(self, discard: policies.Discard) -> None:
-        identity = self._identity.pop(discard.update)
+        identity = self._decided(discard.update)
         self._tell_shards(Drop(identity))
         if self.samples:
             self.samples.dropped(identity)
 
     def _keep(self, keep: policies.Keep) -> None:
-        identity = self._identity[keep.update]
+        identity = self._decided(keep.update)
+        self._kept[keep.slot] = (keep.update, identity)
         self._tell_shards(Keep(identity, keep.slot))
         if self.samples:
             self.samples.done(identity)
