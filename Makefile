@@ -6,10 +6,10 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-all lint bench clean
 
 help:            ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 16
 
 setup: $(STAMP)  ## make .venv with paceline in it (quick when there is nothing to do)
 
@@ -26,6 +26,9 @@ demo: setup      ## five policies on the R²SP paper's cluster A with VGG16, sid
 
 test: setup      ## the tests, fast ones first
 	@$(BIN)/python -m pytest
+
+test-all: setup  ## the tests, and every fault at every step under every policy; takes long
+	@$(BIN)/python -m pytest -m 'matrix or not matrix'
 
 lint: setup      ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -29,6 +29,7 @@ from paceline.serve.messages import (
     Expelled,
     Faulted,
     Fence,
+    Giver,
     Hello,
     Identity,
     Proof,
@@ -45,7 +46,7 @@ from paceline.serve.shard import Shard
 from paceline.serve.wire import Channel, Reader
 
 SIZE = 4_000_000  # elements: far more than two sockets' buffers hold
-FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Pushed | Weights)
+FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Pushed | Weights)
 
 
 class Worker:
@@ -93,7 +94,8 @@ class Stage:
         self.orders(Setup(0, SIZE), memoryview(described))
         first = Worker(self.port, 0)
         first.channel.send(Begin(), np.zeros(SIZE, dtype=np.float32).data.cast("B"))
-        assert self.hears() == Begun(0, 1)
+        self.orders(Giver(0, 1))
+        assert self.hears() == first.channel.receive() == Begun(0, 1)
         self.workers = [first]
 
     def orders(self, message: Any, body: memoryview | None = None) -> None:
@@ -174,3 +176,28 @@ def test_a_gradient_that_is_not_a_number_touches_nothing(stage: Stage) -> None:
     assert stage.hears() == Arrived(Identity(2, 1, 1))
     stage.orders(Apply(1, (Identity(2, 1, 1),), (1.0,), None))
     assert np.all(good.pull(1)[1] == -1.0)
+
+
+def test_the_first_weights_are_taken_from_whom_was_asked_and_once(stage: Stage) -> None:
+    ones = np.ones(SIZE, dtype=np.float32).data.cast("B")
+    again = stage.worker(0)  # the answer was lost, and it gives them again, though there is no need
+    again.channel.send(Begin(), ones)
+    assert again.channel.receive() == Begun(0, 1)
+    assert np.all(again.pull(0)[1] == 0.0)
+    stage.orders(Fence(0, 2))  # it is given up; another one is asked
+    stage.orders(Giver(1, 1))
+    other = stage.worker(1)
+    other.channel.send(Begin(), ones)
+    assert other.channel.receive() == stage.hears() == Begun(1, 1)
+    assert np.all(other.pull(0)[1] == 1.0)
+    late = stage.worker(0, incarnation=1)
+    assert isinstance(late.channel.receive(), Expelled)
+
+
+def test_weights_from_one_who_was_not_asked_are_not_taken(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.serve.shard.CUT_SECONDS", 0.1)
+    stranger = stage.worker(7)
+    stranger.channel.send(Begin(), np.ones(SIZE, dtype=np.float32).data.cast("B"))
+    assert "not asked" in stranger.channel.receive().reason
+    assert "not asked" in stage.hears().reason
+    assert np.all(stage.worker(8).pull(0)[1] == 0.0)

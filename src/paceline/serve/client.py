@@ -13,12 +13,13 @@ server has restored a checkpoint, it joins again: a new life begins, and what wa
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
 
 from paceline.serve.door import Door
-from paceline.serve.life import Life, Over, Refusal, attempts
+from paceline.serve.life import PARTING, Life, Over, Refusal, attempts
 from paceline.serve.messages import Given, Granted, Measured, Ready, Want
 from paceline.serve.tls import Tls
 from paceline.serve.wire import WireError
@@ -130,8 +131,10 @@ class Client:
         self._life.measured(Measured(kind, value))
 
     def close(self) -> None:
-        """Leave the job."""
-        self._life.leave()
+        """Leave the job. One who may not have been heard comes back to say so again, or it would be waited for."""
+        if not self._life.leave():
+            with contextlib.suppress(OSError):
+                self._join(self.worker, PARTING, self._life.generation).leave()
 
     def _live_again(self) -> None:
         worker = self.worker
@@ -139,13 +142,13 @@ class Client:
         self._life = self._join(worker)
         self.life += 1
 
-    def _join(self, worker: int | None) -> Life:
+    def _join(self, worker: int | None, patience: float | None = None, generation: str | None = None) -> Life:
         """Join; a server that is not there yet, or not there again, is called for a while."""
         lost: OSError | None = None
-        for pause in attempts(self._patience):
+        for pause in attempts(self._patience if patience is None else patience):
             try:
-                return Life(self._door, self._description, worker, self._patience)
-            except (Refusal, WireError):
+                return Life(self._door, self._description, worker, self._patience, generation)
+            except (Refusal, Over, WireError):
                 raise
             except OSError as error:
                 if lost is None:

@@ -42,6 +42,7 @@ from paceline.serve.messages import (
     Fence,
     Give,
     Given,
+    Giver,
     Granted,
     Happened,
     Identity,
@@ -166,7 +167,9 @@ class Coordinator:
         self._members: dict[int, Member] = {}
         self._incarnations: dict[int, int] = dict(terms.incarnations)
         self._awaited: set[int] = set()  # given up, and not back
-        self._identity: dict[Update, Identity] = {}
+        # Arrived and undecided. Those of two incarnations of a worker may look the same; the first came first.
+        self._identities: dict[Update, list[Identity]] = {}
+        self._kept: dict[int, tuple[Update, Identity]] = {}  # by its slot
         self._applied: dict[tuple[int, int], int] = {}  # worker, incarnation → its newest iteration that was applied
         self._restored = restored
         self._saver: Saver | None = None
@@ -392,6 +395,7 @@ class Coordinator:
                     case Beat():
                         peer.send(message)
                     case Leave():
+                        peer.send(message)
                         self._leave(member)
                         return
                     case _:
@@ -477,8 +481,9 @@ class Coordinator:
             return
         if self._giver is None or self._members.get(self._giver.worker) is not self._giver:
             self._begun.clear()
-            self._giver = next(iter(self._members.values()))
-            self._giver.peer.send(Give())
+            giver = self._giver = next(iter(self._members.values()))
+            self._tell_shards(Giver(giver.worker, giver.incarnation))
+            giver.peer.send(Give())
 
     def _admit_waiting(self) -> None:
         """Let the policy know of those who wait, once there is a model to train and enough to train it."""
@@ -581,7 +586,7 @@ class Coordinator:
             ready.compute_seconds,
             ready.loss,
         )
-        self._identity[update] = member.identity
+        self._identities.setdefault(update, []).append(member.identity)
         if self.samples:
             self.samples.arrived(member.worker, ready.taken, member.identity)
         self._carry_out(self.ledger.arrived(update, self.now))
@@ -616,15 +621,21 @@ class Coordinator:
             member.turned = True
             member.peer.send(Turned(member.iteration))
 
+    def _decided(self, update: Update) -> Identity:
+        """An update that waits no longer."""
+        identities = self._identities[update]
+        identity = identities.pop(0)
+        if not identities:
+            del self._identities[update]
+        return identity
+
     def _apply(self, apply: policies.Apply) -> None:
-        identities = tuple(self._identity[update] for update in apply.updates)
+        kept = dict(self._kept.values())
+        identities = tuple(kept.get(update) or self._decided(update) for update in apply.updates)
         self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix))
         self._trained(*identities)
         for identity in identities:
             self._applied[identity.worker, identity.incarnation] = identity.iteration
-        if apply.mix is None:
-            for update in apply.updates:
-                del self._identity[update]
 
     def _trained(self, *updates: Identity) -> None:
         """The samples of these updates are done."""
@@ -635,13 +646,14 @@ class Coordinator:
             self._observer.progressed(self.now, done // size, done, size * self.samples.epochs)
 
     def _discard(self, discard: policies.Discard) -> None:
-        identity = self._identity.pop(discard.update)
+        identity = self._decided(discard.update)
         self._tell_shards(Drop(identity))
         if self.samples:
             self.samples.dropped(identity)
 
     def _keep(self, keep: policies.Keep) -> None:
-        identity = self._identity[keep.update]
+        identity = self._decided(keep.update)
+        self._kept[keep.slot] = (keep.update, identity)
         self._tell_shards(Keep(identity, keep.slot))
         self._trained(identity)
 

@@ -22,6 +22,7 @@ from paceline.serve.messages import (
     Accepted,
     Beat,
     Begin,
+    Begun,
     Cancelled,
     Challenge,
     Expelled,
@@ -47,11 +48,23 @@ from paceline.serve.messages import (
 from paceline.serve.wire import Channel, Reader, WireError
 
 FROM_COORDINATOR = Reader(
-    Challenge | Accepted | Refused | Expelled | Welcome | Resumed | Give | Turned | Granted | Given | Cancelled | Beat
+    Challenge
+    | Accepted
+    | Refused
+    | Expelled
+    | Welcome
+    | Resumed
+    | Give
+    | Turned
+    | Granted
+    | Given
+    | Cancelled
+    | Beat
+    | Leave
 )
-FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Pushed | Weights)
+FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Pushed | Weights)
 ELEMENT = WIDTH["float32"]
-PARTING = 2.0  # seconds to wait for the server to hang up after we have said that we leave
+PARTING = 5.0  # seconds to wait for the server's answer when we have said that we leave
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
 
 
@@ -90,13 +103,20 @@ class _Part:
 class Life:
     """One incarnation of a worker."""
 
-    def __init__(self, door: Door, description: bytes, worker: int | None, patience: float) -> None:
-        """Joins. `patience`: seconds for which a server that cannot be reached is called again."""
+    def __init__(
+        self, door: Door, description: bytes, worker: int | None, patience: float, generation: str | None = None
+    ) -> None:
+        """Joins; if a generation is given, only that one's server.
+
+        patience: seconds for which a server that cannot be reached is called again.
+        """
         self._door, self._patience = door, patience
         self.version = 0  # of the model that was last pulled
         self.granted: Granted | None = None  # the last one
-        self._control, self._generation = door.open(FROM_COORDINATOR)
+        self._control, self.generation = door.open(FROM_COORDINATOR)
         try:
+            if generation not in (None, self.generation):
+                raise Over("The server is of another generation.")
             self._control.send(Join(worker), memoryview(description))
             self.welcome: Welcome = self._expect(Welcome)
         except BaseException:
@@ -111,6 +131,7 @@ class Life:
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._later: deque[Any] = deque()  # heard while something else was waited for
         self._newest = 0  # iteration of the newest Grant that was heard
+        self._parted = False  # has the server heard that we leave?
         self._ended: ConnectionError | None = None
         self._over = threading.Event()
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -121,7 +142,7 @@ class Life:
         """Wait for the next Grant, and pull the model into `weights`. If asked to, give them first."""
         while not isinstance(message := self._hear(), Granted):
             if isinstance(message, Give):
-                self._on_all(lambda part: self._with(part, lambda it: it.send(Begin(), part.mine(weights))))
+                self._on_all(lambda part: self._ask(part, Begin(), part.mine(weights)))
         pull = Pull(message.version)
         self.version = min(self._on_all(lambda part: self._pull(part, pull, weights)), default=message.version)
         self.granted = message
@@ -154,16 +175,15 @@ class Life:
         """Tell what was measured. It is not said twice: lost with its connection, it is lost."""
         self._say(measured)
 
-    def leave(self) -> None:
-        """Say good-bye."""
-        if not self._over.is_set() and self._ended is None:
-            self._over.set()
-            with contextlib.suppress(OSError):
-                self._say(Leave())
-                # To close with something unread would reset the connection, and the Leave could be lost.
-                self._control.finish()
-                self._listener.join(PARTING)
+    def leave(self) -> bool:
+        """Say good-bye. False if the server may not have heard it, and waits for this worker to come back."""
+        if self._ended is not None:
+            return not isinstance(self._ended, Over)
+        self._over.set()
+        self._say(Leave())
+        self._listener.join(PARTING)
         self.end(WireError("This worker has left."))
+        return self._parted
 
     def end(self, error: ConnectionError) -> None:
         """Whatever waits here wakes with this error."""
@@ -214,6 +234,9 @@ class Life:
                 except ConnectionError as final:
                     return self.end(final)
                 continue
+            if isinstance(message, Leave):
+                self._parted = True
+                return None
             self._take_in(message)
 
     def _take_in(self, message: Any) -> None:
@@ -242,7 +265,7 @@ class Life:
                 lost = error
                 self._over.wait(pause)
                 continue
-            if generation != self._generation:
+            if generation != self.generation:
                 channel.close()
                 raise Over("The server is of another generation.")
             try:
@@ -289,8 +312,13 @@ class Life:
     # Shards
 
     def _push(self, part: _Part, push: Push, gradient: memoryview) -> None:
+        self._ask(part, push, part.mine(gradient, WIDTH[push.dtype]))
+
+    def _ask(self, part: _Part, message: Any, body: memoryview) -> None:
+        """Send it, and again until it is answered."""
+
         def do(channel: Channel) -> None:
-            channel.send(push, part.mine(gradient, WIDTH[push.dtype]))
+            channel.send(message, body)
             _heed(channel.receive())
 
         self._with(part, do)
@@ -328,10 +356,11 @@ class Life:
 
     def _connect(self, part: _Part) -> Channel:
         channel, generation = part.door.open(FROM_SHARD)
-        if generation != self._generation:
+        if generation != self.generation:
             channel.close()
             raise Over("The server is of another generation.")
         channel.bear_cut(max(1.0, self.welcome.lease))
+        channel.bear_silence(self.welcome.lease)  # a shard answers at once, or its answer was lost on the way
         channel.send(Hello(self.welcome.worker, self.welcome.incarnation))
         return channel
 

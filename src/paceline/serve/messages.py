@@ -1,10 +1,11 @@
 """What is said on the wire, by whom to whom. Every message is a small typed struct; bytes travel beside it as a body.
 
     worker ── Join, Resume, Want, Ready, Beat, Leave ──▶ coordinator
-    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Beat, Expelled ── coordinator
-    worker ── Begin (+ weights), Push (+ gradient), Pull ──▶ shard ── Pushed, Weights (+ weights), Expelled ──▶ worker
+    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Beat, Leave, Expelled ── coordinator
+    worker ── Begin (+ weights), Push (+ gradient), Pull ──▶ shard
+    worker ◀── Begun, Pushed, Weights (+ weights), Expelled ── shard
     shard ── Register, Loaded, Begun, Arrived, Saved, Failed, Beat ──▶ coordinator
-    shard ◀── Setup, Apply, Drop, Keep, Fence, Save, Stop ── coordinator
+    shard ◀── Setup, Giver, Apply, Drop, Keep, Fence, Save, Stop ── coordinator
     anybody ── Subscribe ──▶ coordinator ── Happened … ──▶ anybody
 
 An update's identity is (worker, incarnation, iteration): sent twice, it is applied once. An incarnation is a number
@@ -160,7 +161,7 @@ class Given(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """I am done."""
+    """I am done. Said back, it is the answer: so be it."""
 
 
 # Worker and shard
@@ -227,8 +228,15 @@ class Loaded(Message, frozen=True):
     """The model of the checkpoint is here."""
 
 
+class Giver(Message, frozen=True):
+    """The weights the model begins with come from this worker, and are taken from nobody else."""
+
+    worker: int
+    incarnation: int
+
+
 class Begun(Message, frozen=True):
-    """The weights the model begins with are here, from this worker."""
+    """The weights the model begins with are here, from this worker. The worker is told too."""
 
     worker: int
     incarnation: int

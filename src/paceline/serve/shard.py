@@ -45,6 +45,7 @@ from paceline.serve.messages import (
     Failed,
     Faulted,
     Fence,
+    Giver,
     Hello,
     Identity,
     Keep,
@@ -69,7 +70,7 @@ from paceline.serve.wire import Channel, Closed, Pieces, Reader, WireError
 
 log = logging.getLogger(__name__)
 
-FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Apply | Drop | Keep | Fence | Save | Stop)
+FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Giver | Apply | Drop | Keep | Fence | Save | Stop)
 FROM_WORKER = Reader(Proof | Hello | Begin | Push | Pull)
 BEAT_SECONDS = 1.0
 STRANGERS = 64  # connections that may be in the midst of their greeting
@@ -90,6 +91,8 @@ class Shard:
         self._strangers = threading.BoundedSemaphore(STRANGERS)
         self._state = threading.Condition()  # guards all that follows
         self._store: Store | None = None
+        self._giver: Hello | None = None  # who is to give the weights that the model begins with
+        self._given = False  # has it?
         self._applying = False
         self._pulls: set[Pieces] = set()
         self._workers: dict[Channel, Hello] = {}
@@ -142,20 +145,33 @@ class Shard:
             self.opened().free(buffer)
 
     def begin(self, hello: Hello, buffer: torch.Tensor) -> None:
-        """The weights the model begins with. A second worker may give them if the first one died over it."""
+        """The weights the model begins with. A second worker gives them if the first one died over it.
+
+        Only from whom the coordinator has named. It may have been quicker than that order, so it is waited for.
+        """
         with self._state:
             store = self.opened()
-            if not store.accepts(hello.worker, hello.incarnation):
-                raise Fenced("This worker has been given up; it must join again.")
-            if store.version > 0:
-                raise WireError("The model has begun already.")
-            store.slice.weights.copy_(buffer)
-            store.free(buffer)
+            try:
+                if store.version < 0 or self._giver:
+                    self._state.wait_for(lambda: self._giver == hello or self._is_over(hello), CUT_SECONDS)
+                if not store.accepts(hello.worker, hello.incarnation):
+                    raise Fenced("This worker has been given up; it must join again.")
+                if self._giver != hello:
+                    raise WireError("This worker was not asked for the weights that the model begins with.")
+                if self._given:
+                    return  # sent again, since the answer was lost
+                store.slice.weights.copy_(buffer)
+            finally:
+                store.free(buffer)
+            self._given = True
             store.version = 0
             if self._recording:
                 self._recording.begin(store)
             self._state.notify_all()
         self.tell(Begun(hello.worker, hello.incarnation))
+
+    def _is_over(self, hello: Hello) -> bool:
+        return self._over.is_set() or not self.opened().accepts(hello.worker, hello.incarnation)
 
     def put(self, update: Identity, held: Held) -> None:
         """An update is in. A NaN in it, and it is as if it had never come."""
@@ -210,9 +226,13 @@ class Shard:
             self._save(store, order)
         else:
             with self._state:
-                store.carry_out(order)
+                if isinstance(order, Giver):
+                    self._giver, self._given = Hello(order.worker, order.incarnation), False
+                else:
+                    store.carry_out(order)
                 if isinstance(order, Fence):
                     self._hang_up_on(order)
+                self._state.notify_all()
 
     def _set_up(self, order: Setup) -> None:
         described = Description.from_json(bytes(self._body))
@@ -345,6 +365,7 @@ class _Worker:
                         self._shard.send_weights(self._channel, version)
                     case Begin():
                         self._shard.begin(self._hello, self._received("A Begin"))
+                        self._channel.send(Begun(self._hello.worker, self._hello.incarnation))
                     case _:
                         raise WireError(f"A {type(message).__name__} is out of place here.")
         finally:

@@ -24,7 +24,7 @@ VERSION = 1
 PREFIX = struct.Struct("!4sBxHQ")
 MOST_HEAD = 0xFFFF
 CHUNK = 1 << 22  # bytes asked of the kernel at a time
-PIECE = 1 << 20  # bytes of weights sent at a time
+PIECE = 1 << 20  # bytes of a body sent at a time
 
 
 class WireError(ConnectionError):
@@ -58,6 +58,7 @@ class Reader:
 
     def __init__(self, messages: Any) -> None:
         """`messages`: a union of tagged msgspec structs."""
+        self.taken = messages
         self._decoder = msgspec.msgpack.Decoder(messages)
 
     def head(self, data: bytes | bytearray | memoryview) -> Any:
@@ -95,7 +96,8 @@ class Channel:
         """Send a frame; a body goes out as it lies in memory."""
         self._socket.sendall(encode(message, len(body) if body is not None else 0))
         if body is not None:
-            self._socket.sendall(body)
+            for start in range(0, len(body), PIECE):  # a timeout is one of a piece, however much there is to send
+                self._socket.sendall(body[start : start + PIECE])
 
     def send_pieces(self, message: msgspec.Struct, body: Pieces) -> None:
         """Send a frame whose body may be exchanged for a copy of itself while it is being sent."""

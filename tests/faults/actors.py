@@ -1,0 +1,192 @@
+"""What the processes of a job do: the server, a shard, a worker. Each is called in a process that was just forked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from faults.inject import inject
+from faults.proxy import Proxy
+from faults.scenario import Scenario
+from paceline import policies
+from paceline.model.layout import Layout, Tensor
+from paceline.model.spec import OptimizerSpec
+from paceline.observe.events import as_line
+from paceline.observe.observer import Recorder
+from paceline.serve.client import Client
+from paceline.serve.coordinator import Terms
+from paceline.serve.description import Description
+from paceline.serve.door import Door
+from paceline.serve.saving import Plan
+from paceline.serve.server import Address, Server
+from paceline.serve.shard import Shard
+
+TOKEN = b"the job's token"
+HOST = "127.0.0.1"
+
+
+def description(scenario: Scenario) -> bytes:
+    size = scenario.samples + scenario.padding
+    layout = Layout((Tensor("once", (size,)), Tensor("again", (size,))))
+    return Description(layout, OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
+
+
+# The server
+
+
+class _ShardProcess:
+    """A shard's process, which the director has forked for us. As a subprocess.Popen, as far as a Server needs it."""
+
+    def __init__(self, pid: int) -> None:
+        self.returncode: int | None = None
+        try:
+            self._handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.returncode = -signal.SIGKILL
+
+    def poll(self, seconds: float = 0.0) -> int | None:
+        if self.returncode is None:
+            poll = select.poll()
+            poll.register(self._handle, select.POLLIN)
+            if poll.poll(seconds * 1000):
+                self.returncode = -signal.SIGKILL
+                os.close(self._handle)
+        return self.returncode
+
+    def wait(self, timeout: float = 60.0) -> int:
+        if self.poll(timeout) is None:
+            raise subprocess.TimeoutExpired("shard", timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+
+class StagedServer(Server):
+    """A Server whose shards are forked by the director, since a process with an event loop had better not fork."""
+
+    link: socket.socket
+    trace: Any
+
+    async def start(self) -> None:
+        await super().start()
+        line = {"event": "generation", "version": self.coordinator.ledger.version, "port": self.port}
+        self.trace.write(json.dumps(line) + "\n")
+
+    def _start_shard(self, number: int, threads: int) -> Any:
+        self.link.sendall(json.dumps({"shard": number, "port": self.port}).encode() + b"\n")
+        return _ShardProcess(int(self.link.recv(64)))
+
+
+def serve(scenario: Scenario, folder: Path, link: socket.socket, trace: Path, port: int, resume: bool) -> None:
+    """The server's process: it serves until the job is done."""
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
+    inject("coordinator", scenario.faults, folder)
+    checkpoints = folder / "checkpoints"
+    plan = Plan(checkpoints, updates=scenario.every)
+    terms = Terms(scenario.shards, scenario.workers, TOKEN, scenario.lease, plan, policy=scenario.policy)
+
+    async def run() -> None:
+        with trace.open("w", buffering=1) as lines:
+            server = StagedServer(
+                lambda: policies.make(scenario.policy),
+                terms,
+                Address(HOST, port),
+                observer=Recorder(lambda event: print(as_line(event), file=lines)),
+                resume=checkpoints if resume else None,
+            )
+            server.link, server.trace = link, lines
+            await server.start()
+            try:
+                await server.serve()
+            finally:
+                await server.stop()
+
+    asyncio.run(run())
+
+
+def hold(scenario: Scenario, folder: Path, number: int, port: int) -> None:
+    """A shard's process."""
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
+    inject("shard", scenario.faults, folder)
+    Shard(number, Door(HOST, port, TOKEN)).run()
+
+
+# A worker
+
+
+def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
+    """A worker's process: it trains until there are no more samples."""
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
+    injector = inject("worker", scenario.faults, folder)
+    if scenario.trickle or any(fault.point == "relay" for fault in scenario.faults):
+        slow = _SlowReader(scenario, folder) if scenario.trickle and number == 0 else None
+        socket.create_connection = Proxy(injector, slow).connect  # type: ignore[assignment]
+    size = scenario.samples + scenario.padding
+    weights = np.zeros(2 * size, dtype=np.float32)
+    pushed = np.zeros(2 * size, dtype=np.float32)
+    keeps = policies.make(scenario.policy).keeps
+    client = Client((HOST, port), description(scenario), TOKEN, number, patience=scenario.limit)
+    granted = client.begin(weights.data.cast("B"))
+    if any(fault.saved for fault in scenario.faults):
+        _await_checkpoint(folder)
+    epochs = scenario.epochs
+    while True:
+        given = client.take(granted.batch_size or scenario.batch, scenario.samples, epochs)
+        if given.start == given.stop:
+            if not scenario.linger or Path(scenario.linger).exists():
+                break
+            epochs = max(epochs, given.epoch) + 1  # somebody is still at it: another round
+            continue
+        counts = np.zeros(2 * size, dtype=np.float32)
+        counts[given.start : given.stop] = counts[size + given.start : size + given.stop] = 1
+        pushed[:] = counts if keeps else -counts  # where models are mixed, a model; else a gradient
+        granted = client.exchange(
+            pushed.data.cast("B"),
+            weights.data.cast("B"),
+            batch_size=given.stop - given.start,
+            compute_seconds=0.001,
+            rates=[1.0],
+            taken=[given.number],
+        )
+    client.close()
+
+
+def _await_checkpoint(folder: Path) -> None:
+    """Train only when there is something to go back to."""
+    while not any((folder / "checkpoints").glob("version-*[0-9]")):
+        time.sleep(0.005)
+
+
+class _SlowReader:
+    """Reads its first pull byte by byte until the others have gone on for a while; then as fast as it can."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self._trickle, self._folder = scenario.trickle, folder
+        self._begun: int | None = None
+
+    def __call__(self, name: str, sock: socket.socket, most: int) -> bytes:
+        if name != "Weights":
+            return sock.recv(most)
+        if self._begun is None:
+            self._begun = self._applied()
+        if self._applied() - self._begun < self._trickle:
+            time.sleep(0.005)
+            return sock.recv(min(most, 64))
+        return sock.recv(most)
+
+    def _applied(self) -> int:
+        return sum(path.read_text().count('"applied"') for path in self._folder.glob("trace-*.jsonl"))

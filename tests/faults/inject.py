@@ -1,0 +1,179 @@
+"""Faults in this process: messages and functions are wrapped so that at a chosen one the process kills or stops itself.
+
+The product knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from faults.scenario import Fault
+from paceline.serve import checkpoint
+from paceline.serve.peer import Peer
+from paceline.serve.store import Store
+from paceline.serve.wire import Channel, Pieces, encode
+
+
+class Injector:
+    """Counts what happens in this process, and strikes when a fault is due."""
+
+    def __init__(self, who: str, faults: tuple[Fault, ...], folder: Path) -> None:
+        self._faults = [(number, fault) for number, fault in enumerate(faults) if fault.who == who]
+        self._folder = folder
+        self._counts = dict.fromkeys((number for number, _ in self._faults), 0)
+
+    def due(self, point: str, what: str, when: str) -> Fault | None:
+        """The fault that is to strike here and now. It is taken to have struck."""
+        for number, fault in self._faults:
+            if (fault.point, fault.what, fault.when) == (point, what, when) and self._counts_now(fault):
+                self._counts[number] += 1
+                if self._counts[number] == fault.nth and self._first(number):
+                    return fault
+        return None
+
+    def _counts_now(self, fault: Fault) -> bool:
+        return not fault.saved or any((self._folder / "checkpoints").glob("version-*[0-9]"))
+
+    def at(self, point: str, what: str, when: str, channel: Channel | None = None) -> None:
+        fault = self.due(point, what, when)
+        if fault:
+            strike(fault, channel)
+
+    def _first(self, number: int) -> bool:
+        """Nobody else has had this fault yet."""
+        try:
+            os.close(os.open(self._folder / f"fired-{number}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+def strike(fault: Fault, channel: Channel | None = None) -> None:
+    if fault.how == "cut":
+        assert channel is not None
+        channel.cut()
+    else:
+        os.kill(os.getpid(), signal.Signals[fault.how])
+
+
+def inject(who: str, faults: tuple[Fault, ...], folder: Path) -> Injector:
+    """Wrap what this process does."""
+    injector = Injector(who, faults, folder)
+    if injector._faults:
+        _wrap_channel(injector)
+        _wrap_peer(injector)
+        _wrap_calls(injector)
+    return injector
+
+
+def _wrap_channel(injector: Injector) -> None:
+    send, send_pieces, receive = Channel.send, Channel.send_pieces, Channel.receive
+
+    def watched_send(self: Channel, message: Any, body: memoryview | None = None) -> None:
+        name = type(message).__name__
+        injector.at("send", name, "before", self)
+        half = injector.due("send", name, "half")
+        if half:
+            _half(self, encode(message, len(body or b"")), body)
+            strike(half, self)
+            return  # what is cut in the midst is never finished
+        send(self, message, body)
+        injector.at("send", name, "after", self)
+
+    def watched_pieces(self: Channel, message: Any, body: Pieces) -> None:
+        name = type(message).__name__
+        injector.at("send", name, "before", self)
+        half = injector.due("send", name, "half")
+        if half:
+            _half(self, encode(message, len(body.rest)), body.rest)
+            strike(half, self)
+            return
+        send_pieces(self, message, body)
+        injector.at("send", name, "after", self)
+
+    def watched_receive(self: Channel, into: Callable[[Any, int], memoryview] | None = None) -> Any:
+        def watched_into(message: Any, size: int) -> memoryview:
+            assert into is not None
+            injector.at("receive", type(message).__name__, "half", self)  # its body is not read yet
+            return into(message, size)
+
+        message = receive(self, watched_into if into else None)
+        injector.at("receive", type(message).__name__, "after", self)
+        return message
+
+    Channel.send, Channel.send_pieces, Channel.receive = (  # type: ignore[method-assign]
+        watched_send,
+        watched_pieces,
+        watched_receive,
+    )
+
+
+def _half(channel: Channel, head: bytes, body: memoryview | None) -> None:
+    """Half of a frame: the head and half of the body, or half of the head."""
+    with contextlib.suppress(OSError):
+        if body is None or not len(body):
+            channel._socket.sendall(head[: len(head) // 2])
+        else:
+            channel._socket.sendall(head)
+            channel._socket.sendall(body[: len(body) // 2])
+
+
+def _wrap_peer(injector: Injector) -> None:
+    send, receive = Peer.send, Peer.receive
+
+    def watched_send(self: Peer, message: Any, body: bytes = b"") -> None:
+        name = type(message).__name__
+        injector.at("send", name, "before")
+        half = injector.due("send", name, "half")
+        if half:
+            frame = encode(message, len(body)) + body
+            self._writer.write(frame[: len(frame) // 2])
+            strike(half)
+        send(self, message, body)
+        injector.at("send", name, "after")
+
+    async def watched_receive(self: Peer) -> Any:
+        message = await receive(self)
+        injector.at("receive", type(message).__name__, "after")
+        return message
+
+    Peer.send, Peer.receive = watched_send, watched_receive  # type: ignore[method-assign]
+
+
+def _wrap_calls(injector: Injector) -> None:
+    for place, name in ((Store, "apply"), (Store, "applied"), (checkpoint, "save_shard"), (checkpoint, "finish")):
+        _wrap_call(injector, place, name)
+
+
+def _wrap_call(injector: Injector, place: Any, name: str) -> None:
+    call = getattr(place, name)
+
+    def watched(*arguments: Any) -> Any:
+        injector.at("call", name, "before")
+        half = injector.due("call", name, "half")
+        if half:
+            _HALVES[name](call, *arguments)
+            strike(half)
+        result = call(*arguments)
+        injector.at("call", name, "after")
+        return result
+
+    setattr(place, name, watched)
+
+
+def _half_a_shard(call: Callable[..., None], folder: Path, number: int, *rest: Any) -> None:
+    call(folder, number, *rest)
+    path = checkpoint.shard_file(folder, number)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _half_a_finish(_call: Callable[..., None], part: Path, _job: Any) -> None:
+    (part / "job.json").write_text('{"format": 1, "versi')
+
+
+_HALVES: dict[str, Callable[..., None]] = {"save_shard": _half_a_shard, "finish": _half_a_finish}

@@ -1,0 +1,83 @@
+"""Every step of the protocol that a worker takes part in, from the message types themselves: a new one is covered by
+itself. What only shards and onlookers say is left out."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from faults.scenario import Fault, Scenario
+from paceline import policies
+from paceline.serve import coordinator, life, shard
+from paceline.serve.wire import Reader
+
+#: Every registered policy, as options make them differ.
+POLICIES = (
+    *("bsp", "bsp:backup=1", "ksync:k=2", "kbatch:k=2", "asp", "ssp:staleness=2", "dssp:low=1,high=3"),
+    *("r2sp", "r2sp:groups=2", "safa", "groups:count=2"),
+)
+assert {policies.registry.split_spec(spec)[0] for spec in POLICIES} >= set(policies.names()), "a policy is missing"
+
+SAID_BY_OTHERS = {"Register", "Loaded", "Begun", "Arrived", "Saved", "Failed", "Faulted", "Subscribe"}
+#: What comes again and again; the fault strikes at the second, in the midst of training.
+AGAIN_AND_AGAIN = {"Want", "Given", "Ready", "Push", "Pushed", "Pull", "Weights", "Granted", "Cancelled"}
+WITH_BODY = {"Begin", "Push", "Weights", "Join"}
+AFTER_A_CUT = {"Resume", "Resumed"}
+
+
+def names(*readers: Reader) -> list[str]:
+    """The messages that these readers take."""
+    return list(dict.fromkeys(kind.__name__ for reader in readers for kind in get_args(reader.taken)))
+
+
+def worker_steps() -> list[tuple[str, str, str]]:
+    """Where a worker may be struck: send or receive, the message, and when."""
+    said = [name for name in names(coordinator.HEARD_HERE, shard.FROM_WORKER) if name not in SAID_BY_OTHERS]
+    heard = names(life.FROM_COORDINATOR, life.FROM_SHARD)
+    steps = []
+    for name in said:
+        steps += [("send", name, when) for when in ("before", "half", "after")]
+    for name in heard:
+        steps += [("receive", name, when) for when in (("half", "after") if name in WITH_BODY else ("after",))]
+    return steps
+
+
+def struck(step: tuple[str, str, str], how: str, policy: str, shards: int, restart: str = "at once") -> Scenario:
+    """A job in which a worker is struck at a step."""
+    point, name, when = step
+    faults = [Fault("worker", point, name, when, 2 if name in AGAIN_AND_AGAIN else 1, how)]
+    if name in AFTER_A_CUT:
+        faults.append(Fault("worker", "receive", "Granted", "after", 2, "cut"))
+    # Whoever is stopped must be given up, so the lease is short; whoever is killed need not.
+    lease = 1.5 if how == "SIGSTOP" or restart == "late" else 30.0
+    return Scenario(policy, tuple(faults), shards=shards, lease=lease, restart=restart)
+
+
+FUNCTIONS = {"coordinator": ("finish",), "shard": ("apply", "applied", "save_shard")}
+HALVES = ("finish", "save_shard")
+
+
+def server_steps() -> list[tuple[str, str, str, str]]:
+    """Where the coordinator or a shard may be struck: who, send or receive or call, what, and when."""
+    steps = []
+    said = names(life.FROM_COORDINATOR, shard.FROM_COORDINATOR)
+    for name in said:
+        steps += [("coordinator", "send", name, when) for when in ("before", "half", "after")]
+    for name in names(coordinator.HEARD_HERE):
+        steps.append(("coordinator", "receive", name, "after"))
+    for name in (*names(life.FROM_SHARD), *(SAID_BY_OTHERS - {"Subscribe"})):
+        steps += [("shard", "send", name, when) for when in ("before", "half", "after")]
+    for name in names(shard.FROM_WORKER, shard.FROM_COORDINATOR):
+        steps += [("shard", "receive", name, when) for when in (("half", "after") if name == "Push" else ("after",))]
+    for who, functions in FUNCTIONS.items():
+        for name in functions:
+            whens = ("before", "half", "after") if name in HALVES else ("before", "after")
+            steps += [(who, "call", name, when) for when in whens]
+    return list(dict.fromkeys(steps))
+
+
+def server_struck(step: tuple[str, str, str, str], how: str, policy: str, shards: int) -> Scenario:
+    """A job in which the coordinator or a shard is struck at a step, after the first checkpoint."""
+    who, point, what, when = step
+    fault = Fault(who, point, what, when, 1 if what in ("Leave", "Stop", "Saved") else 2, how, saved=True)
+    lease = 1.5 if how == "SIGSTOP" else 10.0
+    return Scenario(policy, (fault,), shards=shards, samples=48, lease=lease)

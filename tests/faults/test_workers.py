@@ -1,0 +1,64 @@
+"""A worker killed, or stopped beyond its lease, at every step of the protocol and under every policy.
+
+After each: every sample of every epoch has changed the model exactly once, all shards hold the same, every update that
+arrived was decided once (see `director.py`), and the job has ended by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("msgspec")
+
+from faults.scenario import Outcome, Scenario
+from faults.steps import POLICIES, struck, worker_steps
+
+Play = Callable[[Scenario], Outcome]
+HOW = ("SIGKILL", "SIGSTOP")
+STEPS = worker_steps()
+#: Messages that do not come up in every job: under some policies, or only when something else goes wrong as well.
+SELDOM = {"Cancelled", "Turned", "Refused", "Expelled", "Beat", "Give", "Begin"}
+
+
+def named(scenario: Scenario) -> str:
+    return f"{scenario.policy}-{scenario.shards}-{scenario.restart.replace(' ', '-')}-{scenario.faults[0]}"
+
+
+def check(outcome: Outcome, scenario: Scenario) -> None:
+    if not outcome.fired[0] and scenario.faults[0].what in SELDOM:
+        pytest.skip("this step did not come up")
+    assert all(outcome.fired), "the job never came to the step"
+
+
+def quick() -> list[Scenario]:
+    """Each step once, killed at one and stopped at the next, policy after policy."""
+    scenarios = []
+    for number, step in enumerate(step for step in STEPS if step[1] not in SELDOM or step[1] in ("Give", "Begin")):
+        policy = POLICIES[number % len(POLICIES)]
+        scenarios.append(struck(step, HOW[number % 5 == 0], policy, 1 + number % 2))
+    return scenarios
+
+
+def matrix() -> list[Any]:
+    return [
+        struck(step, how, policy, shards, "late" if how == "SIGKILL" and shards == 2 else "at once")
+        for policy in POLICIES
+        for shards in (1, 2)
+        for how in HOW
+        for step in STEPS
+    ]
+
+
+@pytest.mark.parametrize("scenario", quick(), ids=named)
+def test_a_worker_is_struck(scenario: Scenario, play: Play) -> None:
+    check(play(scenario), scenario)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("scenario", matrix(), ids=named)
+def test_a_worker_is_struck_anywhere(scenario: Scenario, play: Play) -> None:
+    check(play(scenario), scenario)

@@ -1,0 +1,58 @@
+"""A warm process: it has imported torch and paceline, made an optimizer, and started no thread. It forks a director for
+every scenario that comes over its socket, so that no test waits for an import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import torch
+
+from faults.director import Director, die_with_parent
+from faults.scenario import Scenario
+from paceline import policies
+from paceline.model.layout import Layout, Tensor
+from paceline.model.slice import Slice
+from paceline.model.spec import OptimizerSpec
+
+
+def warm() -> None:
+    """Do once what is slow the first time."""
+    torch.set_num_threads(1)
+    part = Slice(Layout((Tensor("w", (2,)),)), 0, 2, OptimizerSpec("SGD", ({"lr": 1.0},)))
+    part.step([torch.zeros(2)], [1.0], [1.0])
+    for name in policies.names():
+        policies.policy_class(name)
+
+
+def main() -> None:
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    die_with_parent()
+    warm()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # directors need not be waited for
+    while True:
+        asked, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent()
+            listener.close()
+            _direct(asked)
+            os._exit(0)
+        asked.close()
+
+
+def _direct(asked: socket.socket) -> None:
+    with asked.makefile("rwb") as stream:
+        scenario = msgspec.json.decode(stream.readline(), type=Scenario)
+        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+            outcome = Director(scenario, Path(folder)).run()
+        stream.write(msgspec.json.encode(outcome) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The coordinator's own books, against clients that come, go and come back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("msgspec")
+
+from paceline.model.layout import Layout, Tensor
+from paceline.model.spec import OptimizerSpec
+from paceline.serve.client import Client
+from paceline.serve.description import Description
+from paceline.serve.messages import Ready
+from paceline.serve.wire import WireError
+from train.jobs import Job, job
+
+SIZE = 4
+DESCRIPTION = Description(Layout((Tensor("w", (SIZE,)),)), OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
+
+
+class Worker:
+    """A worker whose updates add a number to every weight."""
+
+    def __init__(self, running: Job, number: int) -> None:
+        host, _, port = running.address.rpartition(":")
+        self.client = Client((host, int(port)), DESCRIPTION, worker=number)
+        self.weights = np.zeros(SIZE, dtype=np.float32)
+
+    def begin(self) -> None:
+        self.client.begin(self.weights.data.cast("B"))
+
+    def push(self, value: float) -> None:
+        """Push an update, and do not wait for the Grant."""
+        gradient = np.full(SIZE, -value, dtype=np.float32)
+
+        def ready(iteration: int, version: int) -> Ready:
+            return Ready(iteration, version, 1, 0.001, None)
+
+        self.client._life.answer(ready, gradient.data.cast("B"), [1.0], "float32")
+
+    def go_on(self) -> float:
+        self.client.go_on(self.weights.data.cast("B"))
+        return float(self.weights[0])
+
+    def die(self) -> None:
+        self.client._life.end(WireError("killed"))
+
+
+def test_updates_that_look_the_same_are_told_apart() -> None:
+    """A worker dies behind a barrier that holds its update, comes back, and gives the like again: both count."""
+    with job("bsp", workers=2) as running:
+        first, other = Worker(running, 0), Worker(running, 1)
+        first.begin()
+        other.begin()
+        first.push(1.0)
+        first.die()
+        again = Worker(running, 0)
+        again.begin()
+        again.push(10.0)
+        other.push(100.0)
+        assert other.go_on() == again.go_on() == 111.0
+        for worker in (again, other):
+            worker.client.close()
