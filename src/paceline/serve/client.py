@@ -126,6 +126,17 @@ class Client:
                 self._live_again()
                 self.go_on(self._weights)
 
+    def finish(self, weights: memoryview) -> None:
+        """Take no more part in the training; wait until the others are done too, and pull the last model.
+
+        If the server goes back to a checkpoint meanwhile, what is to be done again is left to others.
+        """
+        while True:
+            try:
+                return self._life.finish(weights)
+            except Over:
+                self._live_again()
+
     def measured(self, kind: str, value: float) -> None:
         """Tell the policy, and whoever watches, what was measured: an accuracy, a validation loss."""
         self._life.measured(Measured(kind, value))

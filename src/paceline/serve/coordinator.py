@@ -40,6 +40,8 @@ from paceline.serve.messages import (
     Failed,
     Faulted,
     Fence,
+    Finish,
+    Finished,
     Give,
     Given,
     Giver,
@@ -80,6 +82,7 @@ HEARD_HERE = Reader(
     | Want
     | Ready
     | Measured
+    | Finish
     | Beat
     | Leave
     | Register
@@ -92,6 +95,7 @@ HEARD_HERE = Reader(
     | Subscribe
 )
 GREETING_SECONDS = 10.0
+HANGING_UP = 2.0  # seconds for what was said last to get out
 SHARD_SILENCE = 20.0  # seconds of silence after which a shard counts as lost; it beats every second
 
 
@@ -108,6 +112,7 @@ class Member:
         self.ready: Ready | None = None
         self.parts: set[int] = set()  # shards at which this iteration's update is in
         self.answered = False  # has this iteration's update arrived, whole?
+        self.finished: Finished | None = None  # what it was told at the end
 
     @property
     def identity(self) -> Identity:
@@ -139,6 +144,7 @@ class Coordinator:
     ) -> None:
         self.terms = terms
         self.generation = secrets.token_hex(8)
+        self._met: dict[asyncio.Task[None], Peer] = {}  # every connection there is
         self._subscribers: set[Peer] = set()
         watching = Recorder(self._broadcast)
         self._observer: Observer = Tee(observer, watching) if observer else watching
@@ -166,6 +172,7 @@ class Coordinator:
         self._workers_wanted = 1 if restored else terms.workers  # not all may come back
         self._members: dict[int, Member] = {}
         self._incarnations: dict[int, int] = dict(terms.incarnations)
+        self._finishing: dict[int, Member] = {}  # no longer in the order, and wait for the last model
         self._awaited: set[int] = set()  # given up, and not back
         # Arrived and undecided. Those of two incarnations of a worker may look the same; the first came first.
         self._identities: dict[Update, list[Identity]] = {}
@@ -175,7 +182,7 @@ class Coordinator:
         self._saver: Saver | None = None
         if terms.saving and terms.shards:
             self._saver = Saver(terms.saving, terms.shards, self._order_save, restored.version if restored else None)
-        self._finishing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None  # a checkpoint's last step
         self._closing = False
         self._wake: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -240,15 +247,16 @@ class Coordinator:
             self._server.close()
         for peer in self._shards.values():
             peer.send(Stop())
-        for member in self._members.values():
-            member.peer.close()
-        for subscriber in self._subscribers:
-            subscriber.close()
-        if self._finishing:
-            await self._finishing
-        await asyncio.sleep(0)
-        for peer in self._shards.values():
+        if self._writing:
+            await self._writing
+        for peer in self._met.values():
             peer.close()
+        if self._met:
+            _, slow = await asyncio.wait(self._met, timeout=HANGING_UP)
+            for meeting in slow:
+                self._met[meeting].abort()
+                meeting.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
         if self._journal:
             self._journal.close()
             self._journal = None
@@ -257,6 +265,9 @@ class Coordinator:
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer, HEARD_HERE)
+        meeting = asyncio.current_task()
+        assert meeting is not None
+        self._met[meeting] = peer
         try:
             first = await asyncio.wait_for(self._greet(peer), GREETING_SECONDS)
             match first:
@@ -277,6 +288,8 @@ class Coordinator:
                 peer.send(Refused(str(error)))
         finally:
             peer.close()
+            await peer.closed()
+            del self._met[meeting]
 
     async def _greet(self, peer: Peer) -> Any:
         """Who is it? Strangers do not get past this."""
@@ -380,7 +393,7 @@ class Coordinator:
         try:
             while True:
                 message = await peer.receive()
-                if self._members.get(member.worker) is not member or member.peer is not peer:
+                if not self._takes_part(member) or member.peer is not peer:
                     peer.send(Expelled("This worker has been given up; it must join again."))
                     return
                 member.heard = self.now
@@ -394,6 +407,8 @@ class Coordinator:
                             self._carry_out(self.ledger.measured(kind[:80], member.worker, value, self.now))
                     case Beat():
                         peer.send(message)
+                    case Finish():
+                        self._finish(member)
                     case Leave():
                         peer.send(message)
                         self._leave(member)
@@ -410,8 +425,9 @@ class Coordinator:
             self._check_description(peer.body)
         worker = join.worker
         if worker is None:
-            worker = next(number for number in range(len(self._members) + 1) if number not in self._members)
-        before = self._members.get(worker)
+            taken = {member.worker for member in self._present()}
+            worker = next(number for number in range(len(taken) + 1) if number not in taken)
+        before = self._members.get(worker) or self._finishing.get(worker)
         if before:
             if before.peer.is_open and self.now - before.heard < self.terms.lease / 2:
                 raise WireError(
@@ -459,7 +475,7 @@ class Coordinator:
 
     def _take_back(self, peer: Peer, resume: Resume) -> Member | None:
         """A worker whose connection was lost is back: both repeat what the other may have missed."""
-        member = self._members.get(resume.worker)
+        member = self._members.get(resume.worker) or self._finishing.get(resume.worker)
         if member is None or member.incarnation != resume.incarnation:
             peer.send(Expelled("This worker has been given up; it must join again."))
             return None
@@ -469,7 +485,9 @@ class Coordinator:
         peer.send(Resumed())
         if member is self._giver and len(self._begun) < self.terms.shards:
             peer.send(Give())
-        if member.granted:
+        if member.finished:
+            peer.send(member.finished)
+        elif member.granted:
             peer.send(member.granted)
             if member.turned:
                 peer.send(Turned(member.iteration))
@@ -497,20 +515,49 @@ class Coordinator:
                 self._carry_out(self.ledger.joined(member.worker, self.now, member.incarnation))
 
     def _leave(self, member: Member, given_up: bool = False) -> None:
+        if not self._takes_part(member):
+            return
+        self._finishing.pop(member.worker, None)
+        if given_up and member.finished is None:
+            self._awaited.add(member.worker)
+        self._tell_shards(Fence(member.worker, member.incarnation + 1))
+        self._out_of_order(member, lost=given_up)
+        if not self._present() and not self._awaited and self.joined_ever:
+            self.done.set()
+
+    def _out_of_order(self, member: Member, lost: bool = False) -> None:
+        """The policy goes on without it."""
         if self._members.get(member.worker) is not member:
             return
         del self._members[member.worker]
-        if given_up:
-            self._awaited.add(member.worker)
         self._drop_parts(member)
         if self.samples:
             self.samples.abandoned(member.worker)
-        self._tell_shards(Fence(member.worker, member.incarnation + 1))
         self._ask_for_weights()
         if member.admitted:
-            self._carry_out(self.ledger.left(member.worker, self.now, lost=given_up))
-        if not self._members and not self._awaited and self.joined_ever:
-            self.done.set()
+            self._carry_out(self.ledger.left(member.worker, self.now, lost=lost))
+        self._tell_finished()
+
+    def _finish(self, member: Member) -> None:
+        """It has no more to train on, and waits for the others; it may still pull."""
+        if self._members.get(member.worker) is member:
+            self._finishing[member.worker] = member
+            self._out_of_order(member)
+
+    def _tell_finished(self) -> None:
+        """Those who wait for the last model, when there is no more to come."""
+        if self._finishing and (not self._members or (self.samples and self.samples.all_done)):
+            for member in self._finishing.values():
+                if member.finished is None:
+                    member.finished = Finished(self.ledger.version)
+                    member.peer.send(member.finished)
+
+    def _takes_part(self, member: Member) -> bool:
+        return self._members.get(member.worker) is member or self._finishing.get(member.worker) is member
+
+    def _present(self) -> list[Member]:
+        """Everybody who takes part, in the order or waiting for the end."""
+        return [*self._members.values(), *self._finishing.values()]
 
     async def _watch_leases(self) -> None:
         """Give up whoever is silent for too long. If we ourselves were away, everybody gets their time again."""
@@ -521,11 +568,11 @@ class Coordinator:
             away, last = self.now - last - pause, self.now
             if away > pause:
                 log.warning("the coordinator itself was held up for %.1f s; leases are extended", away)
-                for member in self._members.values():
+                for member in self._present():
                     member.heard += away
                 for shard in self._heard_shard:
                     self._heard_shard[shard] += away
-            for member in list(self._members.values()):
+            for member in self._present():
                 if self.now - member.heard > self.terms.lease:
                     log.warning("worker %d was silent for %.1f s and is given up", member.worker, self.terms.lease)
                     member.peer.send(Expelled("This worker was silent for too long; it must join again."))
@@ -644,6 +691,7 @@ class Coordinator:
                 self.samples.done(update)
             done, size = self.samples.trained, self.samples.size
             self._observer.progressed(self.now, done // size, done, size * self.samples.epochs)
+            self._tell_finished()
 
     def _discard(self, discard: policies.Discard) -> None:
         identity = self._decided(discard.update)
@@ -700,7 +748,7 @@ class Coordinator:
     def _saved(self, shard: int, version: int, error: str) -> None:
         saver = self._saver
         if saver and saver.written(shard, version, error):
-            self._finishing = self._loop.create_task(asyncio.to_thread(saver.finish))
+            self._writing = self._loop.create_task(asyncio.to_thread(saver.finish))
 
     def _restore(self, restored: Checkpoint) -> None:
         job = restored.job

@@ -1,7 +1,7 @@
 """What is said on the wire, by whom to whom. Every message is a small typed struct; bytes travel beside it as a body.
 
-    worker ── Join, Resume, Want, Ready, Beat, Leave ──▶ coordinator
-    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Beat, Leave, Expelled ── coordinator
+    worker ── Join, Resume, Want, Ready, Measured, Finish, Beat, Leave ──▶ coordinator
+    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Finished, Beat, Leave, Expelled ── coordinator
     worker ── Begin (+ weights), Push (+ gradient), Pull ──▶ shard
     worker ◀── Begun, Pushed, Weights (+ weights), Expelled ── shard
     shard ── Register, Loaded, Begun, Arrived, Saved, Failed, Beat ──▶ coordinator
@@ -158,6 +158,16 @@ class Given(Message, frozen=True):
     epoch: int = 0
     start: int = 0
     stop: int = 0
+
+
+class Finish(Message, frozen=True):
+    """I have no more to train on: leave me out of the order, and tell me when the others are done too."""
+
+
+class Finished(Message, frozen=True):
+    """All is done; this is the last version of the model."""
+
+    version: int
 
 
 class Leave(Message, frozen=True):

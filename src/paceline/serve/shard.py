@@ -84,8 +84,8 @@ class Shard:
         self._number = number
         self._token = coordinator.token
         self._tls: ssl.SSLContext | None = coordinator.tls.listening() if coordinator.tls else None
-        self._listener = socket.create_server((host, 0), backlog=512)
         self._coordinator, self._generation = coordinator.open(FROM_COORDINATOR)
+        self._listener = socket.create_server((host, 0), backlog=512)
         self._sending = threading.Lock()  # on the coordinator's channel
         self._over = threading.Event()
         self._strangers = threading.BoundedSemaphore(STRANGERS)

@@ -107,6 +107,12 @@ class Flat:
         """Bring gradients and statistics together, to be pushed. A parameter without a gradient counts as zero."""
         self._fill(self._gradient_views, self.gradient)
 
+    def gather_weights(self) -> None:
+        """Bring the model itself together, to be pushed."""
+        for parameter, view in zip(self.parameters, self._gradient_views, strict=False):
+            _copy(parameter.detach(), view)
+        self._fill_statistics(self._gradient_views, self.gradient)
+
     def add_up(self, flat: torch.Tensor) -> None:
         """The same, but into a float32 tensor of this size on `device`, to be added up with other ranks'."""
         self._fill(self._views(flat), flat)
@@ -132,6 +138,9 @@ class Flat:
                 )
             else:
                 _copy(gradient.detach(), view)
+        self._fill_statistics(views, flat)
+
+    def _fill_statistics(self, views: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
         for (name, owner, key), view in zip(self._statistics, views[len(self.parameters) :], strict=True):
             if owner[key].shape != view.shape:
                 raise ValueError(f"The shape of {name!r} has changed since the session began; pass buffers=False.")

@@ -55,11 +55,21 @@ class Link(Protocol):
     def alone(self) -> bool:
         """Is there no server?"""
 
+    @property
+    def mixes(self) -> bool:
+        """Does the server mix models? Then a worker makes its own steps, and pushes weights."""
+
     def source(self) -> Source:
         """Where samples come from."""
 
     def exchange(self, computed: Computed) -> bool:
         """Give the model's gradients for the newest weights. False if they overflowed, here or in another rank."""
+
+    def finish(self) -> None:
+        """Wait until the other workers are done too, and have the last model."""
+
+    def measured(self, kind: str, value: float) -> None:
+        """Tell what was measured."""
 
     def close(self) -> None:
         """Leave."""
@@ -73,6 +83,7 @@ class Alone:
     rank = 0
     ranks = 1
     alone = True
+    mixes = False
 
     def source(self) -> Source:
         """All samples, one after the other."""
@@ -93,6 +104,12 @@ class Alone:
 
     def exchange(self, computed: Computed) -> bool:
         raise AssertionError("there is nobody to exchange with")
+
+    def finish(self) -> None:
+        pass
+
+    def measured(self, kind: str, value: float) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -126,12 +143,26 @@ class Together:
         return take
 
     def exchange(self, computed: Computed) -> bool:
-        self._flat.gather()
+        if self._client.mixes:
+            self._flat.gather_weights()
+        else:
+            self._flat.gather()
         exchange(self._client, self._flat, computed, self._since)
         self._flat.scatter()
         self.life = self._client.life
         self._since = time.perf_counter()
         return True
+
+    @property
+    def mixes(self) -> bool:
+        return self._client.mixes
+
+    def finish(self) -> None:
+        self._client.finish(self._flat.weights_bytes())
+        self._flat.scatter()
+
+    def measured(self, kind: str, value: float) -> None:
+        self._client.measured(kind, value)
 
     def close(self) -> None:
         self._client.close()

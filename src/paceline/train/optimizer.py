@@ -25,6 +25,8 @@ class PacedOptimizer(torch.optim.Optimizer):
         self.batch_size: int | None = None
         #: Has the worker left the job?
         self.over = False
+        #: Has it no more steps to make?
+        self.finished = False
         self._link = link
         self._shares: list[Share] = []  # trained on since the last step
         self._lost: list[int] = []  # numbers of those whose gradient was thrown away
@@ -118,7 +120,7 @@ class PacedOptimizer(torch.optim.Optimizer):
         """
         if self._link.alone:
             return self.inner.step() if closure is None else self.inner.step(closure)
-        if self.over:
+        if self.over or self.finished:
             raise ValueError("The session is over, so there is nobody to step with; step before it is closed.")
         self.inner._opt_called = True  # type: ignore[attr-defined]  # A scheduler of the inner one asks for it.
         return self._push(closure, loss, batch_size)
@@ -145,9 +147,17 @@ class PacedOptimizer(torch.optim.Optimizer):
             scale=1.0 if scale is None else float(scale),
             overflowed=overflowed is not None and bool(overflowed),
         )
+        if self._link.mixes:
+            self.inner.step()
         if not self._link.exchange(computed):
             self._lost = taken
         return result
+
+    def finish(self) -> None:
+        """No more steps: wait until the other workers are done too, and have the last model."""
+        if not self.finished and not self.over:
+            self.finished = True
+            self._link.finish()
 
     def close(self) -> None:
         """Leave the job. It is left by itself when the script ends."""

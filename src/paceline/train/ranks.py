@@ -127,6 +127,8 @@ class Ranked:
 
         def begin() -> None:
             self._client = connect()
+            if self._client.mixes:
+                raise ValueError("A policy that mixes models cannot have workers of several ranks; use one rank.")
             self._client.begin(flat.weights_bytes())
 
         self._go_on(begin)
@@ -201,6 +203,23 @@ class Ranked:
             if self.rank != 0:
                 self._flat.weights.copy_(self._sum)
         self._flat.scatter()
+
+    @property
+    def mixes(self) -> bool:
+        return False  # refused at the start
+
+    def finish(self) -> None:
+        """All ranks have the last model."""
+
+        def last() -> None:
+            assert self._client is not None
+            self._client.finish(self._flat.weights_bytes())
+
+        self._go_on(last)
+
+    def measured(self, kind: str, value: float) -> None:
+        if self._client is not None:
+            self._client.measured(kind, value)
 
     def close(self) -> None:
         if self._client is not None:

@@ -108,7 +108,12 @@ class Session:
 
     def loader(self, loader: DataLoader[Any], epochs: int | None = None, seed: int = 0) -> PacedLoader:
         """A DataLoader to be iterated over once an epoch. After so many epochs, if given, the worker leaves the job."""
-        return PacedLoader(loader, self._feed(loader, None, seed), self.close, epochs)
+
+        def over() -> None:
+            self.finish()
+            self.close()
+
+        return PacedLoader(loader, self._feed(loader, None, seed), over, epochs)
 
     def _feed(self, data: Any, batch_size: int | None, seed: int) -> Feed:
         if id(data) not in self._feeds:
@@ -134,6 +139,18 @@ class Session:
             scaler.update()
         self.optimizer.zero_grad()
 
+    def finish(self) -> None:
+        """No more steps: wait until the other workers are done too, and have the last model.
+
+        Leaving the `with` block does it, and so does a loader after its last epoch; call it to measure the last model
+        before that.
+        """
+        self.optimizer.finish()
+
+    def measured(self, kind: str, value: float) -> None:
+        """Tell the policy, and whoever watches, what was measured: `session.measured("accuracy", 0.97)`."""
+        self._link.measured(kind, float(value))
+
     def close(self) -> None:
         """Leave the job."""
         atexit.unregister(self.close)
@@ -145,4 +162,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.close()
