@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +55,12 @@ class Job:
         return results
 
 
+def hold(number: int, door: Door) -> None:
+    """A shard. A job may be over before it has begun."""
+    with contextlib.suppress(OSError):
+        Shard(number, door).run()
+
+
 @contextmanager
 def job(
     policy: str | Policy,
@@ -76,8 +83,7 @@ def job(
         coordinator = Coordinator(made, terms, Recorder(events.append), restored)
         door = Door("127.0.0.1", await coordinator.listen(), token, tls)
         for number in range(shards):
-            target = lambda number=number: Shard(number, door).run()  # noqa: E731
-            threading.Thread(target=target, daemon=True).start()
+            threading.Thread(target=hold, args=(number, door), daemon=True).start()
         up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
         ready.set()
         await asyncio.to_thread(over.wait)
