@@ -20,7 +20,7 @@ def pacing(steps: int) -> Callable[[str], list[int]]:
 
 
 def test_workers_proceed_in_the_order_of_the_ring() -> None:
-    with job("r2sp", shards=0, workers=3) as running:
+    with job("r2sp:patience=10000", shards=0, workers=3) as running:
         iterations = running.work(*[pacing(10)] * 3)
         running.finish()
     assert iterations == [list(range(2, 12))] * 3
