@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from paceline.model import slice as slices
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer import OptimizerSpec, is_elementwise, make, names, spec_of
 from paceline.model.slice import Slice
@@ -365,3 +366,20 @@ def test_settings_that_need_another_state_are_refused() -> None:
     old.step([torch.ones(5)], [1.0], [0.1])
     with pytest.raises(ValueError, match="lacks 'max_exp_avg_sq', needed with these settings"):
         new.load(*old.state())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_step_in_stretches_is_the_same_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, start = spec_for(name), random(LAYOUT.size, 0)
+    (whole,) = slices_of(LAYOUT, spec, 1, start)
+    monkeypatch.setattr(slices, "STRETCH", 16)
+    (stretched,) = slices_of(LAYOUT, spec, 1, start)
+    for seed in range(1, 5):
+        gradients = [random(LAYOUT.size, seed), random(LAYOUT.size, -seed)]
+        whole.step(gradients, (0.5, 0.25), RATES)
+        reached = 0
+        for done in stretched.steps(gradients, (0.5, 0.25), RATES):
+            # What is said to be done is done.
+            torch.testing.assert_close(stretched.weights[reached:done], whole.weights[reached:done])
+            reached = done
+        assert reached == LAYOUT.size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from paceline.model import slice as slices
 from paceline.model.layout import Layout, Tensor
+from paceline.model.slice import Slice
 from paceline.model.spec import OptimizerSpec
 from paceline.serve import greeting
 from paceline.serve.description import Description
@@ -103,7 +106,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setattr(slices, "STRETCH", SIZE // 3)  # so that a step is made in several
     stage = Stage()
     yield stage
     stage.close()
@@ -155,3 +159,33 @@ def test_a_gradient_that_is_not_a_number_touches_nothing(stage: Stage) -> None:
     assert stage.coordinator.receive() == Arrived(Identity(2, 1, 1))
     stage.coordinator.send(Apply(1, (Identity(2, 1, 1),), (1.0,), None))
     assert np.all(good.pull(1)[1] == -1.0)
+
+
+def test_a_pull_in_the_midst_of_an_update_waits_for_the_rest_of_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights go out while the update is still being applied, but only those that have it."""
+    begun, go_on = threading.Event(), threading.Event()
+    steps = Slice.steps
+
+    def with_a_pause(*arguments: Any) -> Iterator[int]:
+        for done in steps(*arguments):
+            yield done
+            begun.set()
+            assert go_on.wait(20.0)
+
+    monkeypatch.setattr(Slice, "steps", with_a_pause)
+    pusher, early = stage.worker(1), stage.worker(2)
+    assert pusher.push(1, 1.0) == Pushed(1)
+    stage.coordinator.receive()
+    stage.coordinator.send(Apply(1, (Identity(1, 1, 1),), (1.0,), None))
+    assert begun.wait(20.0)
+    early.channel.send(Pull(0))
+    place = np.empty(SIZE, dtype=np.float32)
+
+    def body(_message: object, _size: int) -> memoryview:
+        go_on.set()  # the answer has begun while the update had not ended
+        return place.data.cast("B")
+
+    assert early.channel.receive(body).version == 1
+    assert np.all(place == -1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,10 @@ import torch
 from paceline.model.layout import Layout
 from paceline.model.optimizer import make, trial
 from paceline.model.spec import OptimizerSpec, is_elementwise
+
+#: Elements that a step computes before it says so: 16 MB, so that what it costs to begin a stretch does not count.
+#: Checkpoints number their tensors by it: one made with another value cannot be read.
+STRETCH = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Slice:
         #: One contiguous float32 tensor, zeros at first. It stays where it is: views of it are good for ever.
         self.weights = torch.zeros(stop - start, dtype=torch.float32)
         self._parts = _parts(layout, start, stop, whole=not is_elementwise(spec.name))
+        self._stretches = _stretches(self._parts) if is_elementwise(spec.name) else [slice(0, len(self._parts))]
         self._parameters = [self._part(self.weights, part) for part in self._parts]
         of_groups: list[list[torch.Tensor]] = [[] for _ in spec.settings_of_groups]
         for part, parameter in zip(self._parts, self._parameters, strict=True):
@@ -58,21 +63,41 @@ class Slice:
 
         Gradients are flat float32 tensors of the slice's size. They are read, never written, and not held on to.
         """
+        for _ in self.steps(gradients, weights, rates):
+            pass
+
+    def steps(
+        self, gradients: Sequence[torch.Tensor], weights: Sequence[float], rates: Sequence[float]
+    ) -> Iterator[int]:
+        """The same step in stretches, from the front: yields how many elements have their new value.
+
+        They do not change again in this step, so they may be sent on while the rest is computed. Whoever begins must
+        go through to the end. What is wrong with the arguments is raised here and now, before anything is touched.
+        """
         self._must_fit(gradients, weights)
         if len(rates) != len(self.spec.settings_of_groups):
             raise ValueError(f"there are {len(self.spec.settings_of_groups)} parameter groups and {len(rates)} rates")
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
             raise ValueError(f"a learning rate must be a number from 0 up, not {list(rates)}")
-        total = self._combined(gradients, weights)
+        return self._stretch_by_stretch(gradients, weights, rates)
+
+    def _stretch_by_stretch(
+        self, gradients: Sequence[torch.Tensor], weights: Sequence[float], rates: Sequence[float]
+    ) -> Iterator[int]:
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        for part, parameter in zip(self._parts, self._parameters, strict=True):
-            parameter.grad = self._part(total, part)
-        try:
-            self._optimizer.step()
-        finally:
-            for parameter in self._parameters:
-                parameter.grad = None  # The caller's buffer is the caller's again.
+        for stretch in self._stretches:
+            first, last = self._parts[stretch.start], self._parts[stretch.stop - 1]
+            begin, end = first.start - self.start, last.stop - self.start
+            total = self._combined([gradient[begin:end] for gradient in gradients], weights, begin, end)
+            for part, parameter in zip(self._parts[stretch], self._parameters[stretch], strict=True):
+                parameter.grad = total[part.start - first.start : part.stop - first.start].view(part.shape)
+            try:
+                self._optimizer.step()  # passes over parameters without a gradient
+            finally:
+                for parameter in self._parameters[stretch]:
+                    parameter.grad = None  # The caller's buffer is the caller's again.
+            yield end
 
     def mix(self, models: Sequence[torch.Tensor], weights: Sequence[float], mix: float) -> None:
         """weights ← (1−mix)·weights + mix·Σ weight·model. The optimizer does not come into it."""
@@ -175,15 +200,19 @@ class Slice:
         sizes = zip(value.shape, parameter.shape, strict=True)
         return not is_elementwise(self.spec.name) and all(ours in (1, its) for ours, its in sizes)
 
-    def _combined(self, gradients: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    def _combined(
+        self, gradients: Sequence[torch.Tensor], weights: Sequence[float], begin: int, end: int
+    ) -> torch.Tensor:
+        """Σ weight·gradient of these elements."""
         if len(gradients) == 1 and weights[0] == 1:
             return gradients[0]
         if self._sum is None:  # Kept: new pages for each step would cost more than the sum.
             self._sum = torch.empty_like(self.weights)
-        torch.mul(gradients[0], weights[0], out=self._sum)
+        total = self._sum[begin:end]
+        torch.mul(gradients[0], weights[0], out=total)
         for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
-            self._sum.add_(gradient, alpha=weight)
-        return self._sum
+            total.add_(gradient, alpha=weight)
+        return total
 
     def _part(self, flat: torch.Tensor, part: _Part) -> torch.Tensor:
         return flat[part.start - self.start : part.stop - self.start].view(part.shape)
@@ -205,14 +234,32 @@ class Slice:
 def _parts(layout: Layout, start: int, stop: int, whole: bool) -> list[_Part]:
     """The parameters in a slice: whole tensors in their own shape, or else neighbours of one group as one long row.
 
-    The long rows make a step one pass over a large tensor, however many small ones there are.
+    The long rows make a step one pass over a large tensor, however many small ones there are. They end at STRETCH, so
+    that a step can be made in stretches.
     """
     parts: list[_Part] = []
     for tensor, begin, end in layout.within(start, stop):
         if whole:
             parts.append(_Part(begin, end, tensor.group, tensor.shape))
             continue
-        if parts and parts[-1].group == tensor.group:
-            begin = parts.pop().start
-        parts.append(_Part(begin, end, tensor.group, (end - begin,)))
+        while begin < end:
+            last = parts[-1] if parts else None
+            if last and last.group == tensor.group and last.stop - last.start < STRETCH:
+                parts.pop()
+            else:
+                last = None
+            front = last.start if last else begin
+            begin = min(end, front + STRETCH)
+            parts.append(_Part(front, begin, tensor.group, (begin - front,)))
     return parts
+
+
+def _stretches(parts: Sequence[_Part]) -> list[slice]:
+    """Neighbours brought together, until they are STRETCH elements or more."""
+    found: list[slice] = []
+    first = 0
+    for number, part in enumerate(parts, 1):
+        if part.stop - parts[first].start >= STRETCH or number == len(parts):
+            found.append(slice(first, number))
+            first = number
+    return found

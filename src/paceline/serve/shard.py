@@ -7,6 +7,7 @@ Threads, none of which touches a tensor under a lock for long:
 
 A pull must not see half of an update. Weights are sent in pieces, each only when the socket can take it; before an
 update is applied, pulls under way are given a copy of what they have begun to send. So a slow reader delays nobody.
+A pull that begins while an update is being applied is of the new version, and sends no further than that has come.
 """
 
 from __future__ import annotations
@@ -54,14 +55,16 @@ log = logging.getLogger(__name__)
 FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Apply | Drop | Keep | Fence | Stop)
 FROM_WORKER = Reader(Proof | Hello | Begin | Push | Pull)
 TOKEN = "PACELINE_TOKEN"  # the variable that carries the job's token, in hexadecimal, to processes we start
-PIECE = 1 << 20  # bytes of weights sent at a time
+PIECE = 1 << 22  # bytes of weights sent at a time
 
 
 class _Pull:
-    """A pull under way: what is still to be sent, and a lock that is held while a piece of it is copied out."""
+    """A pull under way: what is sent from, how far it has come, and a lock that is held while a piece is copied out."""
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
+        self.sent = 0
+        self.own = False  # is the data a copy, that nobody changes?
         self.lock = threading.Lock()
 
 
@@ -78,6 +81,7 @@ class Shard:
         self._slice: Slice | None = None
         self._state = threading.Condition()
         self._version = -1  # of the weights here; -1: there are none yet
+        self._fresh = 0  # bytes from the front that are of this version: it is being applied, or all are
         self._incarnation: dict[int, int] = {}  # of each worker, the newest that is known
         self._updates: dict[Identity, tuple[torch.Tensor, tuple[float, ...]]] = {}  # arrived and not decided
         self._settled: dict[tuple[int, int], int] = {}  # worker, incarnation → its newest iteration that is in
@@ -140,16 +144,25 @@ class Shard:
                 self._kept[self._slot_of[update]] if update in self._slot_of else self._updates[update]
                 for update in order.updates
             ]
-            self._part_from_pulls()
         tensors = [tensor for tensor, _ in parts]
-        if order.mix is None:
-            self._slice.step(tensors, order.weights, parts[-1][1])
-        else:
-            self._slice.mix(tensors, order.weights, order.mix)
+        steps = self._slice.steps(tensors, order.weights, parts[-1][1]) if order.mix is None else iter(())
         with self._state:
-            self._version = order.version
+            # In one go: a pull that begins now is of the new version, and waits for it.
+            self._part_from_pulls()
+            self._set_fresh(order.version, 0)
+        for done in steps:  # What is done does not change again, so pulls may send it while the rest is computed.
+            self._set_fresh(order.version, done * 4)
+        if order.mix is not None:
+            self._slice.mix(tensors, order.weights, order.mix)
+            self._set_fresh(order.version, len(self._slice.buffer))
+        with self._state:
             for update in order.updates:
                 self._release(update)
+
+    def _set_fresh(self, version: int, count: int) -> None:
+        """So many bytes from the front are of this version."""
+        with self._state:
+            self._version, self._fresh = version, count
             self._state.notify_all()
 
     def _release(self, update: Identity) -> None:
@@ -166,7 +179,7 @@ class Shard:
         copy = self._slice.weights.clone().numpy().data.cast("B")
         for pull in self._pulls:
             with pull.lock:
-                pull.data = copy[len(copy) - len(pull.data) :]
+                pull.data, pull.own = copy, True
         self._pulls.clear()
 
     # Workers
@@ -222,8 +235,8 @@ class _Worker:
                 case Begin():
                     with shard._state:
                         if shard._version < 0:
-                            shard._version = 0
-                            shard._state.notify_all()
+                            assert shard._slice is not None
+                            shard._set_fresh(0, len(shard._slice.buffer))
                     shard._tell(Begun())
                 case _:
                     raise WireError(f"A {type(message).__name__} is out of place here.")
@@ -279,28 +292,39 @@ class _Worker:
             newest = shard._version
         try:
             self.sock.sendall(encode(Weights(newest), len(pull.data)))
-            _send_pieces(self.sock, pull)
+            self._send_pieces(pull)
         finally:
             with shard._state:
                 shard._pulls.discard(pull)
 
+    def _send_pieces(self, pull: _Pull) -> None:
+        """Send without ever waiting with the lock held: while a piece is copied out, its bytes do not change."""
+        sock, size = self.sock, len(pull.data)
+        poll = select.poll()
+        poll.register(sock, select.POLLOUT)
+        sock.setblocking(False)
+        try:
+            while pull.sent < size:
+                ready = self._ready(pull)
+                poll.poll()
+                with pull.lock:
+                    try:
+                        pull.sent += sock.send(pull.data[pull.sent : min(ready, pull.sent + PIECE)])
+                    except BlockingIOError:
+                        continue
+        finally:
+            sock.setblocking(True)
 
-def _send_pieces(sock: socket.socket, pull: _Pull) -> None:
-    """Send without ever waiting with the lock held: while a piece is copied out, its bytes do not change."""
-    poll = select.poll()
-    poll.register(sock, select.POLLOUT)
-    sock.setblocking(False)
-    try:
-        while len(pull.data):
-            poll.poll()
-            with pull.lock:
-                try:
-                    sent = sock.send(pull.data[:PIECE])
-                except BlockingIOError:
-                    continue
-                pull.data = pull.data[sent:]
-    finally:
-        sock.setblocking(True)
+    def _ready(self, pull: _Pull) -> int:
+        """How far a pull may send; waits until that is further than it has come.
+
+        A pull that is given a copy is given a whole one. Otherwise the weights are of its own version, as far as they
+        are fresh: before they become of another, it gets its copy.
+        """
+        shard = self.shard
+        with shard._state:
+            shard._state.wait_for(lambda: pull.own or shard._fresh > pull.sent)
+            return len(pull.data) if pull.own else shard._fresh
 
 
 def main() -> None:
