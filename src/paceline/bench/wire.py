@@ -76,7 +76,7 @@ def measure(
     figures: list[Figure] = []
     seconds: dict[str, list[float]] = {}
     for block in blocks:
-        measured = [name for name in block if name not in seconds]
+        measured = [name for name in block if name not in {figure.transport for figure in figures}]
         if any(importlib.util.find_spec(OTHERS.get(name, "torch")) is None for name in measured):
             figures += [Figure(name, fault="not installed") for name in measured]
             continue
