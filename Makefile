@@ -35,8 +35,9 @@ lint: setup      ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: setup     ## what the simulator and one policy decision cost
+bench: setup     ## what the simulator, one policy decision and one Grant cost
 	@$(BIN)/python benchmarks/simulator.py
+	@$(BIN)/python benchmarks/decisions.py
 
 clean:           ## remove .venv and caches
 	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache
