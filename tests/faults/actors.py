@@ -87,7 +87,8 @@ class StagedServer(Server):
         self.trace.write(json.dumps(line) + "\n")
 
     def _start_shard(self, number: int, threads: int) -> Any:
-        self.link.sendall(json.dumps({"shard": number, "port": self.port}).encode() + b"\n")
+        wanted = {"shard": number, "port": self.port, "token": self._terms.shard_token.hex()}
+        self.link.sendall(json.dumps(wanted).encode() + b"\n")
         return _ShardProcess(int(self.link.recv(64)))
 
 
@@ -118,11 +119,11 @@ def serve(scenario: Scenario, folder: Path, link: socket.socket, trace: Path, po
     asyncio.run(run())
 
 
-def hold(scenario: Scenario, folder: Path, number: int, port: int) -> None:
+def hold(scenario: Scenario, folder: Path, number: int, port: int, token: bytes) -> None:
     """A shard's process."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     inject("shard", scenario.faults, folder)
-    Shard(number, Door(HOST, port, TOKEN)).run()
+    Shard(number, Door(HOST, port, token), token=TOKEN).run()
 
 
 # A worker

@@ -27,5 +27,12 @@ class Description:
 
     @classmethod
     def from_json(cls, text: bytes) -> Description:
-        values = json.loads(text)
-        return cls(Layout.from_json(values["layout"]), OptimizerSpec.from_json(values["optimizer"]))
+        """Read what `as_json` wrote. Whatever else it is given: ValueError with one sentence."""
+        try:
+            values = json.loads(text)
+        except RecursionError:
+            raise ValueError("a description is not nested so deep") from None
+        match values:
+            case {"layout": layout, "optimizer": optimizer, **rest} if not rest:
+                return cls(Layout.from_json(layout), OptimizerSpec.from_json(optimizer))
+        raise ValueError('a description must be an object with "layout" and "optimizer"')

@@ -264,7 +264,7 @@ class Life:
                 channel.close()
                 raise Over("The server is of another generation.")
             try:
-                channel.send(Resume(self.welcome.worker, self.welcome.incarnation))
+                channel.send(Resume(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
                 with channel.within(10.0):
                     answer = channel.receive()
                 _heed(answer)
@@ -356,7 +356,7 @@ class Life:
             raise Over("The server is of another generation.")
         channel.bear_cut(max(1.0, self.welcome.lease))
         channel.bear_silence(self.welcome.lease)  # a shard answers at once, or its answer was lost on the way
-        channel.send(Hello(self.welcome.worker, self.welcome.incarnation))
+        channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
         return channel
 
     def _on_all(self, do: Callable[[_Part], Any]) -> list[Any]:
