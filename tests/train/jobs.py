@@ -54,19 +54,22 @@ class Job:
 
 
 @contextmanager
-def job(policy: str, shards: int = 1, workers: int = 1, lease: float = 30.0, token: bytes = b"") -> Iterator[Job]:
+def job(
+    policy: str, shards: int = 1, workers: int = 1, lease: float = 30.0, token: bytes = b"", shard_token: bytes = b""
+) -> Iterator[Job]:
     """Serve a job on this machine; it begins when so many workers have come."""
     events: list[Event] = []
     up: list[Job] = []
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        terms = Terms(shards, workers, token, lease, policy=policy)
+        terms = Terms(shards, workers, token, lease, policy=policy, shard_token=shard_token)
         coordinator = Coordinator(make(policy), terms, Recorder(events.append))
-        door = Door("127.0.0.1", await coordinator.listen(), token)
+        door = Door("127.0.0.1", await coordinator.listen(), shard_token or token)
         for number in range(shards):
-            target = lambda number=number: Shard(number, door).run()  # noqa: E731
+            target = lambda number=number: Shard(number, door, token=token).run()  # noqa: E731
             threading.Thread(target=target, daemon=True).start()
+        await coordinator._complete.wait()
         up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
         ready.set()
         await asyncio.to_thread(over.wait)
