@@ -280,6 +280,8 @@ class Coordinator:
             if isinstance(error, WireError):
                 self.faults += 1
                 peer.send(Refused(str(error)))
+        except Exception as error:
+            self._stumble(error)
         finally:
             peer.close()
 
@@ -334,7 +336,13 @@ class Coordinator:
             while True:
                 message = await peer.receive()
                 self._heard_shard[shard] = self.now
-                self._from_shard(shard, message)
+                try:
+                    self._from_shard(shard, message)
+                except WireError:
+                    raise
+                except Exception as error:
+                    self._stumble(error)
+                    return
         finally:
             if not self._closing:
                 self.fail(f"Shard {shard} is lost.")
@@ -379,6 +387,11 @@ class Coordinator:
         if not self.failed.is_set():
             self.reason = reason
             self.failed.set()
+
+    def _stumble(self, error: Exception) -> None:
+        """A mistake of our own, or of the policy's: what is in our books is not to be relied on any more."""
+        log.error("the coordinator stumbled", exc_info=error)
+        self.fail(f"The coordinator stumbled: {error!r}.")
 
     # Workers
 
@@ -551,7 +564,10 @@ class Coordinator:
                     log.warning("worker %d was silent for %.1f s and is given up", member.worker, self.terms.lease)
                     member.peer.send(Expelled("This worker was silent for too long; it must join again."))
                     member.peer.close()
-                    self._leave(member, given_up=True)
+                    try:
+                        self._leave(member, given_up=True)
+                    except Exception as error:
+                        self._stumble(error)
             for shard, heard in self._heard_shard.items():
                 if self.now - heard > SHARD_SILENCE:
                     self.fail(f"Shard {shard} has been silent for {SHARD_SILENCE:g} s.")
@@ -695,7 +711,10 @@ class Coordinator:
 
     def _woke(self) -> None:
         self._wake = None
-        self._carry_out(self.ledger.woke(self.now))
+        try:
+            self._carry_out(self.ledger.woke(self.now))
+        except Exception as error:
+            self._stumble(error)
 
     def _tell_shards(self, message: Any) -> None:
         for peer in self._shards.values():
