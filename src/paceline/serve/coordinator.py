@@ -262,6 +262,7 @@ class Coordinator:
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer, HEARD_HERE)
+        first = None
         try:
             first, is_shard = await asyncio.wait_for(self._greet(peer), GREETING_SECONDS)
             match first:
@@ -281,7 +282,10 @@ class Coordinator:
                 self.faults += 1
                 peer.send(Refused(str(error)))
         except Exception as error:
-            self._stumble(error)
+            if first is not None:
+                self._stumble(error)
+            else:  # a stranger must not be able to end a generation, whatever we overlooked
+                log.error("a stranger made the coordinator stumble", exc_info=error)
         finally:
             peer.close()
 
