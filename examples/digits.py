@@ -33,6 +33,7 @@ def main() -> None:
 
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 16, 3, padding=1),
+        torch.nn.BatchNorm2d(16),
         torch.nn.ReLU(),
         torch.nn.Conv2d(16, 32, 3, padding=1),
         torch.nn.ReLU(),
@@ -47,11 +48,13 @@ def main() -> None:
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             session.step(loss)
-
-    if session.worker == 0:
-        with torch.no_grad():
-            right = (model(images[held_back]).argmax(1) == labels[held_back]).float().mean().item()
-        print(f"accuracy on digits not trained on: {right:.1%}")
+        session.finish()  # wait for the others, and have the last model
+        if session.is_first:
+            model.eval()
+            with torch.no_grad():
+                right = (model(images[held_back]).argmax(1) == labels[held_back]).float().mean().item()
+            session.measured("accuracy", right)
+            print(f"accuracy on digits not trained on: {right:.1%}")
 
 
 if __name__ == "__main__":

@@ -77,3 +77,13 @@ def test_policies_load_nothing_heavy() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_coordinator_and_the_client_need_no_torch() -> None:
+    """Other frameworks use the client, and a coordinator alone runs on a small machine."""
+    code = (
+        "import sys; import paceline; paceline.coordinate; import paceline.serve.client, paceline.serve.server; "
+        "sys.exit('torch is loaded' if 'torch' in sys.modules else 0)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

@@ -16,6 +16,7 @@ import pytest
 
 import paceline
 from paceline import cli
+from paceline.cli import simulate
 from paceline.observe.events import Applied, Began, Event, from_line
 from paceline.policies import names, policy_options
 from paceline.simulate import Cluster, SimulationError, builtin_names, limit_seconds, load_cluster
@@ -55,7 +56,7 @@ KEYS = {
     "events",
     "wall_seconds",
 }
-ADDED = {"simulated_seconds", "warm_up_iterations"}
+ADDED = {"simulated_seconds", "warm_up_iterations", "updates_by_worker", "lost", "returned"}
 
 
 @dataclass
@@ -313,7 +314,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(shell: Shell, monkeypatch: pytes
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "t.jsonl")
 
-    monkeypatch.setattr(cli, "_write", full)
+    monkeypatch.setattr(simulate, "write_event", full)
     outcome = shell("simulate", "small.toml", "-p", "bsp", "--iterations", "2", "--trace", "t.jsonl")
     assert (outcome.code, outcome.err) == (2, "t.jsonl cannot be written: No space left on device.\n")
     assert shell.files() == set()

@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.train.session import Session, join
+    from paceline.serve.pace import Pace, coordinate
+    from paceline.train.optimizer import PacedOptimizer
+    from paceline.train.session import Session, join, wrap
 
 __version__ = "0.1.0"
-__all__ = ["Session", "__version__", "join"]
+__all__ = ["Pace", "PacedOptimizer", "Session", "__version__", "coordinate", "join", "wrap"]
 
 
 def __getattr__(name: str) -> Any:
     """`paceline.join` needs torch, and policies and the simulator do not: it is imported when it is asked for."""
-    if name in ("join", "Session"):
+    if name in ("PacedOptimizer", "Session", "join", "wrap"):
         from paceline.train import session
 
         return getattr(session, name)
+    if name in ("coordinate", "Pace"):
+        from paceline.serve import pace
+
+        return getattr(pace, name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The coordinator, or a shard, killed or stopped at every step: before and after applying, and during a checkpoint.
+"""The coordinator, or a shard, killed or stopped at every step: around an update, around a checkpoint.
 
 The server goes back to its last checkpoint, workers reconnect by themselves, and training is finished. Exactly once is
 counted from the restored version, and so in the end every sample has changed the model exactly once.

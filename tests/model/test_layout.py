@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.model.layout import Layout, Tensor
+from paceline.model.layout import STATISTICS, Layout, Tensor
 
 TENSORS = st.builds(
     Tensor,
     st.text("ab\u00e9.\ud800", min_size=1, max_size=4),
     st.lists(st.integers(0, 9), max_size=3).map(tuple),
     st.sampled_from(["float32", "bfloat16"]),
-    st.integers(0, 2),
+    st.integers(-1, 2),
 )
 LAYOUTS = st.lists(TENSORS, max_size=8, unique_by=lambda tensor: tensor.name).map(lambda some: Layout(tuple(some)))
 FAST = settings(max_examples=100, deadline=None, derandomize=True)
@@ -122,6 +122,12 @@ def test_the_first_difference_is_named(change: dict[str, Any], sentence: str) ->
     assert layout.digest() != other.digest()
 
 
+def test_statistics_may_be_whole_numbers_and_need_no_group_of_an_optimizer() -> None:
+    layout = Layout((Tensor("weight", (2,)), Tensor("batches", (), "int64", STATISTICS)))
+    assert layout.groups == 1
+    assert Layout.from_json(json.loads(json.dumps(layout.as_json()))) == layout
+
+
 def test_a_longer_layout_differs() -> None:
     a, b = Tensor("a", (1,)), Tensor("b", (2, 3))
     assert Layout((a,)).differs_from(Layout((a, b))) == "there are 1 parameters here and 2 there: 'b' is only there"
@@ -146,8 +152,10 @@ def test_a_longer_layout_differs() -> None:
         ({"tensors": [["a", [2**30, 2**30], "float32", 0]]}, "whole numbers"),
         ({"tensors": [["a", [1] * 65, "float32", 0]]}, "at most 64"),
         ({"tensors": [["a", [1], "int8", 0]]}, "the type of 'a'"),
-        ({"tensors": [["a", [1], "float32", -1]]}, "the group of 'a'"),
+        ({"tensors": [["a", [1], "float32", -2]]}, "the group of 'a'"),
         ({"tensors": [["a", [1], "float32", True]]}, "the group of 'a'"),
+        ({"tensors": [["a", [1], "int64", 0]]}, "the type of 'a'"),
+        ({"tensors": [["a", [1], "bool", -1]]}, "the type of 'a'"),
         ({"tensors": [["a", [1], "float32", 10**9]]}, "the group of 'a'"),
         ({"tensors": [["a", [1], "float32", 0]] * 2}, "'a' twice"),
         ({"tensors": [[f"{n}", [2**40], "float32", 0] for n in range(2)]}, "more than the 2.40"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,8 @@ from paceline.observe.events import (
     Joined,
     Kept,
     Left,
+    Measured,
+    Progressed,
     Pulled,
     Pulling,
     Pushing,
@@ -34,21 +37,28 @@ from paceline.observe.observer import Observer, Recorder, Tee, replay
 ONE_OF_EACH: list[Event] = [
     Began(0.0, "our lab", "ssp:staleness=5", "whole", 7),
     Joined(0.0, 3),
+    Joined(0.05, 3, 2),
     Granted(0.1, 3, None, 0),
     Granted(0.1, 4, 128, 2),
     Pulling(0.2, 3),
     Pulled(0.3, 3, 17),
     Computed(1.0000000000000002, 3),
+    Computed(1.1, 3, 0.75),
     Turned(1.25, 3),
     Pushing(1.5, 3),
     Arrived(2.0, 3, 1, 128),
+    Arrived(2.0, 4, 9, 128, 0.1 + 0.2),
     Applied(2.0, 18, (3, 4), (1, 9), (0, 5)),
     Applied(2.1, 19, (3,), (2,), (0,)),
     Kept(2.2, 3, 1, 0),
     Discarded(2.3, 3, 1),
     Cancelled(2.4, 3),
     Left(1e6 + 1 / 3, 3),
+    Left(1e6 + 1 / 3, 4, True),
     Used(3.0, "in", 0.5),
+    Progressed(3.5, 1, 1500, 4000),
+    Measured(3.5, 2, "accuracy", 0.97),
+    Measured(3.5, 2, "loss", float("-inf")),
 ]
 
 
@@ -70,7 +80,41 @@ def test_how_a_line_looks() -> None:
     assert as_line(Granted(1.5, 3, None, 2)) == (
         '{"event":"granted","time":1.5,"worker":3,"batch_size":null,"progress_gap":2}'
     )
-    assert json.loads(as_line(ONE_OF_EACH[10]))["workers"] == [3, 4]
+    assert json.loads(as_line(Applied(2.0, 18, (3, 4), (1, 9), (0, 5))))["workers"] == [3, 4]
+    assert as_line(Arrived(2.0, 4, 9, 128, 0.5)) == (
+        '{"event":"arrived","time":2.0,"worker":4,"iteration":9,"batch_size":128,"loss":0.5}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ('{"event":"joined","time":1.0,"worker":3}', Joined(1.0, 3, incarnation=1)),
+        ('{"event":"computed","time":1.0,"worker":3}', Computed(1.0, 3, seconds=None)),
+        ('{"event":"left","time":1.0,"worker":3}', Left(1.0, 3, lost=False)),
+        (
+            '{"event":"arrived","time":1.0,"worker":3,"iteration":2,"batch_size":8}',
+            Arrived(1.0, 3, 2, 8, loss=None),
+        ),
+    ],
+)
+def test_lines_of_old_traces_are_still_read(line: str, event: Event) -> None:
+    assert from_line(line) == event
+
+
+@pytest.mark.parametrize(
+    ("loss", "word"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity"), (1e308, 1e308)]
+)
+def test_a_loss_that_is_not_finite_is_valid_json_and_comes_back(loss: float, word: object) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    line = as_line(Arrived(1.0, 3, 2, 8, loss))
+    assert json.loads(line, parse_constant=refuse)["loss"] == word
+    again = from_line(line)
+    assert isinstance(again, Arrived)
+    assert isinstance(again.loss, float)
+    assert str(again.loss) == str(loss), "as text, for NaN equals nothing"
 
 
 @settings(derandomize=True, deadline=None)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from paceline.observe.events import Applied, Arrived, Cancelled, Computed, Discarded, Event, Granted, Joined, Kept, Left
+from paceline.observe.events import (
+    Applied,
+    Arrived,
+    Cancelled,
+    Computed,
+    Discarded,
+    Event,
+    Granted,
+    Joined,
+    Kept,
+    Left,
+    Measured,
+)
 from paceline.observe.events import Turned as TurnedEvent
 from paceline.observe.ledger import Ledger
 from paceline.observe.observer import Recorder
@@ -70,6 +82,18 @@ def test_what_happened_is_written_before_what_was_decided() -> None:
     assert book.events == [Left(4.0, 0)]
 
 
+def test_what_a_driver_knows_beside_is_written_down_too() -> None:
+    book = Book()
+    book.says().joined(0, 1.0, incarnation=2)
+    assert book.events == [Joined(1.0, 0, 2)]
+    book.says().ready(0, 2.0, seconds=0.5)
+    assert book.events == [Computed(2.0, 0, 0.5)]
+    book.says().arrived(Update(0, 1, 0, 32, 1.0, loss=0.25), 3.0)
+    assert book.events == [Arrived(3.0, 0, 1, 32, 0.25)]
+    book.says().left(0, 4.0, lost=True)
+    assert book.events == [Left(4.0, 0, True)]
+
+
 def test_staleness_is_the_versions_between_the_pull_and_the_application() -> None:
     book = Book()
     for worker in range(3):
@@ -115,7 +139,8 @@ def test_every_decision_that_is_an_event_is_written() -> None:
     book.says().joined(0, 0.0)
     mine = update(0)
     book.says(Keep(mine, 4), Discard(mine), Cancel(0), WakeAt(9.0)).measured("loss", 0, 0.5, 1.0)
-    assert book.events == [Kept(1.0, 0, 1, 4), Discarded(1.0, 0, 1), Cancelled(1.0, 0)]
+    said = [Measured(1.0, 0, "loss", 0.5), Kept(1.0, 0, 1, 4), Discarded(1.0, 0, 1), Cancelled(1.0, 0)]
+    assert book.events == said
 
 
 def test_where_pushes_are_free_nobody_need_be_asked() -> None:

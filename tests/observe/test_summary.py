@@ -144,6 +144,26 @@ def test_an_update_that_is_applied_again_and_again_is_one_update() -> None:
     assert (report.updates, report.max_staleness, report.mean_staleness) == (1, 2, 1.0)
 
 
+def test_who_was_lost_and_who_came_back() -> None:
+    events: list[Event] = [Joined(0, 0), Joined(0, 1), Left(1, 1, lost=True), Joined(2, 1, 2), Left(3, 1, lost=True)]
+    events += [Granted(3, 0, None, 0), Turned(4, 0), Arrived(4, 0, 1, 8), Applied(4, 1, (0,), (1,), (0,)), Left(5, 0)]
+    report = report_of(events)
+    assert (report.lost, report.returned) == (2, 1), "one who says goodbye is not lost"
+    assert report.updates_by_worker == {0: 1, 1: 0}
+
+
+def test_a_run_is_measured_from_its_first_member_on() -> None:
+    late: list[Event] = [event._replace(time=event.time + 100.0) for event in TRACE]
+    assert report_of(late).samples_per_second == pytest.approx(report_of(TRACE).samples_per_second)
+    assert report_of(late).samples_per_second == pytest.approx((10 + 20 + 10 + 20) / 19)
+
+
+def test_computing_is_no_communication_though_the_pull_is_told_of_late() -> None:
+    events: list[Event] = [Joined(0, 0), Granted(0, 0, None, 0), Pulled(5, 0, 0), Computed(5, 0, 3.5), Turned(5, 0)]
+    events += [Arrived(7, 0, 1, 8)]
+    assert report_of(events).communication_seconds == pytest.approx(1.5 + 2)
+
+
 # Replaying
 
 
@@ -188,4 +208,4 @@ def test_a_short_series_is_kept_whole() -> None:
 def test_what_was_settled_is_forgotten() -> None:
     summary = Summary()
     Cluster(load_cluster("r2sp-b"), make("asp"), 5, observer=summary).run()
-    assert summary._waiting == {}
+    assert len(summary._unsettled) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,10 +12,11 @@ from typing import Any
 
 from paceline.observe.events import Event
 from paceline.observe.observer import Recorder
-from paceline.policies import make
+from paceline.policies import Policy, make
 from paceline.serve.coordinator import Coordinator, Terms
 from paceline.serve.door import Door
 from paceline.serve.shard import Shard
+from paceline.serve.tls import Tls
 
 
 class Job:
@@ -53,9 +55,21 @@ class Job:
         return results
 
 
+def hold(number: int, door: Door, token: bytes) -> None:
+    """A shard. A job may be over before it has begun."""
+    with contextlib.suppress(OSError):
+        Shard(number, door, token=token).run()
+
+
 @contextmanager
 def job(
-    policy: str, shards: int = 1, workers: int = 1, lease: float = 30.0, token: bytes = b"", shard_token: bytes = b""
+    policy: str | Policy,
+    shards: int = 1,
+    workers: int = 1,
+    lease: float = 30.0,
+    token: bytes = b"",
+    tls: Tls | None = None,
+    **more: Any,
 ) -> Iterator[Job]:
     """Serve a job on this machine; it begins when so many workers have come."""
     events: list[Event] = []
@@ -63,16 +77,18 @@ def job(
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        terms = Terms(shards, workers, token, lease, policy=policy, shard_token=shard_token)
-        coordinator = Coordinator(make(policy), terms, Recorder(events.append))
-        door = Door("127.0.0.1", await coordinator.listen(), shard_token or token)
+        restored = more.pop("restored", None)
+        terms = Terms(shards, workers, token, lease, policy=str(policy), tls=tls.listening() if tls else None, **more)
+        made = make(policy) if isinstance(policy, str) else policy
+        coordinator = Coordinator(made, terms, Recorder(events.append), restored)
+        door = Door("127.0.0.1", await coordinator.listen(), terms.shard_token or token, tls)
         for number in range(shards):
-            target = lambda number=number: Shard(number, door, token=token).run()  # noqa: E731
-            threading.Thread(target=target, daemon=True).start()
+            threading.Thread(target=hold, args=(number, door, token), daemon=True).start()
         await coordinator._complete.wait()
         up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
         ready.set()
         await asyncio.to_thread(over.wait)
+        await coordinator.save()
         await coordinator.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)

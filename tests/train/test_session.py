@@ -10,9 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from paceline.model.optimizer import spec_of
 from paceline.observe.events import Applied, Granted
 from paceline.observe.observer import replay
 from paceline.observe.summary import Summary
+from paceline.serve.description import Description
+from paceline.train.flat import Flat
 from paceline.train.session import Session, join
 from train.jobs import job
 
@@ -139,3 +142,41 @@ def test_a_wrong_token_is_refused() -> None:
     mine = model()
     with job("asp", token=b"secret") as running, pytest.raises(ConnectionError, match="token is wrong"):
         join(mine, torch.optim.SGD(mine.parameters(), lr=0.1), connect=running.address, token="guess")
+
+
+@pytest.mark.parametrize("policy", ["bsp", "bsp:weights=mean"])
+def test_a_barrier_gives_everybody_the_mean_of_the_running_statistics(policy: str) -> None:
+    parts = [torch.randn(8, 6, generator=torch.Generator().manual_seed(seed)) + 3 * seed for seed in range(2)]
+
+    def worker(part: Any) -> Callable[[str], Any]:
+        mine = torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+
+        def run(address: str) -> Any:
+            with join(mine, torch.optim.SGD(mine.parameters(), lr=0.1), connect=address) as session:
+                mine(part).mean().backward()
+                session.step(batch_size=8)
+                return mine[0].state_dict()
+
+        return run
+
+    with job(policy, shards=2, workers=2) as running:
+        results = running.work(*(worker(part) for part in parts))
+    means = torch.stack([0.1 * part.mean(0) for part in parts]).mean(0)
+    variances = torch.stack([0.9 + 0.1 * part.var(0) for part in parts]).mean(0)
+    for result in results:
+        torch.testing.assert_close(result["running_mean"], means)
+        torch.testing.assert_close(result["running_var"], variances)
+        assert result["num_batches_tracked"].item() == 1
+
+
+def test_frozen_parameters_that_differ_are_found() -> None:
+    def described(seed: int) -> Description:
+        torch.manual_seed(seed)
+        mine = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3))
+        mine[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+        flat = Flat(mine, optimizer)
+        return Description(flat.layout, spec_of(optimizer), flat.fixed)
+
+    assert described(0).differs_from(described(0)) is None
+    assert "frozen" in str(described(0).differs_from(described(1)))

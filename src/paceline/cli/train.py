@@ -7,18 +7,19 @@ import importlib.util
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.shared import check_target, errors, opened, refuse, unfinished, write_event
-from paceline.observe.observer import Observer, Recorder
+from paceline.cli.display import Display
+from paceline.cli.shared import check_target, errors, refuse
+from paceline.observe.observer import Tee
+from paceline.observe.summary import Summary
 from paceline.policies import make
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def run(
     tls_ca: TlsCa = None,
 ) -> None:
     """Train a script that calls paceline.join, with several processes on this machine or over ssh."""
-    _need_torch()
+    if servers:
+        _need_torch()
     from paceline.launch import local
 
     _check_policy(policy, workers)
@@ -98,29 +100,30 @@ def run(
     _plan(checkpoint, every, resume)
     _check_resume(resume)
     named = [name for name in (hosts or "").split(",") if name]
-    outcome: Any = None
-    with _Display(trace) as display:
-        try:
-            outcome = asyncio.run(
-                local.run(
-                    script,
-                    options,
-                    restarts=restarts,
-                    ranks=ranks_per_worker,
-                    hosts=named,
-                    observer=display.observer,
-                    say=display.say,
-                )
+
+    async def ran(display: Display) -> local.Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # stop as after a Ctrl-C
+        async with display.running():
+            return await local.run(
+                script,
+                options,
+                restarts=restarts,
+                ranks=ranks_per_worker,
+                hosts=named,
+                observer=display.observer,
+                say=display.say,
             )
-            display.finish()
+
+    with Display(policy, trace) as display:
+        try:
+            outcome = asyncio.run(ran(display))
         except local.JobError as error:
             display.fail(str(error))
-    report = outcome.report
-    typer.echo(
-        f"{policy}: {report.updates} updates in {outcome.seconds:.1f} s, {report.samples_per_second:,.0f} samples/s, "
-        f"waiting {report.blocking_seconds / max(report.mean_iteration_seconds, 1e-9):.0%}, "
-        f"staleness {report.mean_staleness:.1f} (at most {report.max_staleness})"
-    )
+        except asyncio.CancelledError:
+            raise typer.Exit(128 + signal.SIGTERM) from None
+        display.finish(outcome.report, outcome.seconds)
 
 
 def serve(
@@ -162,11 +165,12 @@ def serve(
     tls = _tls(tls_cert, tls_key, tls_ca)
     terms = Terms(servers, wanted, _token(token_file), lease, plan, record, policy)
 
-    async def served(display: _Display) -> None:
-        async with _until_told_to_stop() as told:
-            server = Server(
-                lambda: make(policy), terms, Address(host, port), tls=tls, observer=display.observer, resume=resume
-            )
+    summary = Summary()
+
+    async def served(display: Display) -> None:
+        async with _until_told_to_stop() as told, display.running():
+            observer = Tee(summary, display.observer)
+            server = Server(lambda: make(policy), terms, Address(host, port), tls=tls, observer=observer, resume=resume)
             await server.start()
             typer.echo(f"Listening on {host}:{server.port}.")
             try:
@@ -180,10 +184,11 @@ def serve(
             finally:
                 await server.stop()
 
-    with _Display(trace, quiet=quiet) as display:
+    began = time.monotonic()
+    with Display(policy, trace, quiet) as display:
         try:
             asyncio.run(served(display))
-            display.finish()
+            display.finish(None if quiet else summary.report(), time.monotonic() - began)
         except (ServerError, CheckpointError, ValueError) as error:
             display.fail(str(error), code=2)
 
@@ -200,7 +205,6 @@ def work(
     tls_ca: TlsCa = None,
 ) -> None:
     """Work for a server that runs elsewhere: start a training script that calls paceline.join."""
-    _need_torch()
     from paceline.launch.crew import Crew, Task
     from paceline.launch.processes import JobError
     from paceline.serve.variables import address, worker_number
@@ -215,7 +219,7 @@ def work(
     number = worker_number() if workers == 1 else None
 
     async def worked() -> None:
-        crew = Crew(task, restarts, typer.echo)
+        crew = Crew(task, restarts, lambda line, aside: typer.echo(line, err=aside))
         try:
             await asyncio.gather(*(crew.keep(number, each) for each in range(workers)))
         finally:
@@ -248,14 +252,18 @@ def watch(
     except ValueError as error:
         refuse(str(error))
 
-    async def watched(display: _Display) -> None:
-        async for event in events_of(door):
-            show([event], display.observer)
+    summary = Summary()
 
-    with _Display(trace) as display:
+    async def watched(display: Display) -> None:
+        async with display.running():
+            async for event in events_of(door):
+                show([event], Tee(summary, display.observer))
+
+    began = time.monotonic()
+    with Display("", trace) as display:
         try:
             asyncio.run(watched(display))
-            display.finish()
+            display.finish(summary.report(), time.monotonic() - began)
         except (OSError, ValueError) as error:
             display.fail(f"{connect} cannot be watched: {error}.", code=2)
 
@@ -304,41 +312,6 @@ def replay(
     except (ReplayError, ValueError, KeyError) as error:
         refuse(str(error))
     raise typer.Exit(0 if same else 1)
-
-
-@dataclass
-class _Display:
-    """What a person sees of a job, and what is written of it. Files get their names when all is done."""
-
-    trace: Path | None
-    quiet: bool = False
-
-    def __enter__(self) -> _Display:
-        self._part = unfinished(self.trace)
-        self._opened = opened(self._part)
-        self._file: IO[str] | None = self._opened.__enter__()
-        file = self._file
-        self.observer: Observer = Recorder(lambda event: write_event(file, event)) if file else Observer()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.__exit__()
-        if self._part:
-            self._part.unlink(missing_ok=True)
-
-    def say(self, line: str) -> None:
-        """A line of somebody's output."""
-        Console(highlight=False, soft_wrap=True).print(Text(line))
-
-    def finish(self) -> None:
-        """All went well."""
-        self._opened.__exit__()
-        if self._part and self.trace:
-            self._part.replace(self.trace)
-
-    def fail(self, message: str, code: int = 1) -> None:
-        errors.print(Text(message))
-        raise typer.Exit(code)
 
 
 @asynccontextmanager

@@ -8,10 +8,10 @@ import shlex
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.launch.processes import JobError, ending, start, stop
+from paceline.launch.processes import JobError, Say, ending, lines, start, stop
 from paceline.serve.variables import CONNECT, RANK, RANKS, TOKEN, WORKER
 
 LAST_WORDS = 15  # lines of a crashed worker that are shown again
@@ -33,7 +33,7 @@ class Task:
 class Crew:
     """Keeps workers at work. A crash is borne `restarts` times in all; one more ends the job."""
 
-    def __init__(self, task: Task, restarts: int, say: Callable[[str], None]) -> None:
+    def __init__(self, task: Task, restarts: int, say: Say) -> None:
         self._task, self._restarts, self._say = task, restarts, say
         self._processes: dict[int, list[asyncio.subprocess.Process]] = {}
 
@@ -46,7 +46,11 @@ class Crew:
                 for port in [_free_port() if self._task.ranks > 1 else 0]
                 for rank in range(self._task.ranks)
             ]
-            listening = [asyncio.ensure_future(self._listen(each, label, last_words)) for each in processes]
+            listening = [
+                asyncio.ensure_future(self._listen(stream, label, last_words, aside))
+                for each in processes
+                for stream, aside in ((each.stdout, False), (each.stderr, True))
+            ]
             code = await self._first_failure(processes)
             await stop(processes)
             await asyncio.gather(*listening)
@@ -56,7 +60,7 @@ class Crew:
                 words = "".join(f"\n  {line}" for line in last_words)
                 raise JobError(f"Worker {label} {ending(code)}." + (f" Its last words:{words}" if words else ""))
             self._restarts -= 1
-            self._say(f"Worker {label} {ending(code)}; it is started again.")
+            self._say(f"Worker {label} {ending(code)}; it is started again.", aside=True)
 
     async def stop(self) -> None:
         """End whoever still runs."""
@@ -70,18 +74,13 @@ class Crew:
                 return code
         return 0
 
-    async def _listen(self, process: asyncio.subprocess.Process, label: int, last_words: deque[str]) -> None:
-        assert process.stdout is not None
-        while True:
-            try:
-                line = await process.stdout.readline()
-            except ValueError:  # a line without end
-                continue
-            if not line:
-                return
-            text = line.decode(errors="replace").rstrip("\n")
-            last_words.append(text)
-            self._say(f"[{label}] {text}")
+    async def _listen(
+        self, stream: asyncio.StreamReader | None, label: int, last_words: deque[str], aside: bool
+    ) -> None:
+        async for line in lines(stream):
+            if aside:
+                last_words.append(line)
+            self._say(f"[{label}] {line}", aside=aside)
 
     async def _start(self, number: int | None, label: int, rank: int, port: int) -> asyncio.subprocess.Process:
         task = self._task
@@ -107,7 +106,7 @@ def remote_command(task: Task, variables: Mapping[str, str]) -> str:
     return (
         f"cd {shlex.quote(os.getcwd())} && read -r {TOKEN} && export {TOKEN} && exec 3<&0 && "
         f"{{ env {settings} {worker} </dev/null & worker=$!; "
-        "{ cat <&3 >/dev/null; kill $worker 2>/dev/null; } & watcher=$!; "
+        "{ cat; kill $worker; } <&3 >/dev/null 2>&1 & watcher=$!; "
         "wait $worker; code=$?; kill $watcher 2>/dev/null; exit $code; }"
     )
 

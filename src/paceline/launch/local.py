@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.launch.crew import Crew, Task
-from paceline.launch.processes import JobError
+from paceline.launch.processes import JobError, Say
 from paceline.launch.service import Options, Service
 from paceline.observe.observer import Observer, Tee, replay
 from paceline.observe.summary import Report, Summary
 from paceline.serve.door import Door
+from paceline.serve.variables import WORKERS
 from paceline.serve.watch import watch
 
 EVERYWHERE = "0.0.0.0"
@@ -49,7 +50,7 @@ async def run(
     ranks: int = 1,
     hosts: Sequence[str] = (),
     observer: Observer | None = None,
-    say: Callable[[str], None] = print,
+    say: Say,
 ) -> Outcome:
     """Run a training script in `options.workers` workers over a server of their own, until all of them have ended."""
     token = secrets.token_bytes(16)
@@ -69,7 +70,7 @@ async def run(
         )
         tasks.append(seen)
         await asyncio.wait((seen, asyncio.ensure_future(started.wait())), return_when=asyncio.FIRST_COMPLETED)
-        environment = options.tls.as_environment() if options.tls else {}
+        environment = {WORKERS: str(options.workers)} | (options.tls.as_environment() if options.tls else {})
         connect = f"{socket.gethostname() if hosts and options.host == EVERYWHERE else door.host}:{door.port}"
         task = Task(script, connect, token, environment, ranks, hosts)
         crew = Crew(task, restarts, say)

@@ -8,7 +8,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol
 
 TERMINATING = 5.0  # seconds that a process has to end before it is killed
 PR_SET_PDEATHSIG = 1
@@ -16,6 +17,12 @@ PR_SET_PDEATHSIG = 1
 
 class JobError(RuntimeError):
     """A job that could not be finished. The message says what to do."""
+
+
+class Say(Protocol):
+    """Shows a person a line: what a script printed, or (aside) what it complained of or what happened to it."""
+
+    def __call__(self, line: str, *, aside: bool) -> None: ...
 
 
 async def start(
@@ -29,7 +36,7 @@ async def start(
         start_new_session=True,
         stdin=pipe if feed is not None else asyncio.subprocess.DEVNULL,
         stdout=pipe if capture else None,
-        stderr=asyncio.subprocess.STDOUT if capture else None,
+        stderr=pipe if capture else None,
         limit=1 << 20,
         preexec_fn=_die_with(os.getpid()),
     )
@@ -49,6 +56,18 @@ async def stop(processes: Sequence[asyncio.subprocess.Process], seconds: float =
         except TimeoutError:
             _signal(process, signal.SIGKILL)
             await process.wait()
+
+
+async def lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
+    """What a process prints, line after line."""
+    while stream:
+        try:
+            line = await stream.readline()
+        except ValueError:  # a line without end
+            continue
+        if not line:
+            return
+        yield line.decode(errors="replace").rstrip("\n")
 
 
 def ending(code: int) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.launch.processes import JobError, ending, start, stop
+from paceline.launch.processes import JobError, Say, ending, lines, start, stop
 from paceline.serve import checkpoint
 from paceline.serve.tls import Tls
 from paceline.serve.variables import TOKEN
@@ -58,7 +57,7 @@ class Options:
 class Service:
     """A server in a process of its own."""
 
-    def __init__(self, options: Options, token: bytes, restarts: int, say: Callable[[str], None]) -> None:
+    def __init__(self, options: Options, token: bytes, restarts: int, say: Say) -> None:
         self.options, self._token, self._restarts, self._say = options, token, restarts, say
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -76,6 +75,7 @@ class Service:
         environment = {**os.environ, TOKEN: self._token.hex()}
         self._process = await start(command, environment, capture=True)
         self._listening = asyncio.ensure_future(self._listen(self._process))
+        self._complaining = asyncio.ensure_future(self._complain(self._process))
         up = asyncio.ensure_future(self._up.wait())
         ended = asyncio.ensure_future(self._process.wait())
         await asyncio.wait((up, ended), timeout=STARTING, return_when=asyncio.FIRST_COMPLETED)
@@ -90,7 +90,7 @@ class Service:
         assert self._process and self._listening
         while True:
             code = await self._process.wait()
-            await self._listening
+            await asyncio.gather(self._listening, self._complaining)
             if code == 0:
                 self.over = True
                 return
@@ -99,7 +99,7 @@ class Service:
             if self._checkpoint() is None:
                 raise JobError(f"The server {ending(code)}; there is no checkpoint to go back to: give --checkpoint.")
             self._restarts -= 1
-            self._say(f"The server {ending(code)}; it is started again from its last checkpoint.")
+            self._say(f"The server {ending(code)}; it is started again from its last checkpoint.", aside=True)
             await self.start()
 
     async def stop(self, seconds: float = 30.0) -> None:
@@ -108,7 +108,7 @@ class Service:
         if self._process:
             await stop([self._process], seconds)
         if self._listening:
-            await self._listening
+            await asyncio.gather(self._listening, self._complaining)
 
     def _checkpoint(self) -> Path | None:
         folder = self.options.checkpoint
@@ -125,12 +125,12 @@ class Service:
         return arguments
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            text = line.decode(errors="replace").rstrip("\n")
-            if text.startswith(LISTENING):
-                self.port = int(text.rstrip(".").rpartition(":")[2])
+        async for line in lines(process.stdout):
+            if line.startswith(LISTENING):
+                self.port = int(line.rstrip(".").rpartition(":")[2])
                 self._up.set()
-            else:
-                self._last_words = text
-                self._say(text)
+
+    async def _complain(self, process: asyncio.subprocess.Process) -> None:
+        async for line in lines(process.stderr):
+            self._last_words = line
+            self._say(line, aside=True)

@@ -13,6 +13,12 @@ from itertools import accumulate, pairwise
 
 #: Types a parameter may have in the worker's model. In the buffer each is float32.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+#: Types that a statistic may have besides (batch norm counts its batches).
+WHOLE = ("int64", "int32", "int16", "int8", "uint8")
+
+#: The "group" of tensors that no optimizer moves: a model's running statistics (torch calls them buffers). They are
+#: averaged over the workers instead; see `Slice.step`.
+STATISTICS = -1
 
 #: More elements than this (4 TiB of float32) are a mistake or an attack, not a model.
 MOST_ELEMENTS = 2**40
@@ -24,7 +30,10 @@ MOST_GROUPS = 2**16
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter: its name in the model, its shape and type there, and the optimizer's group it belongs to."""
+    """One parameter: its name in the model, its shape and type there, and the optimizer's group it belongs to.
+
+    Or one running statistic: its group is STATISTICS.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,10 +50,13 @@ class Tensor:
             raise ValueError(
                 f"the sizes in the shape of {self.name!r} must be whole numbers from 0 up to a total of 2^40"
             )
-        if self.dtype not in DTYPES:
-            raise ValueError(f"the type of {self.name!r} must be one of {', '.join(DTYPES)}, not {self.dtype!r:.80}")
-        if not _is_count(self.group, MOST_GROUPS - 1):
-            raise ValueError(f"the group of {self.name!r} must be a whole number from 0 to {MOST_GROUPS - 1}")
+        # `type`, because True == 1 and -1.0 == -1.
+        known = type(self.group) is int and STATISTICS <= self.group < MOST_GROUPS
+        if not known:
+            raise ValueError(f"the group of {self.name!r} must be a whole number from -1 to {MOST_GROUPS - 1}")
+        types = (*DTYPES, *WHOLE) if self.group == STATISTICS else DTYPES
+        if self.dtype not in types:
+            raise ValueError(f"the type of {self.name!r} must be one of {', '.join(types)}, not {self.dtype!r:.80}")
 
     @property
     def size(self) -> int:

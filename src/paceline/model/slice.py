@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.model.layout import Layout
+from paceline.model.layout import STATISTICS, Layout
 from paceline.model.optimizer import make, trial
 from paceline.model.spec import OptimizerSpec, is_elementwise
 
@@ -40,7 +40,10 @@ class Slice:
         self.layout, self.start, self.stop, self.spec = layout, start, stop, spec
         #: One contiguous float32 tensor, zeros at first. It stays where it is: views of it are good for ever.
         self.weights = torch.zeros(stop - start, dtype=torch.float32)
-        self._parts = _parts(layout, start, stop, whole=not is_elementwise(spec.name))
+        parts = _parts(layout, start, stop, whole=not is_elementwise(spec.name))
+        self._parts = [part for part in parts if part.group != STATISTICS]
+        self._statistics = [self._part(self.weights, part) for part in parts if part.group == STATISTICS]
+        self._where = [part for part in parts if part.group == STATISTICS]
         self._parameters = [self._part(self.weights, part) for part in self._parts]
         of_groups: list[list[torch.Tensor]] = [[] for _ in spec.settings_of_groups]
         for part, parameter in zip(self._parts, self._parameters, strict=True):
@@ -56,6 +59,12 @@ class Slice:
     def step(self, gradients: Sequence[torch.Tensor], weights: Sequence[float], rates: Sequence[float]) -> None:
         """One optimizer step by Σ weight·gradient, with one learning rate for each parameter group.
 
+        Where the layout has running statistics, "gradients" hold the workers' own values of them, and no optimizer
+        comes into it: with W = Σ weight and a share c = min(1, W) they become (1−c)·old + c·Σ (weight/W)·value. So a
+        barrier gives the mean over its workers, whatever its weights are scaled by, and an update that is applied alone
+        counts by its own weight. Values and not differences: a mean of what workers have seen lies within what they
+        have seen, however stale it is. Differences that are 16 versions stale make batch norm's statistics diverge.
+
         Gradients are flat float32 tensors of the slice's size. They are read, never written, and not held on to.
         """
         self._must_fit(gradients, weights)
@@ -69,13 +78,19 @@ class Slice:
         for part, parameter in zip(self._parts, self._parameters, strict=True):
             parameter.grad = self._part(total, part)
         try:
-            self._optimizer.step()
+            if self._parameters:
+                self._optimizer.step()
         finally:
             for parameter in self._parameters:
                 parameter.grad = None  # The caller's buffer is the caller's again.
+        sum_of_weights = sum(weights)
+        if sum_of_weights > 0:
+            share = min(1.0, sum_of_weights)
+            for statistic, part in zip(self._statistics, self._where, strict=True):
+                statistic.mul_(1 - share).add_(self._part(total, part), alpha=share / sum_of_weights)
 
     def mix(self, models: Sequence[torch.Tensor], weights: Sequence[float], mix: float) -> None:
-        """weights ← (1−mix)·weights + mix·Σ weight·model. The optimizer does not come into it."""
+        """weights ← (1−mix)·weights + mix·Σ weight·model, running statistics too. No optimizer comes into it."""
         self._must_fit(models, weights)
         if not math.isfinite(mix):
             raise ValueError(f"the share of the new models must be a number, not {mix}")

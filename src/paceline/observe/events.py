@@ -1,12 +1,14 @@
 """Trace events: one small schema, whoever drives the policy.
 
 Each event is one JSON object on a line of its own, `{"event": "granted", "time": 1.5, "worker": 3, …}`. Times are
-seconds since the run began; versions number the Applies.
+seconds since the run began; versions number the Applies. Fields that came later have defaults, so old traces can be
+read. JSON has no number for a loss that is not finite: it is written as "NaN", "Infinity" or "-Infinity".
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,10 +24,11 @@ class Began(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A worker became a member."""
+    """A worker became a member. One that comes back is a new incarnation."""
 
     time: float
     worker: int
+    incarnation: int = 1
 
 
 class Granted(NamedTuple):
@@ -53,10 +56,14 @@ class Pulled(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A worker has its gradient, and asks to push it."""
+    """A worker has its gradient, and asks to push it.
+
+    `seconds`: how long it says it has computed, where nobody saw it begin. There, Pulled is told late.
+    """
 
     time: float
     worker: int
+    seconds: float | None = None
 
 
 class Turned(NamedTuple):
@@ -80,6 +87,7 @@ class Arrived(NamedTuple):
     worker: int
     iteration: int
     batch_size: int
+    loss: float | None = None  # as the worker told it
 
 
 class Applied(NamedTuple):
@@ -117,10 +125,11 @@ class Cancelled(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A worker is no longer a member."""
+    """A worker is no longer a member. `lost`: it did not say goodbye, but fell silent or broke the rules."""
 
     time: float
     worker: int
+    lost: bool = False
 
 
 class Used(NamedTuple):
@@ -129,6 +138,24 @@ class Used(NamedTuple):
     time: float
     direction: str
     fraction: float
+
+
+class Progressed(NamedTuple):
+    """So many samples of the whole job have changed the model, of so many in all; `epoch` counts from 0."""
+
+    time: float
+    epoch: int
+    done: int
+    total: int
+
+
+class Measured(NamedTuple):
+    """A worker has measured something: an accuracy, a validation loss."""
+
+    time: float
+    worker: int
+    kind: str
+    value: float
 
 
 Event: TypeAlias = (
@@ -147,6 +174,8 @@ Event: TypeAlias = (
     | Cancelled
     | Left
     | Used
+    | Progressed
+    | Measured
 )
 
 #: Every kind of event, by the name it has in a trace.
@@ -168,17 +197,33 @@ KINDS: dict[str, Any] = {
         Cancelled,
         Left,
         Used,
+        Progressed,
+        Measured,
     )
 }
 
 
+def in_json(value: Any) -> Any:
+    """The value as JSON can hold it: a float that is not finite becomes a word, which `float` reads again."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
 def as_line(event: Event) -> str:
     """The event as one line of JSON, the same for the same event on every machine."""
-    return json.dumps({"event": type(event).__name__.lower()} | event._asdict(), separators=(",", ":"))
+    fields = {"event": type(event).__name__.lower()} | event._asdict()
+    try:
+        return json.dumps(fields, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps({name: in_json(value) for name, value in fields.items()}, separators=(",", ":"))
 
 
 def from_line(line: str) -> Event:
     """The event that a line describes."""
     fields = json.loads(line)
+    for name in ("loss", "value"):
+        if isinstance(fields.get(name), str):
+            fields[name] = float(fields[name])
     kind: Callable[..., Event] = KINDS[fields.pop("event")]
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})

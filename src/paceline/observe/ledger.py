@@ -33,13 +33,14 @@ class Ledger:
         }
         self.pushes_freely = getattr(type(policy), "ready", None) is Policy.ready
 
-    def joined(self, worker: WorkerId, now: float) -> list[Decision]:
+    def joined(self, worker: WorkerId, now: float, incarnation: int = 1) -> list[Decision]:
         self.progress.add(worker)
-        self._observer.joined(now, worker)
+        self._observer.joined(now, worker, incarnation)
         return self._note(self.policy.joined(worker, now), now)
 
-    def ready(self, worker: WorkerId, now: float) -> list[Decision]:
-        self._observer.computed(now, worker)
+    def ready(self, worker: WorkerId, now: float, seconds: float | None = None) -> list[Decision]:
+        """`seconds`: how long the worker has computed, where the driver did not see it begin."""
+        self._observer.computed(now, worker, seconds)
         return self._note(self.policy.ready(worker, now), now)
 
     def turned(self, worker: WorkerId, now: float) -> None:
@@ -50,15 +51,17 @@ class Ledger:
     def arrived(self, update: Update, now: float) -> list[Decision]:
         if update.worker in self.progress:
             self.progress.advance(update.worker)
-        self._observer.arrived(now, update.worker, update.iteration, update.batch_size)
+        self._observer.arrived(now, update.worker, update.iteration, update.batch_size, update.loss)
         return self._note(self.policy.arrived(update, now), now)
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> list[Decision]:
+        if isinstance(subject, int):
+            self._observer.measured(now, subject, kind, value)
         return self._note(self.policy.measured(kind, subject, value, now), now)
 
-    def left(self, worker: WorkerId, now: float) -> list[Decision]:
+    def left(self, worker: WorkerId, now: float, lost: bool = False) -> list[Decision]:
         self.progress.remove(worker)
-        self._observer.left(now, worker)
+        self._observer.left(now, worker, lost)
         return self._note(self.policy.left(worker, now), now)
 
     def woke(self, now: float) -> list[Decision]:

@@ -6,9 +6,10 @@ Means leave out the warm-up (the start of a ring, the tuning of batches); maxima
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.observe.observer import Observer
+from paceline.observe.unsettled import Unsettled
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Report:
     updates: int  # accepted: applied or kept
     discarded: int
     warm_up_iterations: int
+    updates_by_worker: dict[int, int] = field(default_factory=dict)
+    lost: int = 0  # times that a worker was lost
+    returned: int = 0  # times that one came back
 
 
 class _Worker:
@@ -50,6 +54,7 @@ class _Worker:
         "granted_at",
         "iterations",
         "turned_at",
+        "updates",
     )
 
     def __init__(self) -> None:
@@ -57,7 +62,7 @@ class _Worker:
         self.arrived_at: float | None = None  # since when it waits for a Grant
         self.batch = 0
         self.blocked = self.communicated = 0.0
-        self.iterations = 0
+        self.iterations = self.updates = 0
 
 
 class _Series:
@@ -100,13 +105,13 @@ class Summary(Observer):
         self._members = 0
         self._member_seconds = 0.0
         self._members_since = 0.0
-        self._began: float | None = 0.0 if warm_up == 0 else None
+        self._began: float | None = 0.0 if warm_up == 0 else None  # with the first member, or after the warm-up
         self._ended = 0.0
         self._iterations = 0
         self._samples = 0
-        self._waiting: dict[tuple[int, int], int] = {}  # samples of updates that are neither accepted nor dropped yet
-        self._twins: list[tuple[tuple[int, int], int]] = []  # of one name with those: another incarnation's
+        self._unsettled: Unsettled[int] = Unsettled()  # samples of updates that are neither accepted nor dropped yet
         self._updates = self._discarded = 0
+        self._lost = self._returned = 0
         self._stale_total = self._stale_count = self._stale_most = 0
         self._gap_most = 0
         self._gaps = _Series()
@@ -134,15 +139,24 @@ class Summary(Observer):
             updates=self._updates,
             discarded=self._discarded,
             warm_up_iterations=self.warm_up,
+            updates_by_worker={number: worker.updates for number, worker in sorted(workers.items())},
+            lost=self._lost,
+            returned=self._returned,
         )
 
-    def joined(self, time: float, worker: int) -> None:
+    def joined(self, time: float, worker: int, incarnation: int = 1) -> None:
         self._count_members(time, +1)
-        record = self._workers.setdefault(worker, _Worker())
-        record.arrived_at = None
+        if not self._workers and self._began is not None:
+            self._began = time
+        if worker in self._workers:
+            self._returned += 1
+            self._workers[worker].arrived_at = None
+        else:
+            self._workers[worker] = _Worker()
 
-    def left(self, time: float, worker: int) -> None:
+    def left(self, time: float, worker: int, lost: bool = False) -> None:
         self._count_members(time, -1)
+        self._lost += lost
         self._workers[worker].arrived_at = None
 
     def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None:
@@ -160,8 +174,11 @@ class Summary(Observer):
             record = self._workers[worker]
             record.communicated += time - record.granted_at
 
-    def computed(self, time: float, worker: int) -> None:
-        self._workers[worker].computed_at = time
+    def computed(self, time: float, worker: int, seconds: float | None = None) -> None:
+        record = self._workers[worker]
+        record.computed_at = time
+        if seconds is not None and self._began is not None:  # then `pulled` was told too late, by so much
+            record.communicated -= min(seconds, time - record.granted_at)
 
     def turned(self, time: float, worker: int) -> None:
         record = self._workers[worker]
@@ -169,15 +186,11 @@ class Summary(Observer):
         if self._began is not None:
             record.blocked += time - record.computed_at
 
-    def arrived(self, time: float, worker: int, iteration: int, batch_size: int) -> None:
+    def arrived(self, time: float, worker: int, iteration: int, batch_size: int, loss: float | None = None) -> None:
         record = self._workers[worker]
         record.arrived_at = self._ended = time
         record.batch = batch_size
-        name = (worker, iteration)
-        if name in self._waiting:
-            self._twins.append((name, batch_size))
-        else:
-            self._waiting[name] = batch_size
+        self._unsettled.add(worker, iteration, batch_size)
         self.arrivals += 1
         if self._began is not None:
             record.communicated += time - record.turned_at
@@ -216,7 +229,7 @@ class Summary(Observer):
 
     def discarded(self, time: float, worker: int, iteration: int) -> None:
         self._discarded += 1
-        self._settle(worker, iteration)
+        self._unsettled.settle(worker, iteration)
 
     def _blocked(self, worker: _Worker) -> float:
         """How long it has waited, up to the end of the run if it waits still."""
@@ -230,22 +243,12 @@ class Summary(Observer):
 
     def _accept(self, worker: int, iteration: int, counts: bool) -> None:
         """Count an update once, also if it is kept and applied again and again."""
-        samples = self._settle(worker, iteration)
+        samples = self._unsettled.settle(worker, iteration)
         if samples is not None:
             self._updates += 1
+            self._workers[worker].updates += 1
             if counts:
                 self._samples += samples
-
-    def _settle(self, worker: int, iteration: int) -> int | None:
-        """The samples of an update that waits no longer; None if it was settled before."""
-        name = (worker, iteration)
-        samples = self._waiting.pop(name, None)
-        for twin in self._twins:
-            if twin[0] == name:
-                self._twins.remove(twin)
-                self._waiting[name] = twin[1]
-                break
-        return samples
 
     def _count_members(self, time: float, change: int) -> None:
         if self._began is not None:

@@ -128,6 +128,8 @@ class Policy(ABC):
     takes_turns: bool = False
     #: Does it put updates aside (Keep), to name them again in later Applies?
     keeps: bool = False
+    #: Are weights of a model pushed instead of gradients, to be mixed into the server's?
+    mixes: bool = False
     #: May a shard answer with its slice as soon as all members' slices are in, before the barrier's Apply?
     pipelined: bool = False
 

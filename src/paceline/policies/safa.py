@@ -39,6 +39,7 @@ from paceline.policies.options import Range
 class SAFA(Policy):
     summary = "federated rounds of the first `fraction`; the others are cached"
     keeps = True
+    mixes = True
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from paceline.serve.door import Door
 from paceline.serve.life import PARTING, Life, Over, Refusal, attempts
-from paceline.serve.messages import Given, Granted, Ready, Want
+from paceline.serve.messages import Given, Granted, Measured, Ready, Want
 from paceline.serve.tls import Tls
 from paceline.serve.wire import WireError
 
@@ -56,6 +56,11 @@ class Client:
     def worker(self) -> int:
         """This worker's number."""
         return self._life.welcome.worker
+
+    @property
+    def mixes(self) -> bool:
+        """Does the policy mix models? Then this worker makes its own steps, and pushes weights instead of gradients."""
+        return self._life.welcome.mixes
 
     @property
     def version(self) -> int:
@@ -120,6 +125,21 @@ class Client:
             except Over:
                 self._live_again()
                 self.go_on(self._weights)
+
+    def finish(self, weights: memoryview) -> None:
+        """Take no more part in the training; wait until the others are done too, and pull the last model.
+
+        If the server goes back to a checkpoint meanwhile, what is to be done again is left to others.
+        """
+        while True:
+            try:
+                return self._life.finish(weights)
+            except Over:
+                self._live_again()
+
+    def measured(self, kind: str, value: float) -> None:
+        """Tell the policy, and whoever watches, what was measured: an accuracy, a validation loss."""
+        self._life.measured(Measured(kind, value))
 
     def close(self) -> None:
         """Leave the job. One who may not have been heard comes back to say so again, or it would be waited for."""

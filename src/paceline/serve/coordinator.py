@@ -42,6 +42,8 @@ from paceline.serve.messages import (
     Failed,
     Faulted,
     Fence,
+    Finish,
+    Finished,
     Give,
     Given,
     Giver,
@@ -52,6 +54,7 @@ from paceline.serve.messages import (
     Keep,
     Leave,
     Loaded,
+    Measured,
     Proof,
     Ready,
     Refused,
@@ -80,6 +83,8 @@ HEARD_HERE = Reader(
     | Resume
     | Want
     | Ready
+    | Measured
+    | Finish
     | Beat
     | Leave
     | Register
@@ -95,6 +100,7 @@ GREETING_SECONDS = 10.0
 MOST_WORKERS = 1 << 31
 MOST_SAMPLES = 1 << 40  # in an update
 MOST_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
+HANGING_UP = 2.0  # seconds for what was said last to get out
 SHARD_SILENCE = 20.0  # seconds of silence after which a shard counts as lost; it beats every second
 
 
@@ -111,6 +117,7 @@ class Member:
         self.ready: Ready | None = None
         self.parts: set[int] = set()  # shards at which this iteration's update is in
         self.answered = False  # has this iteration's update arrived, whole?
+        self.finished: Finished | None = None  # what it was told at the end
 
     @property
     def identity(self) -> Identity:
@@ -144,6 +151,7 @@ class Coordinator:
         self.terms = terms
         self.generation = secrets.token_hex(8)
         self._key = secrets.token_bytes(32)  # for workers' tickets
+        self._met: dict[asyncio.Task[None], Peer] = {}  # every connection there is
         self._subscribers: set[Peer] = set()
         watching = Recorder(self._broadcast)
         self._observer: Observer = Tee(observer, watching) if observer else watching
@@ -171,6 +179,7 @@ class Coordinator:
         self._workers_wanted = 1 if restored else terms.workers  # not all may come back
         self._members: dict[int, Member] = {}
         self._incarnations: dict[int, int] = dict(terms.incarnations)
+        self._finishing: dict[int, Member] = {}  # no longer in the order, and wait for the last model
         self._awaited: set[int] = set()  # given up, and not back
         # Arrived and undecided. Those of two incarnations of a worker may look the same; the first came first.
         self._identities: dict[Update, list[Identity]] = {}
@@ -180,7 +189,7 @@ class Coordinator:
         self._saver: Saver | None = None
         if terms.saving and terms.shards:
             self._saver = Saver(terms.saving, terms.shards, self._order_save, restored.version if restored else None)
-        self._finishing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None  # a checkpoint's last step
         self._closing = False
         self._wake: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -245,15 +254,16 @@ class Coordinator:
             self._server.close()
         for peer in self._shards.values():
             peer.send(Stop())
-        for member in self._members.values():
-            member.peer.close()
-        for subscriber in self._subscribers:
-            subscriber.close()
-        if self._finishing:
-            await self._finishing
-        await asyncio.sleep(0)
-        for peer in self._shards.values():
+        if self._writing:
+            await self._writing
+        for peer in self._met.values():
             peer.close()
+        if self._met:
+            _, slow = await asyncio.wait(self._met, timeout=HANGING_UP)
+            for meeting in slow:
+                self._met[meeting].abort()
+                meeting.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
         if self._journal:
             self._journal.close()
             self._journal = None
@@ -263,6 +273,9 @@ class Coordinator:
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer, HEARD_HERE)
         first = None
+        meeting = asyncio.current_task()
+        assert meeting is not None
+        self._met[meeting] = peer
         try:
             first, is_shard = await asyncio.wait_for(self._greet(peer), GREETING_SECONDS)
             match first:
@@ -288,6 +301,8 @@ class Coordinator:
                 log.error("a stranger made the coordinator stumble", exc_info=error)
         finally:
             peer.close()
+            await peer.closed()
+            del self._met[meeting]
 
     async def _greet(self, peer: Peer) -> tuple[Any, bool]:
         """Who is it? Its first message, and whether it is one of our shards. Strangers do not get past this."""
@@ -409,7 +424,7 @@ class Coordinator:
         try:
             while True:
                 message = await peer.receive()
-                if self._members.get(member.worker) is not member or member.peer is not peer:
+                if not self._takes_part(member) or member.peer is not peer:
                     peer.send(Expelled("This worker has been given up; it must join again."))
                     return
                 member.heard = self.now
@@ -418,8 +433,13 @@ class Coordinator:
                         self._ready(member, message)
                     case Want():
                         self._give(member, message)
+                    case Measured(kind, value):
+                        if member.admitted:
+                            self._carry_out(self.ledger.measured(kind[:80], member.worker, value, self.now))
                     case Beat():
                         peer.send(message)
+                    case Finish():
+                        self._finish(member)
                     case Leave():
                         peer.send(message)
                         self._leave(member)
@@ -434,7 +454,7 @@ class Coordinator:
     async def _until_vacant(self, worker: int | None) -> None:
         """Whoever has this worker's place gets the time to show that it is alive; behind a dead link it does not."""
         asked = self.now
-        while worker is not None and (before := self._members.get(worker)):
+        while worker is not None and (before := self._members.get(worker) or self._finishing.get(worker)):
             if not before.peer.is_open or self.now - before.heard >= self.terms.lease / 2:
                 return
             if before.heard > asked:
@@ -448,10 +468,11 @@ class Coordinator:
             self._check_description(peer.body)
         worker = join.worker
         if worker is None:
-            worker = next(number for number in range(len(self._members) + 1) if number not in self._members)
+            taken = {member.worker for member in self._present()}
+            worker = next(number for number in range(len(taken) + 1) if number not in taken)
         if not 0 <= worker < MOST_WORKERS:
             raise WireError(f"A worker's number is from 0 to {MOST_WORKERS - 1}, not {worker}.")
-        before = self._members.get(worker)
+        before = self._members.get(worker) or self._finishing.get(worker)
         if before:
             self._leave(before, given_up=True)  # it comes back before its lease has run out
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
@@ -461,8 +482,8 @@ class Coordinator:
             (*self._addresses[number], part.start, part.stop)
             for number, part in enumerate(self._described.cut(self.terms.shards) if self._described else ())
         )
-        ticket = greeting.ticket(self._key, worker, incarnation)
-        peer.send(Welcome(worker, incarnation, shards, self.terms.lease, self.ledger.policy.streamed, ticket))
+        policy, ticket = self.ledger.policy, greeting.ticket(self._key, worker, incarnation)
+        peer.send(Welcome(worker, incarnation, shards, self.terms.lease, policy.streamed, ticket, policy.mixes))
         self._ask_for_weights()
         self._admit_waiting()
         return member
@@ -497,7 +518,7 @@ class Coordinator:
         """A worker whose connection was lost is back: both repeat what the other may have missed."""
         if not greeting.is_ticket(self._key, resume.worker, resume.incarnation, resume.ticket):
             raise WireError(f"This is not worker {resume.worker}: it does not have its ticket.")
-        member = self._members.get(resume.worker)
+        member = self._members.get(resume.worker) or self._finishing.get(resume.worker)
         if member is None or member.incarnation != resume.incarnation:
             peer.send(Expelled("This worker has been given up; it must join again."))
             return None
@@ -507,7 +528,9 @@ class Coordinator:
         peer.send(Resumed())
         if member is self._giver and len(self._begun) < self.terms.shards:
             peer.send(Give())
-        if member.granted:
+        if member.finished:
+            peer.send(member.finished)
+        elif member.granted:
             peer.send(member.granted)
             if member.turned:
                 peer.send(Turned(member.iteration))
@@ -532,23 +555,52 @@ class Coordinator:
         for member in list(self._members.values()):
             if not member.admitted:
                 member.admitted = self.joined_ever = True
-                self._carry_out(self.ledger.joined(member.worker, self.now))
+                self._carry_out(self.ledger.joined(member.worker, self.now, member.incarnation))
 
     def _leave(self, member: Member, given_up: bool = False) -> None:
+        if not self._takes_part(member):
+            return
+        self._finishing.pop(member.worker, None)
+        if given_up and member.finished is None:
+            self._awaited.add(member.worker)
+        self._tell_shards(Fence(member.worker, member.incarnation + 1))
+        self._out_of_order(member, lost=given_up)
+        if not self._present() and not self._awaited and self.joined_ever:
+            self.done.set()
+
+    def _out_of_order(self, member: Member, lost: bool = False) -> None:
+        """The policy goes on without it."""
         if self._members.get(member.worker) is not member:
             return
         del self._members[member.worker]
-        if given_up:
-            self._awaited.add(member.worker)
         self._drop_parts(member)
         if self.samples:
             self.samples.abandoned(member.worker)
-        self._tell_shards(Fence(member.worker, member.incarnation + 1))
         self._ask_for_weights()
         if member.admitted:
-            self._carry_out(self.ledger.left(member.worker, self.now))
-        if not self._members and not self._awaited and self.joined_ever:
-            self.done.set()
+            self._carry_out(self.ledger.left(member.worker, self.now, lost=lost))
+        self._tell_finished()
+
+    def _finish(self, member: Member) -> None:
+        """It has no more to train on, and waits for the others; it may still pull."""
+        if self._members.get(member.worker) is member:
+            self._finishing[member.worker] = member
+            self._out_of_order(member)
+
+    def _tell_finished(self) -> None:
+        """Those who wait for the last model, when there is no more to come."""
+        if self._finishing and (not self._members or (self.samples and self.samples.all_done)):
+            for member in self._finishing.values():
+                if member.finished is None:
+                    member.finished = Finished(self.ledger.version)
+                    member.peer.send(member.finished)
+
+    def _takes_part(self, member: Member) -> bool:
+        return self._members.get(member.worker) is member or self._finishing.get(member.worker) is member
+
+    def _present(self) -> list[Member]:
+        """Everybody who takes part, in the order or waiting for the end."""
+        return [*self._members.values(), *self._finishing.values()]
 
     async def _watch_leases(self) -> None:
         """Give up whoever is silent for too long. If we ourselves were away, everybody gets their time again."""
@@ -559,11 +611,11 @@ class Coordinator:
             away, last = self.now - last - pause, self.now
             if away > pause:
                 log.warning("the coordinator itself was held up for %.1f s; leases are extended", away)
-                for member in self._members.values():
+                for member in self._present():
                     member.heard += away
                 for shard in self._heard_shard:
                     self._heard_shard[shard] += away
-            for member in list(self._members.values()):
+            for member in self._present():
                 if self.now - member.heard > self.terms.lease:
                     log.warning("worker %d was silent for %.1f s and is given up", member.worker, self.terms.lease)
                     member.peer.send(Expelled("This worker was silent for too long; it must join again."))
@@ -606,8 +658,9 @@ class Coordinator:
         if not 0 <= ready.compute_seconds < math.inf:
             raise WireError(f"Computing took {ready.compute_seconds} s, says this worker, and that cannot be.")
         member.ready = ready
-        self._observer.pulled(self.now, member.worker, ready.base_version)
-        self._carry_out(self.ledger.ready(member.worker, self.now))
+        now = self.now
+        self._observer.pulled(now, member.worker, ready.base_version)
+        self._carry_out(self.ledger.ready(member.worker, now, ready.compute_seconds))
         self._whole(member)
 
     def _arrived(self, shard: int, update: Identity) -> None:
@@ -685,10 +738,18 @@ class Coordinator:
         kept = dict(self._kept.values())
         identities = tuple(kept.get(update) or self._decided(update) for update in apply.updates)
         self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix))
+        self._trained(*identities)
         for identity in identities:
-            if self.samples:
-                self.samples.done(identity)
             self._applied[identity.worker, identity.incarnation] = identity.iteration
+
+    def _trained(self, *updates: Identity) -> None:
+        """The samples of these updates are done."""
+        if self.samples:
+            for update in updates:
+                self.samples.done(update)
+            done, size = self.samples.trained, self.samples.size
+            self._observer.progressed(self.now, done // size, done, size * self.samples.epochs)
+            self._tell_finished()
 
     def _discard(self, discard: policies.Discard) -> None:
         identity = self._decided(discard.update)
@@ -700,8 +761,7 @@ class Coordinator:
         identity = self._decided(keep.update)
         self._kept[keep.slot] = (keep.update, identity)
         self._tell_shards(Keep(identity, keep.slot))
-        if self.samples:
-            self.samples.done(identity)
+        self._trained(identity)
 
     def _cancel(self, cancel: policies.Cancel) -> None:
         member = self._members[cancel.worker]
@@ -749,7 +809,7 @@ class Coordinator:
     def _saved(self, shard: int, version: int, error: str) -> None:
         saver = self._saver
         if saver and saver.written(shard, version, error):
-            self._finishing = self._loop.create_task(asyncio.to_thread(saver.finish))
+            self._writing = self._loop.create_task(asyncio.to_thread(saver.finish))
 
     def _restore(self, restored: Checkpoint) -> None:
         job = restored.job

@@ -15,6 +15,7 @@ class Description:
 
     layout: Layout
     optimizer: OptimizerSpec
+    fixed: str = ""  # a digest of what is part of the model and does not travel, its frozen parameters
 
     MOST = 16 << 20  # bytes of JSON
 
@@ -22,8 +23,27 @@ class Description:
         """The elements that each of so many shards holds."""
         return self.layout.cut(shards, anywhere=is_elementwise(self.optimizer.name))
 
+    def differs_from(self, other: Description) -> str | None:
+        """One sentence that names the first difference that matters, or None. `self` is what is here, `other` there.
+
+        An optimizer's settings may differ: the first worker's count, and learning rates travel with each update.
+        """
+        difference = self.layout.differs_from(other.layout)
+        if difference:
+            return difference
+        ours, theirs = self.optimizer, other.optimizer
+        if ours.name != theirs.name:
+            return f"the optimizer is {ours.name} here and {theirs.name} there"
+        groups, others = len(ours.settings_of_groups), len(theirs.settings_of_groups)
+        if groups != others:
+            return f"the optimizer has {groups} parameter groups here and {others} there"
+        if self.fixed != other.fixed:
+            return "parameters that are frozen, or buffers, have other values there: load or seed them alike"
+        return None
+
     def as_json(self) -> bytes:
-        return json.dumps({"layout": self.layout.as_json(), "optimizer": self.optimizer.as_json()}).encode()
+        values = {"layout": self.layout.as_json(), "optimizer": self.optimizer.as_json(), "fixed": self.fixed}
+        return json.dumps(values).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Description:
@@ -33,6 +53,7 @@ class Description:
         except RecursionError:
             raise ValueError("a description is not nested so deep") from None
         match values:
-            case {"layout": layout, "optimizer": optimizer, **rest} if not rest:
-                return cls(Layout.from_json(layout), OptimizerSpec.from_json(optimizer))
+            case {"layout": layout, "optimizer": optimizer, **rest} if rest.keys() <= {"fixed"}:
+                fixed = str(rest.get("fixed", ""))[:128]
+                return cls(Layout.from_json(layout), OptimizerSpec.from_json(optimizer), fixed)
         raise ValueError('a description must be an object with "layout" and "optimizer"')

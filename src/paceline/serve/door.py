@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from paceline.serve import greeting
 from paceline.serve.tls import Tls, TlsSocket
 from paceline.serve.wire import Channel, Reader
 
+T = TypeVar("T")
 SECONDS = 10.0  # to connect and to greet
 
 
@@ -30,15 +33,10 @@ class Door:
         """A channel that has been greeted, and the server's generation."""
         sock = socket.create_connection((self.host, self.port), SECONDS)
         try:
-            try:
-                channel = Channel(TlsSocket(sock, self.tls.calling(), listening=False) if self.tls else sock, reader)
-            except ssl.SSLError as error:
-                raise ConnectionError(f"{self.host}:{self.port} was not met over TLS: {error.reason}.") from None
-            with channel.within(SECONDS):
-                return channel, greeting.call(channel, self.token)
-        except BaseException:
-            sock.close()
-            raise
+            channel = _channel(sock, reader, self.tls.calling() if self.tls else None, listening=False)
+        except ssl.SSLError as error:
+            raise ConnectionError(f"{self.host}:{self.port} was not met over TLS: {error.reason}.") from None
+        return channel, _greeted(channel, lambda: greeting.call(channel, self.token))
 
 
 def answer(
@@ -46,7 +44,23 @@ def answer(
 ) -> Channel:
     """The listener's side of `Door.open`."""
     sock.settimeout(SECONDS)
-    channel = Channel(TlsSocket(sock, context, listening=True) if context else sock, reader)
-    with channel.within(SECONDS):
-        greeting.listen(channel, token, generation)
+    channel = _channel(sock, reader, context, listening=True)
+    _greeted(channel, lambda: greeting.listen(channel, token, generation))
     return channel
+
+
+def _channel(sock: socket.socket, reader: Reader, context: ssl.SSLContext | None, *, listening: bool) -> Channel:
+    try:
+        return Channel(TlsSocket(sock, context, listening=listening) if context else sock, reader)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _greeted(channel: Channel, greet: Callable[[], T]) -> T:
+    try:
+        with channel.within(SECONDS):
+            return greet()
+    except BaseException:
+        channel.close()
+        raise

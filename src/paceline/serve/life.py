@@ -26,12 +26,15 @@ from paceline.serve.messages import (
     Cancelled,
     Challenge,
     Expelled,
+    Finish,
+    Finished,
     Give,
     Given,
     Granted,
     Hello,
     Join,
     Leave,
+    Measured,
     Pull,
     Push,
     Pushed,
@@ -58,6 +61,7 @@ FROM_COORDINATOR = Reader(
     | Granted
     | Given
     | Cancelled
+    | Finished
     | Beat
     | Leave
 )
@@ -169,6 +173,18 @@ class Life:
         while not (isinstance(message := self._hear_next(), Given) and message.number == want.number):
             self._later.append(message)
         return message
+
+    def finish(self, weights: memoryview) -> None:
+        """Wait until the others are done too, and pull the last model."""
+        self._say(Finish(), unanswered="Finished")
+        while not isinstance(message := self._hear(), Finished):
+            pass
+        pull = Pull(message.version)
+        self.version = min(self._on_all(lambda part: self._pull(part, pull, weights)), default=message.version)
+
+    def measured(self, measured: Measured) -> None:
+        """Tell what was measured. It is not said twice: lost with its connection, it is lost."""
+        self._say(measured)
 
     def leave(self) -> bool:
         """Say good-bye. False if the server may not have heard it, and waits for this worker to come back."""

@@ -1,7 +1,7 @@
 """What is said on the wire, by whom to whom. Every message is a small typed struct; bytes travel beside it as a body.
 
-    worker ── Join, Resume, Want, Ready, Beat, Leave ──▶ coordinator
-    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Beat, Leave, Expelled ── coordinator
+    worker ── Join, Resume, Want, Ready, Measured, Finish, Beat, Leave ──▶ coordinator
+    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Finished, Beat, Leave, Expelled ── coordinator
     worker ── Begin (+ weights), Push (+ gradient), Pull ──▶ shard
     worker ◀── Begun, Pushed, Weights (+ weights), Expelled ── shard
     shard ── Register, Loaded, Begun, Arrived, Saved, Failed, Beat ──▶ coordinator
@@ -95,6 +95,7 @@ class Welcome(Message, frozen=True):
     lease: float  # seconds of silence that are borne
     gated: bool  # does it wait for Turned before it pushes?
     ticket: bytes  # to show when it calls as this incarnation
+    mixes: bool = False  # does it make its own steps, and push weights instead of gradients?
 
 
 class Resumed(Message, frozen=True):
@@ -136,6 +137,13 @@ class Cancelled(Message, frozen=True):
     iteration: int
 
 
+class Measured(Message, frozen=True):
+    """Something was measured outside of training: an accuracy, a validation loss."""
+
+    kind: str
+    value: float
+
+
 class Want(Message, frozen=True):
     """Samples to train on: so many, of a dataset of this size, of so many epochs. A worker numbers what it asks for."""
 
@@ -152,6 +160,16 @@ class Given(Message, frozen=True):
     epoch: int = 0
     start: int = 0
     stop: int = 0
+
+
+class Finish(Message, frozen=True):
+    """I have no more to train on: leave me out of the order, and tell me when the others are done too."""
+
+
+class Finished(Message, frozen=True):
+    """All is done; this is the last version of the model."""
+
+    version: int
 
 
 class Leave(Message, frozen=True):

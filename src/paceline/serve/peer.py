@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from typing import Any
@@ -53,6 +54,11 @@ class Peer:
     def close(self) -> None:
         """Hang up, when what was sent is out."""
         self._writer.close()
+
+    async def closed(self) -> None:
+        """Until that is done."""
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
     def abort(self) -> None:
         """Hang up at once."""

@@ -84,6 +84,8 @@ class Server:
         except OSError as error:
             where = f"{self._address.host}:{self.port or self._address.port}"
             raise ServerError(f"{where} cannot be listened on: {error.strerror}; choose another --port.") from None
+        if self._observer:
+            self._observer.began(self.coordinator.now, "", self._terms.policy, "whole", 0)
         # Each shard is a core's work, and they share the machine.
         threads = max(1, (os.cpu_count() or 1) // max(1, self._terms.shards))
         self._processes = [self._start_shard(number, threads) for number in range(self._terms.shards)]

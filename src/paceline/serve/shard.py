@@ -87,8 +87,8 @@ class Shard:
         self._token = coordinator.token if token is None else token
         self._key = b""  # by which workers' tickets are known
         self._tls: ssl.SSLContext | None = coordinator.tls.listening() if coordinator.tls else None
-        self._listener = socket.create_server((host, 0), backlog=512)
         self._coordinator, self._generation = coordinator.open(FROM_COORDINATOR)
+        self._listener = socket.create_server((host, 0), backlog=512)
         self._sending = threading.Lock()  # on the coordinator's channel
         self._over = threading.Event()
         self._strangers = threading.BoundedSemaphore(STRANGERS)

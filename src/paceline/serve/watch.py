@@ -37,3 +37,4 @@ async def watch(door: Door) -> AsyncIterator[Event]:
         return
     finally:
         peer.close()
+        await peer.closed()

@@ -193,7 +193,7 @@ class Cluster:
         machine.up = machine.member = True
         if self._pipeline:
             self._pipeline.join(machine)
-        self._carry_out(self.ledger.joined(machine.number, self.clock.now))
+        self._carry_out(self.ledger.joined(machine.number, self.clock.now, machine.incarnation))
 
     def _grant(self, grant: Grant) -> None:
         machine = self.machines[grant.worker]
@@ -427,7 +427,7 @@ class Cluster:
         machine.member = False
         if self._pipeline:
             self._pipeline.leave(machine)
-        self._carry_out(self.ledger.left(machine.number, self.clock.now))
+        self._carry_out(self.ledger.left(machine.number, self.clock.now, lost=True))
 
     def _rejoin(self, machine: Machine) -> None:
         """A new incarnation comes; of the old one nothing more is heard."""

@@ -12,138 +12,149 @@ with plain `python`, it trains alone.
 
 from __future__ import annotations
 
+import atexit
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader
 
 from paceline.model.optimizer import spec_of
 from paceline.serve.client import Client
 from paceline.serve.description import Description
-from paceline.serve.messages import Granted
-from paceline.serve.samples import Range, Samples
+from paceline.serve.tls import Tls
+from paceline.serve.variables import CONNECT, TOKEN, address, worker_number
+from paceline.train import ranks
+from paceline.train.feed import Feed, PacedLoader, loader_of
 from paceline.train.flat import Flat
+from paceline.train.link import Alone, Link, Together
+from paceline.train.optimizer import PacedOptimizer
 
-CONNECT, TOKEN, WORKER = "PACELINE_CONNECT", "PACELINE_TOKEN", "PACELINE_WORKER"
-
-
-class Dataset(Protocol):
-    """Anything with a length and samples by number."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
+GRADIENTS = "PACELINE_GRADIENTS"
 
 
 def join(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, connect: str | None = None, token: str | None = None
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    connect: str | None = None,
+    token: str | None = None,
+    gradients: str | None = None,
+    buffers: bool = True,
 ) -> Session:
-    """Take part in a job: the one at `connect` ("host:port"), or in PACELINE_CONNECT; without either, train alone."""
-    address = connect or os.environ.get(CONNECT)
-    if not address:
-        return Session(model, optimizer, None)
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"A server's address is written host:port, not {address!r}.")
-    flat = Flat(model, optimizer)
-    described = Description(flat.layout, spec_of(optimizer)).as_json()
+    """Take part in a job: the one at `connect` ("host:port"), or in PACELINE_CONNECT; without either, train alone.
+
+    gradients: how they cross the wire: float32, bfloat16 or float16. Else PACELINE_GRADIENTS says it, else float32.
+    buffers: are batch norm's running statistics and the like averaged? If not, each worker keeps its own.
+    """
+    where = connect or os.environ.get(CONNECT)
+    if not where:
+        return Session(model, optimizer, Alone())
+    server = address(where)
+    rank, size = ranks.from_environment()
+    flat = Flat(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers)
+    described = Description(flat.layout, spec_of(optimizer), flat.fixed).as_json()
     secret = token.encode() if token is not None else bytes.fromhex(os.environ.get(TOKEN, ""))
-    worker = os.environ.get(WORKER)
-    client = Client((host, int(port)), described, secret, int(worker) if worker else None)
-    return Session(model, optimizer, _Remote(client, flat))
+
+    def client() -> Client:
+        return Client(server, described, secret, worker_number(), tls=Tls.from_environment())
+
+    link: Link = Together(client(), flat) if size == 1 else ranks.Ranked(client, flat, rank, size)
+    return Session(model, optimizer, link)
 
 
-class _Remote:
-    """What a session needs when it trains with others."""
-
-    def __init__(self, client: Client, flat: Flat) -> None:
-        self.client, self.flat = client, flat
-        self.granted: Granted = client.begin(flat.weights_bytes())
-        flat.scatter()
-
-    def go_on(self) -> None:
-        """Wait for another Grant."""
-        self.granted = self.client.go_on(self.flat.weights_bytes())
-        self.flat.scatter()
+def wrap(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    *,
+    connect: str | None = None,
+    token: str | None = None,
+    gradients: str | None = None,
+    buffers: bool = True,
+) -> PacedOptimizer:
+    """`join` for code that owns its loop: `optimizer = paceline.wrap(optimizer, model)`, and nothing else."""
+    return join(model, optimizer, connect=connect, token=token, gradients=gradients, buffers=buffers).optimizer
 
 
 class Session:
     """One worker's part in a job, or a job of its own."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, remote: _Remote | None) -> None:
-        self.model, self.optimizer = model, optimizer
-        self._remote = remote
-        self._batch = 0  # samples since the last step
-        self._taken: list[int] = []  # and the numbers they were given under
-        self._batches_alone = 0
-        self._since = time.perf_counter()
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, link: Link) -> None:
+        self.model = model
+        #: The optimizer, for loops that call its step() and for schedulers, scalers and clipping.
+        self.optimizer = PacedOptimizer(optimizer, link)
+        self._link = link
+        self._feeds: dict[int, tuple[Any, Feed]] = {}
+        atexit.register(self.close)
 
     @property
     def worker(self) -> int:
         """This worker's number; 0 when it trains alone."""
-        return self._remote.client.worker if self._remote else 0
+        return self._link.worker
 
-    def batches(self, dataset: Dataset, batch_size: int, epochs: int = 1, seed: int = 0) -> Iterator[Any]:
-        """Batches of samples, each sample once an epoch over all workers. The batch size follows the Grants."""
-        if len(dataset) < batch_size:
-            raise ValueError(f"The dataset has {len(dataset)} samples, fewer than a batch of {batch_size}.")
-        order: tuple[int, Sequence[int]] = (-1, ())
-        for taken in self._ranges(len(dataset), batch_size, epochs):
-            if order[0] != taken.epoch:
-                shuffled = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed + taken.epoch))
-                order = (taken.epoch, shuffled.tolist())
-            self._batch += taken.stop - taken.start
-            yield default_collate([dataset[index] for index in order[1][taken.start : taken.stop]])
+    @property
+    def is_first(self) -> bool:
+        """Is this the one process of the job that should print results and save the model?"""
+        return self._link.worker == self._link.rank == 0
 
-    def _ranges(self, size: int, batch_size: int, epochs: int) -> Iterator[Range]:
-        """What to train on next, until there is no more."""
-        alone, remote = Samples(size, epochs), self._remote
-        while remote is None:
-            self._batches_alone += 1
-            taken = alone.take(0, self._batches_alone, batch_size)
-            if taken is None:
-                return
-            yield taken
-        while True:
-            given = remote.client.take(remote.granted.batch_size or batch_size, size, epochs)
-            if given.start == given.stop:
-                return
-            self._taken.append(given.number)
-            yield Range(given.epoch, given.start, given.stop)
+    def batches(self, data: Any, batch_size: int | None = None, epochs: int = 1, seed: int = 0) -> Iterator[Any]:
+        """Batches of a Dataset or a DataLoader, each sample once an epoch over all workers.
 
-    def step(self, loss: torch.Tensor | float | None = None, *, batch_size: int | None = None) -> None:
-        """Give the gradients that are in the model, and go on with the newest weights."""
-        samples = batch_size or self._batch
-        if not samples:
-            raise ValueError("step() does not know how many samples the gradient is of; pass batch_size.")
-        self._batch = 0
-        remote = self._remote
-        if remote is None:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            return
-        remote.flat.gather()
-        remote.granted = remote.client.exchange(
-            remote.flat.gradient_bytes(),
-            remote.flat.weights_bytes(),
-            batch_size=samples,
-            compute_seconds=time.perf_counter() - self._since,
-            rates=[float(group["lr"]) for group in self.optimizer.param_groups],
-            loss=float(loss.detach()) if isinstance(loss, torch.Tensor) else loss,
-            taken=self._taken,
-        )
-        self._taken = []
-        remote.flat.scatter()
-        self._since = time.perf_counter()
+        The batch size follows the Grants. Called again for the same data, it goes on with the epochs that follow.
+        """
+        return self._feed(data, batch_size, seed).batches(epochs)
+
+    def loader(self, loader: DataLoader[Any], epochs: int | None = None, seed: int = 0) -> PacedLoader:
+        """A DataLoader to be iterated over once an epoch. After so many epochs, if given, the worker leaves the job."""
+
+        def over() -> None:
+            self.finish()
+            self.close()
+
+        return PacedLoader(loader, self._feed(loader, None, seed), over, epochs)
+
+    def _feed(self, data: Any, batch_size: int | None, seed: int) -> Feed:
+        if id(data) not in self._feeds:
+            feed = Feed(loader_of(data, batch_size), self.optimizer, self._link, seed)
+            self._feeds[id(data)] = data, feed  # the data too, so that its id stays its own
+        return self._feeds[id(data)][1]
+
+    def step(
+        self,
+        loss: torch.Tensor | float | None = None,
+        *,
+        batch_size: int | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        """Give the gradients that are in the model, go on with the newest weights, and clear the gradients.
+
+        scaler: one that the loss was scaled by. It skips the step if the gradients overflowed, and is updated.
+        """
+        if scaler is None:
+            self.optimizer.step(loss=loss, batch_size=batch_size)
+        else:
+            scaler.step(self.optimizer, loss=loss, batch_size=batch_size)
+            scaler.update()
+        self.optimizer.zero_grad()
+
+    def finish(self) -> None:
+        """No more steps: wait until the other workers are done too, and have the last model.
+
+        Leaving the `with` block does it, and so does a loader after its last epoch; call it to measure the last model
+        before that.
+        """
+        self.optimizer.finish()
+
+    def measured(self, kind: str, value: float) -> None:
+        """Tell the policy, and whoever watches, what was measured: `session.measured("accuracy", 0.97)`."""
+        self._link.measured(kind, float(value))
 
     def close(self) -> None:
         """Leave the job."""
-        if self._remote:
-            self._remote.client.close()
+        atexit.unregister(self.close)
+        self.optimizer.close()
 
     def __enter__(self) -> Session:
         return self
@@ -151,4 +162,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.close()

@@ -1,0 +1,110 @@
+"""What a person sees of a job while it runs and when it is over, and what is written of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import IO, NoReturn
+
+import typer
+from rich.console import Console
+from rich.live import Live as Screen
+from rich.text import Text
+
+from paceline.cli.shared import errors, opened, unfinished, write_event
+from paceline.observe.closing import Run, closing
+from paceline.observe.live import Live, line, table
+from paceline.observe.observer import Observer, Recorder, Tee
+from paceline.observe.perfetto import Perfetto
+from paceline.observe.summary import Report
+
+PERFETTO = ".perfetto.json"
+FRAME, LINE = 0.25, 10.0  # seconds between two pictures on a terminal, and between two lines in a log
+
+
+class Display:
+    """A live table on a terminal, and plain lines elsewhere. Files get their names when all is done."""
+
+    def __init__(self, policy: str, trace: Path | None, quiet: bool = False) -> None:
+        self._policy, self._trace, self._quiet = policy, trace, quiet
+        self._live = Live(policy)
+        self._out = Console(highlight=False, soft_wrap=True)
+        self._screen: Screen | None = None
+        self._seen = (0.0, time.monotonic())
+        self._part = unfinished(trace)
+        self._files = ExitStack()
+        self.observer: Observer = self._live
+
+    def __enter__(self) -> Display:
+        file: IO[str] | None = self._files.enter_context(opened(self._part))
+        if file and str(self._trace).endswith(PERFETTO):
+            self.observer = Tee(self._live, self._files.enter_context(Perfetto(file)))
+        elif file:
+            self.observer = Tee(self._live, Recorder(lambda event: write_event(file, event)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+        if self._part:
+            self._part.unlink(missing_ok=True)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Shows what happens, for as long as this lasts."""
+        if self._quiet:
+            yield
+            return
+        drawing = asyncio.ensure_future(self._draw() if errors.is_terminal else self._log())
+        try:
+            yield
+        finally:
+            drawing.cancel()
+            await asyncio.gather(drawing, return_exceptions=True)
+
+    def say(self, line: str, *, aside: bool) -> None:
+        """A line of somebody's output, or (aside) of what happened to them."""
+        if aside or (self._screen and sys.stdout.isatty()):  # what is printed past the table would be drawn over
+            errors.print(Text(line))
+        else:
+            self._out.print(Text(line))
+
+    def finish(self, report: Report | None = None, seconds: float = 0.0) -> None:
+        """All went well: the closing summary, and the files get their names."""
+        self._files.close()
+        if self._part and self._trace:
+            self._part.replace(self._trace)
+            errors.print(Text(f"Written: {self._trace}"))
+        if report:
+            self._out.print(closing(Run(self._policy, report, seconds, self._live.loss)))
+
+    def fail(self, message: str, code: int = 1) -> NoReturn:
+        """It did not."""
+        errors.print(Text(message))
+        raise typer.Exit(code)
+
+    async def _draw(self) -> None:
+        with Screen(console=errors, auto_refresh=False, transient=True) as screen:
+            self._screen = screen
+            try:
+                while True:
+                    screen.update(table(self._live, errors.height - 1, self._now()), refresh=True)
+                    await asyncio.sleep(FRAME)
+            finally:
+                self._screen = None
+
+    async def _log(self) -> None:
+        while True:
+            await asyncio.sleep(LINE)
+            with contextlib.suppress(BlockingIOError):
+                errors.print(Text(line(self._live, self._now())))
+
+    def _now(self) -> float:
+        """The job's time, which goes on though nothing happens."""
+        if self._live.time != self._seen[0]:
+            self._seen = (self._live.time, time.monotonic())
+        return self._seen[0] + time.monotonic() - self._seen[1]

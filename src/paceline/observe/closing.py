@@ -1,0 +1,106 @@
+"""The last word on a run that was made: what it came to, alone or beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline.observe.summary import Report
+
+FEW = 16  # workers: so many are named one by one
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    policy: str
+    report: Report
+    seconds: float
+    loss: float | None = None  # the last that was told
+    accuracy: float | None = None  # from 0 to 1, if somebody measured it
+
+    @property
+    def waiting_share(self) -> float:
+        """The part of the workers' time in which they waited for a Grant or a Turn."""
+        report = self.report
+        return report.blocking_seconds / report.mean_iteration_seconds if report.mean_iteration_seconds else 0.0
+
+
+def lines(run: Run) -> list[str]:
+    """What a run came to, in plain lines."""
+    said = _said(run)
+    width = max(len(name) for name, _ in said)
+    return [f"{name:<{width}}  {value}" for name, value in said]
+
+
+def closing(run: Run) -> RenderableType:
+    """What a run came to, for a terminal. A long line goes on below itself."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in _said(run):
+        grid.add_row(name, Text(value))
+    return grid
+
+
+def side_by_side(runs: Sequence[Run], title: str | None = None) -> Table:
+    """Several runs in one table. Loss, accuracy and workers lost have a column only where there is one to show."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        collapse_padding=True,
+        show_edge=False,
+    )
+    columns = {
+        "accuracy": ["" if run.accuracy is None else f"{run.accuracy:.1%}" for run in runs],
+        "loss": ["" if run.loss is None else f"{run.loss:.3g}" for run in runs],
+        "seconds": [f"{run.seconds:.1f}" for run in runs],
+        "samples/s": [f"{run.report.samples_per_second:,.0f}" for run in runs],
+        "waiting": [f"{run.waiting_share:.0%}" for run in runs],
+        "staleness": [f"{run.report.mean_staleness:.1f} ≤{run.report.max_staleness}" for run in runs],
+        "lost": [str(run.report.lost) if run.report.lost else "" for run in runs],
+    }
+    columns = {heading: cells for heading, cells in columns.items() if any(cells)}
+    table.add_column("policy", overflow="fold", min_width=10)  # the only one that gives way: a long name goes on below
+    for heading in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run, *cells in zip(runs, *columns.values(), strict=True):
+        table.add_row(Text(run.policy), *cells)
+    return table
+
+
+def _said(run: Run) -> list[tuple[str, str]]:
+    report = run.report
+    said = [
+        ("policy", run.policy),
+        ("updates", f"{report.updates:,}" + (f", and {report.discarded:,} discarded" if report.discarded else "")),
+    ]
+    if 1 < len(report.updates_by_worker) <= FEW:
+        each = (f"{worker}: {count:,}" for worker, count in report.updates_by_worker.items())
+        said.append(("by worker", "  ".join(each)))
+    said += [
+        ("seconds", f"{run.seconds:.1f}"),
+        ("samples/s", f"{report.samples_per_second:,.0f}"),
+        ("waiting", f"{run.waiting_share:.0%} of the workers' time"),
+        ("staleness", f"{report.mean_staleness:.1f}, at most {report.max_staleness}"),
+    ]
+    if run.loss is not None:
+        said.append(("loss", f"{run.loss:.3g}"))
+    if run.accuracy is not None:
+        said.append(("accuracy", f"{run.accuracy:.1%}"))
+    if report.lost or report.returned:
+        said.append(("faults", f"workers lost {_times(report.lost)}, come back {_times(report.returned)}"))
+    return said
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -1,0 +1,72 @@
+"""The real parameter server as a Driver: real sockets, a coordinator, two shards and a thread for each worker.
+
+A second of the job lasts a few milliseconds here. Faults are another matter (tests/faults), and so is streaming, which
+the server does not do yet.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from paceline.observe.driver import Job
+from paceline.observe.events import Arrived, Event
+from paceline.policies import Policy
+from paceline.serve.client import Client
+from paceline.serve.variables import address
+from serve.workers import SIZE, described
+from train.jobs import job as serving
+
+SECOND = 0.004
+BATCH = 32
+
+
+def served(policy: Policy, job: Job) -> list[Event]:
+    """Drive a policy through a job; its trace until the job's iterations have arrived."""
+    assert not job.faults, "faults need processes that can be killed"
+    assert not job.streamed, "the server does not stream"
+    goal = job.iterations * len(job.compute_seconds)
+    enough = threading.Event()
+
+    def worker(number: int) -> None:
+        chance = random.Random(f"{job.seed} {number}")
+        weights, gradient = np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32)
+        client = Client(address(running.address), described(), worker=number)
+        try:
+            granted = client.begin(weights.data.cast("B"))
+            while not enough.is_set():
+                seconds = job.compute_seconds[number] * chance.lognormvariate(0.0, 0.1) * SECOND
+                time.sleep(seconds)
+                granted = client.exchange(
+                    gradient.data.cast("B"),
+                    weights.data.cast("B"),
+                    batch_size=granted.batch_size or BATCH,
+                    compute_seconds=seconds,
+                    rates=(0.01,),
+                )
+                if sum(isinstance(event, Arrived) for event in list(running.events)) >= goal:
+                    enough.set()
+        finally:
+            client.close()
+
+    with serving(policy, shards=2, workers=len(job.compute_seconds)) as running:
+        running.work(*[lambda _, number=number: worker(number) for number in range(len(job.compute_seconds))])
+        running.finish()
+    return list(_until(running.events, goal))
+
+
+def _until(events: list[Event], goal: int) -> Iterator[Event]:
+    """Up to and with the decisions on the last arrival that counts: what follows it at the same moment."""
+    last = None
+    for event in events:
+        if last is not None and (isinstance(event, Arrived) or event.time != last):
+            return
+        yield event
+        if isinstance(event, Arrived):
+            goal -= 1
+            if goal == 0:
+                last = event.time

@@ -1,0 +1,287 @@
+"""`paceline serve` and `work`, other hosts, Ctrl-C and mistakes: with workers that need no torch, so it is quick."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACES = """
+import os, sys, time
+import paceline
+with paceline.coordinate() as pace:
+    for step in range(int(sys.argv[1])):
+        pace.proceed(batch_size=4, loss=1.0 / (step + 1))
+        if len(sys.argv) > 2:
+            time.sleep(float(sys.argv[2]))
+print("worker", pace.worker, "of", os.environ.get("PACELINE_WORKERS", "?"), "is done")
+"""
+LOCAL = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "SLURM_"))}
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "paceline", *map(str, arguments)]
+
+
+def paceline(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=120, check=False, env=LOCAL | more
+    )
+
+
+class Background:
+    """A command that runs beside the test, and what it has said so far."""
+
+    def __init__(self, *arguments: object, **more: str) -> None:
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command(*arguments), stdout=pipe, stderr=pipe, text=True, env=LOCAL | more, start_new_session=True
+        )
+        self.lines: list[str] = []
+        self._told = threading.Condition()
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream,), daemon=True)
+            for stream in (self.process.stdout, self.process.stderr)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: object) -> None:
+        with stream:  # type: ignore[attr-defined]
+            for line in stream:  # type: ignore[attr-defined]
+                with self._told:
+                    self.lines.append(line.rstrip("\n"))
+                    self._told.notify_all()
+
+    def says(self, text: str, seconds: float = 60.0) -> str:
+        """The first line with this text, when it comes."""
+        end = time.monotonic() + seconds
+        with self._told:
+            while True:
+                found = next((line for line in self.lines if text in line), None)
+                if found is not None:
+                    return found
+                assert time.monotonic() < end, f"{text!r} was not said, but {self.lines}"
+                self._told.wait(1.0)
+
+    def ends(self, seconds: float = 60.0) -> int:
+        code = self.process.wait(seconds)
+        for reader in self._readers:
+            reader.join(seconds)
+        return code
+
+    def children(self) -> list[int]:
+        """Every process that came of this one."""
+        return _descendants(self.process.pid)
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int(entry.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            if parent == pid:
+                found += [int(entry.name), *_descendants(int(entry.name))]
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def all_gone(pids: list[int], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(map(alive, pids)):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def started() -> Iterator[list[Background]]:
+    """What a test starts is stopped, whatever happens."""
+    running: list[Background] = []
+    yield running
+    for each in running:
+        pids = [each.process.pid, *each.children()]
+        for pid in pids:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        each.ends(20.0)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "paces.py"
+    path.write_text(PACES)
+    return path
+
+
+def test_serve_here_and_work_there(script: Path, tmp_path: Path, started: list[Background]) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-long-enough-secret\n")
+    server = Background("serve", "--servers", 0, "--workers", 2, "-p", "r2sp", "--token-file", token)
+    started.append(server)
+    where = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
+    ran = paceline("work", "--connect", where, "--workers", 2, "--token-file", token, script, 5)
+    assert ran.returncode == 0, ran.stderr
+    assert "[0] worker 0 of ? is done" in ran.stdout
+    assert server.ends() == 0
+    assert any("updates" in line and "10" in line for line in server.lines), server.lines
+
+
+def test_a_launchers_rank_is_the_workers_number(script: Path, started: list[Background]) -> None:
+    """As under Slurm: each task runs `paceline work`, and knows who it is and how many there are."""
+    server = Background("serve", "--servers", 0, "-p", "bsp", SLURM_NTASKS="2", SLURM_PROCID="0")
+    started.append(server)
+    where = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
+    workers = [
+        Background("work", "--connect", where, script, 3, SLURM_NTASKS="2", SLURM_PROCID=rank) for rank in ("4", "7")
+    ]
+    started.extend(workers)
+    for rank, worker in zip((4, 7), workers, strict=True):
+        worker.says(f"worker {rank} of ? is done")
+        assert worker.ends() == 0
+    assert server.ends() == 0
+
+
+def test_other_hosts_are_reached_over_ssh(script: Path, tmp_path: Path) -> None:
+    """With an ssh that runs the command here, and checks that the token is nowhere on the command line."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/hosts\necho "$4" >> {tmp_path}/commands\nexec sh -c "$4"\n')
+    ssh.chmod(0o755)
+    ran = paceline(
+        *("run", "--servers", 0, "--workers", 3, "--hosts", "one,two", "--host", "127.0.0.1", script, 4),
+        PATH=f"{ssh.parent}:{os.environ['PATH']}",
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert sorted((tmp_path / "hosts").read_text().split()) == ["one", "one", "two"]
+    assert all(f"[{number}] worker {number} of 3 is done" in ran.stdout for number in range(3))
+    assert "PACELINE_TOKEN=" not in (tmp_path / "commands").read_text()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_one_signal_stops_everything(how: signal.Signals, script: Path, started: list[Background]) -> None:
+    """Ctrl-C, and even a kill that nobody can catch, leave no process behind."""
+    job = Background("run", "--servers", 0, "--workers", 2, script, 100000, 0.01)
+    started.append(job)
+    end = time.monotonic() + 60
+    while len(job.children()) < 3 and time.monotonic() < end:  # the server and two workers
+        time.sleep(0.05)
+    pids = job.children()
+    assert len(pids) >= 3
+    time.sleep(0.3)  # let them be at it; right or wrong does not depend on it
+    job.process.send_signal(how)
+    code = job.ends()
+    assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[how]
+    assert all_gone(pids), "a process was left behind"
+    assert not any("Traceback" in line for line in job.lines), job.lines
+
+
+def test_a_job_that_crashes_for_good_shows_the_traceback_once_more(tmp_path: Path) -> None:
+    script = tmp_path / "crash.py"
+    script.write_text("import paceline\npaceline.coordinate()\nraise ValueError('the reason')\n")
+    ran = paceline("run", "--servers", 0, "--workers", 1, "--restarts", 1, "--lease", 1, script)
+    assert ran.returncode == 1
+    assert ran.stderr.count("it is started again") == 1
+    assert "Its last words:" in ran.stderr
+    assert ran.stderr.rstrip().endswith("ValueError: the reason")
+
+
+def test_ranks_of_one_worker_are_started_together(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import os, paceline\n"
+        "names = ('PACELINE_WORKER', 'PACELINE_RANK', 'PACELINE_RANKS', 'MASTER_PORT')\n"
+        "print(*(os.environ[name] for name in names))\n"
+        "if os.environ['PACELINE_RANK'] == '0':\n"
+        "    with paceline.coordinate() as pace:\n"
+        "        pace.proceed(batch_size=1)\n"
+    )
+    ran = paceline("run", "--servers", 0, "--workers", 2, "--ranks-per-worker", 2, script)
+    assert ran.returncode == 0, ran.stderr
+    told = sorted(line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("["))
+    assert [line[:3] for line in told] == [["0", "0", "2"], ["0", "1", "2"], ["1", "0", "2"], ["1", "1", "2"]]
+    assert told[0][3] == told[1][3] != told[2][3] == told[3][3], "a meeting place for each worker"
+
+
+# Mistakes: one sentence, a code that is not 0, nothing left behind
+
+
+def refused(ran: subprocess.CompletedProcess[str], why: str, code: int = 2) -> None:
+    assert ran.returncode == code, ran.stderr
+    assert why in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert len(ran.stderr.strip().splitlines()) == 1, ran.stderr
+
+
+def test_a_port_in_use(script: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(paceline("serve", "--servers", 0, "--port", port), f"127.0.0.1:{port} cannot be listened on")
+
+
+def test_an_open_door_without_a_token(script: Path) -> None:
+    refused(paceline("serve", "--servers", 0, "--host", "0.0.0.0"), "needs a token, or anybody could join")
+
+
+def test_a_token_that_is_too_short_or_missing(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short")
+    refused(paceline("serve", "--servers", 0, "--token-file", tmp_path / "token"), "too short to be safe")
+    refused(paceline("serve", "--servers", 0, "--token-file", tmp_path / "none"), "cannot be read")
+
+
+def test_a_policy_that_cannot_work_with_so_few(script: Path) -> None:
+    refused(
+        paceline("run", "--workers", 2, "-p", "ksync:k=3", script, 1),
+        "ksync:k=3 needs 3 workers or more, and there are 2; use --workers 3.",
+    )
+
+
+def test_a_policy_that_there_is_not(script: Path) -> None:
+    refused(paceline("run", "-p", "r2ps", script, 1), "Did you mean 'r2sp'?")
+
+
+def test_a_checkpoint_that_is_missing(script: Path, tmp_path: Path) -> None:
+    refused(paceline("run", "--resume", tmp_path / "none", script, 1), "There is no checkpoint at")
+    assert not (tmp_path / "none").exists()
+
+
+def test_how_often_without_where(script: Path) -> None:
+    refused(paceline("run", "--checkpoint-every", "10", script, 1), "--checkpoint-every needs --checkpoint")
+
+
+def test_how_often_that_makes_no_sense(script: Path, tmp_path: Path) -> None:
+    for wrong in ("often", "-3s"):
+        ran = paceline("run", "--checkpoint", tmp_path / "job", f"--checkpoint-every={wrong}", script, 1)
+        refused(ran, f"not '{wrong}'")
+
+
+def test_an_address_that_is_none(script: Path) -> None:
+    refused(paceline("work", "--connect", "somewhere", script, 1), "written host:port, not 'somewhere'")
+
+
+def test_tls_without_a_key(tmp_path: Path) -> None:
+    refused(paceline("serve", "--servers", 0, "--tls-ca", tmp_path / "ca.pem"), "give --tls-cert and --tls-key")
+
+
+def test_nobody_to_watch() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    refused(paceline("watch", f"127.0.0.1:{port}"), "cannot be watched")

@@ -1,0 +1,359 @@
+"""Traces for ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from paceline.observe.events import (
+    Applied,
+    Arrived,
+    Began,
+    Cancelled,
+    Computed,
+    Discarded,
+    Event,
+    Granted,
+    Joined,
+    Kept,
+    Left,
+    Progressed,
+    Pulled,
+    Pulling,
+    Pushing,
+    Turned,
+    Used,
+)
+from paceline.observe.observer import Recorder, Tee
+from paceline.observe.perfetto import LANES, Perfetto, write
+from paceline.observe.summary import Report, Summary
+from paceline.policies import make, names
+from paceline.simulate import Cluster, load_cluster
+from paceline.simulate.chaos import chaos
+
+Line = dict[str, Any]
+
+
+def parsed(text: str) -> list[Line]:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    whole = json.loads(text, parse_constant=refuse)
+    assert whole.keys() == {"traceEvents"}
+    lines: list[Line] = whole["traceEvents"]
+    return lines
+
+
+def written(events: Iterable[Event]) -> list[Line]:
+    out = io.StringIO()
+    write(events, out)
+    return parsed(out.getvalue())
+
+
+def simulated(policy: str, streamed: bool = False, faults: int = 0) -> tuple[list[Event], Report]:
+    """A run, and its report without a warm-up."""
+    spec = load_cluster("r2sp-b").with_jitter(0.1)
+    if faults:
+        spec = chaos(spec, count=faults, iterations=8, seed=1)
+    events: list[Event] = []
+    summary = Summary()
+    Cluster(spec, make(policy), 8, streamed=streamed, observer=Tee(Recorder(events.append), summary)).run()
+    return events, summary.report()
+
+
+def slices(lines: list[Line], lane: str | None = None) -> list[Line]:
+    return [line for line in lines if line["ph"] == "X" and lane in (None, line["cat"])]
+
+
+def seconds(lines: list[Line], *lanes: str) -> float:
+    return sum(int(line["dur"]) for lane in lanes for line in slices(lines, lane)) / 1e6
+
+
+def process_names(lines: list[Line]) -> dict[int, str]:
+    return {line["pid"]: line["args"]["name"] for line in lines if line["name"] == "process_name"}
+
+
+def drawn(lines: list[Line], pid: int = 10) -> list[tuple[str, float, float, str]]:
+    """Lane, from when to when in seconds, and name, in order of time."""
+    made = [(line["cat"], line["ts"], line["ts"] + line["dur"], line["name"]) for line in slices(lines)]
+    assert {line["pid"] for line in slices(lines)} <= {pid}
+    return [(lane, since / 1e6, until / 1e6, name) for lane, since, until, name in sorted(made, key=lambda s: s[1])]
+
+
+# A small run, by hand
+
+
+def test_what_a_worker_did() -> None:
+    lines = written(
+        [
+            Joined(0, 0),
+            Granted(0, 0, None, 0),
+            Pulling(1, 0),
+            Pulled(3, 0, 0),
+            Computed(6, 0),
+            Turned(7, 0),
+            Pushing(7.5, 0),
+            Arrived(10, 0, 1, 32, 0.5),
+            Applied(11, 1, (0,), (1,), (0,)),
+            Granted(12, 0, None, 0),
+        ]
+    )
+    assert drawn(lines) == [
+        ("pull", 0, 1, "queued 1"),
+        ("pull", 1, 3, "pull 1"),
+        ("compute", 3, 6, "compute 1"),
+        ("wait", 6, 7, "wait for turn 1"),
+        ("push", 7, 7.5, "queued 1"),
+        ("push", 7.5, 10, "push 1"),
+        ("wait", 10, 12, "wait for grant 1"),
+    ]
+    for line in slices(lines)[:-1]:
+        assert line["args"] == {"iteration": 1, "batch": 32, "loss": 0.5, "staleness": 0, "version": 1}
+
+
+SERVED: list[Event] = [
+    Joined(0, 0),
+    Granted(1, 0, None, 0),
+    Pulled(5.0, 0, 0),
+    Computed(5.001, 0),
+    Turned(5.001, 0),
+    Arrived(7, 0, 1, 32),
+]
+
+
+def test_a_server_does_not_see_where_a_pull_ends() -> None:
+    assert drawn(written(SERVED)) == [("compute", 1, 5.001, "pull and compute 1"), ("push", 5.001, 7, "push 1")]
+
+
+def test_unless_the_worker_says_how_long_it_computed() -> None:
+    told = [event._replace(seconds=3.0) if isinstance(event, Computed) else event for event in SERVED]
+    assert drawn(written(told)) == [
+        ("pull", 1, 2.001, "pull 1"),
+        ("compute", 2.001, 5.001, "compute 1"),
+        ("push", 5.001, 7, "push 1"),
+    ]
+    boasted = [event._replace(seconds=99.0) if isinstance(event, Computed) else event for event in SERVED]
+    assert drawn(written(boasted))[0] == ("compute", 1, 5.001, "compute 1"), "not before it was granted"
+
+
+def test_what_is_broken_off_at_a_server_may_have_been_either() -> None:
+    assert drawn(written([*SERVED[:2], Cancelled(4, 0)])) == [("compute", 1, 4, "pull and compute 1")]
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        ([Cancelled(4, 0)], {"cancelled": True}),
+        ([Left(4, 0)], {"left": True}),
+        ([Used(4, "in", 0.0)], {"cut off by the end": True}),
+    ],
+)
+def test_what_is_broken_off_is_closed_and_says_why(ends: list[Event], how: Line) -> None:
+    lines = written([Joined(0, 0), Granted(0, 0, None, 0), Pulling(1, 0), Pulled(3, 0, 0), *ends])
+    assert drawn(lines)[-1] == ("compute", 3, 4, "compute 1")
+    for line in slices(lines):
+        assert line["args"] == {"iteration": 1} | how
+
+
+@pytest.mark.parametrize(
+    ("settled", "how"),
+    [
+        (Kept(7, 0, 1, 3), {"kept in": 3}),
+        (Discarded(7, 0, 1), {"discarded": True}),
+        (Applied(7, 5, (0,), (1,), (4,)), {"version": 5, "staleness": 4}),
+        (Used(7, "in", 0.0), {}),
+    ],
+)
+def test_what_became_of_an_update(settled: Event, how: Line) -> None:
+    lines = written([*SERVED, settled])
+    for line in slices(lines):
+        assert line["args"] == {"iteration": 1, "batch": 32} | how
+
+
+def test_the_server_has_a_mark_for_each_apply_and_counters() -> None:
+    lines = written(
+        [
+            *SERVED,
+            Joined(0, 1),
+            Applied(7, 5, (0, 1), (1, 9), (4, 1)),
+            Used(7, "in", 0.5),
+            Used(8, "out", 0.25),
+            Progressed(8, 0, 100, 400),
+            Arrived(9, 1, 10, 32, 2.5),
+        ]
+    )
+    server = next(pid for pid, name in process_names(lines).items() if name == "server")
+    (mark,) = [line for line in lines if line["ph"] == "i" and line["pid"] == server]
+    assert (mark["name"], mark["ts"], mark["s"]) == ("apply 5", 7_000_000, "t")
+    assert mark["args"] == {"version": 5, "workers": [0, 1], "iterations": [1, 9], "staleness": [4, 1]}
+    counters = [(line["name"], line["ts"], line["args"]) for line in lines if line["ph"] == "C"]
+    assert counters == [
+        ("staleness", 7_000_000, {"mean": 2.5}),
+        ("links", 7_000_000, {"in": 0.5, "out": 0.0}),
+        ("links", 8_000_000, {"in": 0.5, "out": 0.25}),
+        ("samples", 8_000_000, {"done": 100}),
+        ("loss", 9_000_000, {"last": 2.5}),
+    ]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_a_word(loss: float) -> None:
+    lines = written([*SERVED[:-1], Arrived(7, 0, 1, 32, loss)])
+    assert {str(float(line["args"]["loss"])) for line in slices(lines)} == {str(loss)}
+    assert not [line for line in lines if line["ph"] == "C"]
+
+
+def test_who_was_lost_and_who_came_back() -> None:
+    lines = written([Joined(0, 0), Left(1, 0, lost=True), Joined(2, 0, 2), Left(3, 0)])
+    marks = [(line["name"], line["ts"], line["args"]) for line in lines if line["ph"] == "i"]
+    assert marks == [
+        ("joined", 0, {"incarnation": 1}),
+        ("lost", 1_000_000, {}),
+        ("joined", 2_000_000, {"incarnation": 2}),
+        ("left", 3_000_000, {}),
+    ]
+    assert len(process_names(lines)) == 1, "a worker keeps its place"
+
+
+# Whole runs
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("policy", [*names(), "bsp:pipeline=true", "r2sp:groups=2"])
+@pytest.mark.parametrize("faults", [0, 6])
+def test_slices_of_a_lane_never_overlap(policy: str, streamed: bool, faults: int) -> None:
+    events, _ = simulated(policy, streamed, faults)
+    lines = written(events)
+    end = round(events[-1].time * 1e6)
+    lanes: dict[int, list[Line]] = {}
+    for line in slices(lines):
+        assert line["dur"] > 0
+        assert 0 <= line["ts"] <= line["ts"] + line["dur"] <= end
+        assert isinstance(line["ts"], int)
+        lanes.setdefault(line["tid"], []).append(line)
+    computed = {line["pid"] for line in slices(lines, "compute")}
+    assert len(computed) == 8 or (computed and faults), "who is killed early may never get there"
+    for lane in lanes.values():
+        lane.sort(key=lambda line: line["ts"])
+        for before, after in pairwise(lane):
+            assert before["ts"] + before["dur"] <= after["ts"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("policy", ["bsp", "asp", "ssp:staleness=1", "r2sp", "r2sp:groups=2"])
+def test_lanes_add_up_to_the_report(policy: str, streamed: bool) -> None:
+    events, report = simulated(policy, streamed)
+    lines = written(events)
+    arrivals = sum(isinstance(event, Arrived) for event in events)
+    # What was under way when the run ended is drawn, and is not in the report.
+    cut = [line for line in slices(lines) if "cut off by the end" in line["args"]]
+    lines = [line for line in lines if "cut off by the end" not in line["args"]]
+    microsecond = 1e-6 * len(lines)
+    assert seconds(lines, "wait") == pytest.approx(report.blocking_seconds * arrivals, abs=microsecond)
+    # But for a pull that was over.
+    computing = {line["pid"] for line in cut if line["cat"] == "compute"}
+    moved = seconds(lines, "push", "pull") + seconds([line for line in cut if line["pid"] in computing], "pull")
+    assert moved == pytest.approx(report.communication_seconds * arrivals, abs=microsecond)
+
+
+@pytest.mark.parametrize("policy", names())
+def test_every_update_is_told_of_with_its_staleness(policy: str) -> None:
+    events, _ = simulated(policy)
+    found = Counter(
+        (line["args"]["iteration"], line["args"]["batch"], line["args"]["staleness"])
+        for line in slices(written(events), "compute")
+        if "staleness" in line["args"]
+    )
+    batches = {(e.worker, e.iteration): e.batch_size for e in events if isinstance(e, Arrived)}
+    kept = {(e.worker, e.iteration) for e in events if isinstance(e, Kept)}
+    applied = Counter(
+        (iteration, batches[worker, iteration], stale)
+        for event in events
+        if isinstance(event, Applied)
+        for worker, iteration, stale in zip(event.workers, event.iterations, event.staleness, strict=True)
+        if (worker, iteration) not in kept
+    )
+    assert found == applied
+
+
+def test_everything_has_a_name_and_a_place() -> None:
+    events, _ = simulated("r2sp")
+    lines = written(events)
+    named = process_names(lines)
+    assert set(named.values()) == {f"worker {worker}" for worker in range(8)} | {"server"}
+    places = {line["pid"]: line["args"]["sort_index"] for line in lines if line["name"] == "process_sort_index"}
+    assert sorted(named, key=lambda pid: places[pid]) == sorted(named, key=lambda pid: named[pid])
+    lanes = {(line["pid"], line["tid"]): line["args"]["name"] for line in lines if line["name"] == "thread_name"}
+    for pid, name in named.items():
+        mine = [lane for (process, _), lane in lanes.items() if process == pid]
+        assert mine == (["apply"] if name == "server" else list(LANES))
+    ids = [tid for _, tid in lanes] + list(named)
+    assert len(ids) == len(set(ids)), "some readers know a lane by its id alone"
+    for line in slices(lines):
+        assert lanes[line["pid"], line["tid"]] == line["cat"]
+        assert line["name"].endswith(f" {line['args']['iteration']}")
+
+
+def test_several_runs_lie_one_below_the_other() -> None:
+    events: list[Event] = []
+    for policy, apply in (("bsp", "whole"), ("r2sp", "streamed"), ("bsp", "whole")):
+        events.append(Began(0.0, "r2sp-b", policy, apply, 0))
+        events += simulated(policy, apply == "streamed")[0]
+    lines = written(events)
+    named = process_names(lines)
+    assert Counter(name.rpartition(" | ")[0] for name in named.values()) == {"bsp": 18, "r2sp (streamed)": 9}
+    places = {line["pid"]: line["args"]["sort_index"] for line in lines if line["name"] == "process_sort_index"}
+    order = [named[pid] for pid in sorted(places, key=lambda pid: places[pid])]
+    one = ["server", *(f"worker {worker}" for worker in range(8))]
+    assert order == [f"{run} | {name}" for run in ("bsp", "r2sp (streamed)", "bsp") for name in one]
+    alone = slices(written(simulated("bsp")[0]))
+    third = [line for line in slices(lines) if places[line["pid"]] >= 2_000_000]
+    assert [(line["ts"], line["dur"], line["name"]) for line in third] == [
+        (line["ts"], line["dur"], line["name"]) for line in alone
+    ]
+
+
+# As it goes along
+
+
+def test_every_beginning_of_a_run_is_a_valid_trace() -> None:
+    events = simulated("r2sp", faults=4)[0]
+    for count in range(0, len(events), 37):
+        lines = written(events[:count])
+        end = max((event.time for event in events[:count]), default=0.0)
+        assert all(line["ts"] + line["dur"] <= round(end * 1e6) for line in slices(lines))
+
+
+def test_a_run_that_fails_leaves_a_valid_trace() -> None:
+    out = io.StringIO()
+
+    def events() -> Iterator[Event]:
+        yield from SERVED
+        raise OSError("the trace cannot be read")
+
+    with pytest.raises(OSError, match="cannot be read"):
+        write(events(), out)
+    assert [line["name"] for line in slices(parsed(out.getvalue()))] == ["pull and compute 1", "push 1"]
+
+
+def test_memory_holds_only_what_is_under_way() -> None:
+    held = 0
+    out = io.StringIO()
+
+    class Watched(Perfetto):
+        def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None:
+            nonlocal held
+            super().granted(time, worker, batch_size, progress_gap)
+            held = max(held, len(self._unsettled) + sum(len(record.slices) for record in self._workers.values()))
+
+    for iterations in (5, 50):
+        with Watched(out) as perfetto:
+            Cluster(load_cluster("r2sp-b"), make("r2sp"), iterations, observer=perfetto).run()
+        assert 0 < held <= 8 * 7, "an update and six slices for each worker"

@@ -1,0 +1,46 @@
+"""The coordinator alone: permission to proceed, in the policy's order, beside somebody else's data plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import paceline
+from paceline.observe.events import Applied
+from train.jobs import job
+
+
+def pacing(steps: int) -> Callable[[str], list[int]]:
+    def run(where: str) -> list[int]:
+        with paceline.coordinate(connect=where) as pace:
+            return [pace.proceed(batch_size=8, loss=1.0).iteration for _ in range(steps)]
+
+    return run
+
+
+def test_workers_proceed_in_the_order_of_the_ring() -> None:
+    with job("r2sp:patience=10000", shards=0, workers=3) as running:
+        iterations = running.work(*[pacing(10)] * 3)
+        running.finish()
+    assert iterations == [list(range(2, 12))] * 3
+    order = [event.workers[0] for event in running.events if isinstance(event, Applied)]
+    assert len(order) == 30
+    started = 3
+    steady = order[started : started + 24]
+    assert steady == [steady[i % 3] for i in range(24)], "the same order, round after round"
+    assert max(max(event.staleness) for event in running.events if isinstance(event, Applied)) <= 2
+
+
+def test_a_barrier_without_any_shard() -> None:
+    with job("bsp", shards=0, workers=2) as running:
+        running.work(*[pacing(5)] * 2)
+        running.finish()
+    assert [sorted(event.workers) for event in running.events if isinstance(event, Applied)] == [[0, 1]] * 5
+
+
+def test_alone_everything_is_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PACELINE_CONNECT", raising=False)
+    with paceline.coordinate() as pace:
+        assert pace.worker == 0
+        assert [pace.proceed(batch_size=4).iteration for _ in range(3)] == [2, 3, 4]

@@ -1,0 +1,99 @@
+"""A real run, recorded: the same decisions in the simulator's time, and the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.observe.events import Applied
+from paceline.observe.observer import Recorder
+from paceline.policies import make, names
+from paceline.serve import record, replay
+from paceline.simulate.retell import retell
+from paceline.train.session import join
+from serve.workers import work
+from train.jobs import job
+
+
+def train(where: str) -> Any:
+    """Real gradients of a small network, under Adam."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2))
+    x, y = torch.randn(60, 5), torch.randint(0, 2, (60,))
+    with join(model, torch.optim.Adam(model.parameters(), lr=0.01), connect=where) as session:
+        for a, b in session.batches(torch.utils.data.TensorDataset(x, y), batch_size=5, epochs=2):
+            loss = torch.nn.functional.cross_entropy(model(a), b)
+            loss.backward()
+            session.step(loss)
+
+
+@pytest.mark.parametrize("policy", [name for name in names() if not make(name).keeps])
+def test_a_recorded_run_is_decided_again_the_same_way(policy: str, tmp_path: Path) -> None:
+    """What the real coordinator decided, with real times and wakes, the simulator's driver decides too."""
+    with job(policy, shards=2, workers=3, record=tmp_path) as running:
+        running.work(*[lambda where: work(where, 90)] * 3)
+        running.finish()
+    (journal,) = replay.journals(tmp_path)
+    again: list[Any] = []
+    count, difference = retell(journal.read_text().splitlines(), Recorder(again.append))
+    assert difference is None
+    assert count > 90 / 4
+    first = [event for event in running.events if isinstance(event, Applied)]
+    assert [event for event in again if isinstance(event, Applied)] == first, "times, versions and staleness alike"
+
+
+def test_a_recorded_run_gives_the_same_weights_bit_for_bit(tmp_path: Path) -> None:
+    with job("r2sp:weights=mean", shards=2, workers=3, record=tmp_path) as running:
+        running.work(*[train] * 3)
+        running.finish()
+    parts = replay.weights(tmp_path)
+    assert len(parts) == 2
+    assert all(part.same and part.whole and part.version == 24 and part.updates == 24 for part in parts)
+
+
+def test_a_changed_recording_is_noticed(tmp_path: Path) -> None:
+    with job("ssp", shards=1, workers=2, record=tmp_path) as running:
+        running.work(*[lambda where: work(where, 40)] * 2)
+        running.finish()
+    (journal,) = replay.journals(tmp_path)
+    lines = journal.read_text().splitlines()
+    entry = json.loads(lines[5])
+    lines[5] = json.dumps(entry | {"decided": []})
+    _, difference = retell(lines)
+    assert difference is not None
+    assert difference.line == 6
+    (recorded,) = tmp_path.glob("shard-*.rec")
+    data = bytearray(recorded.read_bytes())
+    at = data.index(b"Put") + 60  # somewhere in the first gradient
+    data[at] ^= 1
+    recorded.write_bytes(data)
+    assert not replay.weights(tmp_path)[0].same
+    recorded.write_bytes(data[:-10])
+    assert not replay.weights(tmp_path)[0].whole
+
+
+def test_a_recording_that_begins_from_a_checkpoint(tmp_path: Path) -> None:
+    from paceline.serve import checkpoint
+    from paceline.serve.saving import Plan
+
+    with job("asp", shards=1, saving=Plan(tmp_path / "job", updates=5)) as running:
+        running.work(lambda where: work(where, 40))
+        running.finish()
+    found = checkpoint.newest(tmp_path / "job")
+    with job("asp", shards=1, restored=found, record=tmp_path / "record") as running:
+        running.work(lambda where: work(where, 40, epochs=2))
+        running.finish()
+    (path,) = (tmp_path / "record").glob("*.rec")
+    done = record.replay(path)
+    assert done.digest == done.expected
+    assert (done.version, done.updates) == (20, 10)
+
+
+def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
+    with pytest.raises(replay.ReplayError, match="There is no recording in"):
+        replay.journals(tmp_path)

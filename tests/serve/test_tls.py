@@ -1,0 +1,64 @@
+"""TLS and mutual TLS: the same job, and strangers stay outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+trustme = pytest.importorskip("trustme")
+
+from paceline.serve.tls import Tls
+from serve.workers import work
+from train.jobs import job
+
+
+def authority(folder: Path, name: str) -> Tls:
+    """A CA of its own, and a certificate signed by it."""
+    ca = trustme.CA()
+    paths = [folder / f"{name}-{kind}.pem" for kind in ("cert", "key", "ca")]
+    mine = ca.issue_cert("paceline.test")
+    mine.cert_chain_pems[0].write_to_path(str(paths[0]))
+    mine.private_key_pem.write_to_path(str(paths[1]))
+    ca.cert_pem.write_to_path(str(paths[2]))
+    return Tls(*map(str, paths))
+
+
+def test_a_job_over_mutual_tls(tmp_path: Path) -> None:
+    tls = authority(tmp_path, "ours")
+    with job("r2sp", shards=2, workers=3, token=b"secret", tls=tls) as running:
+        running.work(*[lambda where: work(where, 60, token=b"secret", tls=tls)] * 3)
+        running.finish()
+        assert running.coordinator.samples is not None
+        assert running.coordinator.samples.all_done
+
+
+def test_a_peer_without_a_certificate_is_refused_before_anything_is_said(tmp_path: Path) -> None:
+    tls = authority(tmp_path, "ours")
+    stranger = Tls(ca=tls.ca)
+    with job("asp", tls=tls) as running, pytest.raises(ConnectionError):
+        running.work(lambda where: work(where, 4, tls=stranger, patience=1.0))
+
+
+def test_a_server_of_another_authority_is_not_trusted(tmp_path: Path) -> None:
+    ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
+    with job("asp", tls=theirs) as running, pytest.raises(ConnectionError, match="TLS"):
+        running.work(lambda where: work(where, 4, tls=ours, patience=1.0))
+
+
+def test_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pem"
+    broken.write_text("nothing")
+    with pytest.raises(ValueError, match="cannot be used"):
+        Tls(str(broken), str(broken)).listening()
+    with pytest.raises(ValueError, match="needs a certificate and its key"):
+        Tls(ca=str(broken)).listening()
+    with pytest.raises(ValueError, match="give --tls-ca"):
+        Tls(str(broken), str(broken)).calling()
+
+
+def test_the_environment_says_the_same(tmp_path: Path) -> None:
+    tls = authority(tmp_path, "ours")
+    assert Tls.from_environment(tls.as_environment()) == tls
+    assert Tls.from_environment({}) is None

@@ -1,0 +1,48 @@
+"""Workers without torch: numpy buffers and the plain client, on a model whose end can be foretold.
+
+The model is one vector. An update of samples [a, b) adds b − a to every element (SGD, rate 1), so when all is done
+every element equals the number of samples trained on, and no other number would do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.model.layout import Layout, Tensor
+from paceline.model.spec import OptimizerSpec
+from paceline.serve.client import Client
+from paceline.serve.description import Description
+from paceline.serve.variables import address
+
+SIZE = 12
+
+
+def described(size: int = SIZE, optimizer: str = "SGD") -> bytes:
+    layout = Layout((Tensor("w", (size - 2,)), Tensor("b", (2,))))
+    return Description(layout, OptimizerSpec(optimizer, ({"lr": 1.0},))).as_json()
+
+
+def work(where: str, samples: int, epochs: int = 1, batch: int = 4, **options: Any) -> float:
+    """Train until there are no more samples; the last weight seen."""
+    weights, gradient = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
+    client = Client(address(where), described(), **options)
+    try:
+        client.begin(weights.data.cast("B"))
+        while True:
+            given = client.take(batch, samples, epochs)
+            count = given.stop - given.start
+            if not count:
+                return float(weights[0])
+            gradient.fill(-count)
+            client.exchange(
+                gradient.data.cast("B"),
+                weights.data.cast("B"),
+                batch_size=count,
+                compute_seconds=0.001,
+                rates=(1.0,),
+                taken=(given.number,),
+            )
+    finally:
+        client.close()

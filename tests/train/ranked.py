@@ -1,0 +1,71 @@
+"""A training script for tests of ranks: it writes what it came to into a file of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import paceline
+
+SAMPLES, EPOCHS, BATCH = 38, 3, 6  # the last batch of an epoch has 2 samples, for all ranks together
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def dataset() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, 6, generator=generator)
+    return TensorDataset(x, torch.randint(0, 3, (SAMPLES,), generator=generator), torch.arange(SAMPLES))
+
+
+def train(net: Any, batch_size: int, scaled: bool = False, dies: bool = False) -> list[int]:
+    """Train, and say on which samples."""
+    seen: list[int] = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
+    with paceline.join(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)) as session:
+        for step, (x, y, number) in enumerate(session.batches(dataset(), batch_size, EPOCHS)):
+            if dies and step == 2:
+                os._exit(1)
+            loss = F.cross_entropy(net(x), y)
+            if scaled and step == 4 and os.environ["PACELINE_RANK"] == "1":
+                loss = loss * float("inf")  # in one rank alone
+            scaled_loss: Any = scaler.scale(loss)
+            scaled_loss.backward()
+            session.step(loss, scaler=scaler)
+            seen += number.tolist()
+    return seen
+
+
+def main() -> None:
+    folder, how = Path(sys.argv[1]), sys.argv[2]
+    rank, ranks = int(os.environ["PACELINE_RANK"]), int(os.environ["PACELINE_RANKS"])
+    torch.set_num_threads(1)
+    if how == "own group":  # a script's own group, at the same place
+        distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    net = model()
+    if rank:
+        with torch.no_grad():
+            net[0].weight.zero_()  # what rank 0 has counts
+    seen = train(net, BATCH // ranks, scaled=how == "scaled", dies=how == "dies" and rank == 1)
+    if how == "own group":
+        total = torch.tensor([float(rank + 1)])
+        distributed.all_reduce(total)
+        assert total.item() == ranks * (ranks + 1) / 2
+        distributed.destroy_process_group()
+    weights = [weight for parameter in net.parameters() for weight in parameter.flatten().tolist()]
+    (folder / f"{rank}.json").write_text(json.dumps({"seen": seen, "weights": weights}))
+
+
+if __name__ == "__main__":
+    main()
