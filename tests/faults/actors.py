@@ -144,13 +144,13 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
     granted = client.begin(weights.data.cast("B"))
     if any(fault.saved for fault in scenario.faults):
         _await_checkpoint(folder)
-    epochs = scenario.epochs
     while True:
-        given = client.take(granted.batch_size or scenario.batch, scenario.samples, epochs)
+        given = client.take(granted.batch_size or scenario.batch, scenario.samples, scenario.epochs)
         if given.start == given.stop:
-            if not scenario.linger or Path(scenario.linger).exists():
+            client.measured("accuracy", 0.5)
+            if client.finish(weights.data.cast("B")):
                 break
-            epochs = max(epochs, given.epoch) + 1  # somebody is still at it: another round
+            granted = client.granted  # the server went back: there may be samples again
             continue
         counts = np.zeros(2 * size, dtype=np.float32)
         counts[given.start : given.stop] = counts[size + given.start : size + given.stop] = 1
@@ -163,8 +163,6 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
             rates=[1.0],
             taken=[given.number],
         )
-    client.measured("accuracy", 0.5)
-    client.finish(weights.data.cast("B"))
     client.close()
 
 

@@ -566,6 +566,8 @@ class Coordinator:
         self._tell_shards(Fence(member.worker, member.incarnation + 1))
         self._out_of_order(member, lost=given_up)
         if not self._present() and not self._awaited and self.joined_ever:
+            if self._restored and self.samples and not self.samples.all_done:
+                log.warning("the job ends before all samples are done again: everybody had finished when it went back")
             self.done.set()
 
     def _out_of_order(self, member: Member, lost: bool = False) -> None:
