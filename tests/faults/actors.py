@@ -87,7 +87,8 @@ class StagedServer(Server):
         self.trace.write(json.dumps(line) + "\n")
 
     def _start_shard(self, number: int, threads: int) -> Any:
-        self.link.sendall(json.dumps({"shard": number, "port": self.port}).encode() + b"\n")
+        wanted = {"shard": number, "port": self.port, "token": self._terms.shard_token.hex()}
+        self.link.sendall(json.dumps(wanted).encode() + b"\n")
         return _ShardProcess(int(self.link.recv(64)))
 
 
@@ -118,11 +119,11 @@ def serve(scenario: Scenario, folder: Path, link: socket.socket, trace: Path, po
     asyncio.run(run())
 
 
-def hold(scenario: Scenario, folder: Path, number: int, port: int) -> None:
+def hold(scenario: Scenario, folder: Path, number: int, port: int, token: bytes) -> None:
     """A shard's process."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     inject("shard", scenario.faults, folder)
-    Shard(number, Door(HOST, port, TOKEN)).run()
+    Shard(number, Door(HOST, port, token), token=TOKEN).run()
 
 
 # A worker
@@ -143,13 +144,13 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
     granted = client.begin(weights.data.cast("B"))
     if any(fault.saved for fault in scenario.faults):
         _await_checkpoint(folder)
-    epochs = scenario.epochs
     while True:
-        given = client.take(granted.batch_size or scenario.batch, scenario.samples, epochs)
+        given = client.take(granted.batch_size or scenario.batch, scenario.samples, scenario.epochs)
         if given.start == given.stop:
-            if not scenario.linger or Path(scenario.linger).exists():
+            client.measured("accuracy", 0.5)
+            if client.finish(weights.data.cast("B")):
                 break
-            epochs = max(epochs, given.epoch) + 1  # somebody is still at it: another round
+            granted = client.granted  # the server went back: there may be samples again
             continue
         counts = np.zeros(2 * size, dtype=np.float32)
         counts[given.start : given.stop] = counts[size + given.start : size + given.stop] = 1
@@ -162,8 +163,6 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
             rates=[1.0],
             taken=[given.number],
         )
-    client.measured("accuracy", 0.5)
-    client.finish(weights.data.cast("B"))
     client.close()
 
 

@@ -213,10 +213,10 @@ class Director:
             return
         for line in asked.splitlines():
             wanted = json.loads(line)
-            number, port = wanted["shard"], wanted["port"]
+            number, port, token = wanted["shard"], wanted["port"], bytes.fromhex(wanted["token"])
 
-            def hold(number: int = number, port: int = port) -> None:
-                actors.hold(self.scenario, self.folder, number, port)
+            def hold(number: int = number, port: int = port, token: bytes = token) -> None:
+                actors.hold(self.scenario, self.folder, number, port, token)
 
             pid = self._fork(f"shard-{number}", hold)
             with contextlib.suppress(OSError):

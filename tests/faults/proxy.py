@@ -87,9 +87,12 @@ class Proxy:
             return True
         if how == "reset":
             for each in (source, target):
-                if each.family != socket.AF_UNIX:
+                if each.family == socket.AF_UNIX:
+                    each.shutdown(socket.SHUT_RDWR)
+                else:
                     each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                each.close()
+                    each.shutdown(socket.SHUT_RD)  # wakes the other direction, or the socket would stay open
+                    each.close()
         raise ConnectionError(how)
 
 

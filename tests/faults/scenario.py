@@ -42,12 +42,7 @@ class Scenario(msgspec.Struct, frozen=True):
     every: int = 4  # a checkpoint every so many updates
     restart: str = "at once"  # a killed worker is started again: at once, or when it was given up ("late")
     trickle: int = 0  # the first worker reads its first pull so slowly that others apply so many updates meanwhile
-    linger: str = ""  # workers go on until this file is there: for tests that do something to a job that runs
     limit: float = 60.0  # seconds for all of it
-
-    @property
-    def lasting(self) -> bool:
-        return bool(self.linger)
 
 
 class Outcome(msgspec.Struct):

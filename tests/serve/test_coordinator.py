@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ pytest.importorskip("msgspec")
 
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import OptimizerSpec
+from paceline.policies.asp import ASP
+from paceline.policies.contract import Decisions, Update
 from paceline.serve.client import Client
 from paceline.serve.description import Description
 from paceline.serve.messages import Ready
@@ -17,6 +21,15 @@ from paceline.serve.wire import WireError
 from train.jobs import Job, job
 
 SIZE = 4
+
+
+class Stumbling(ASP):
+    """A policy with a mistake in it."""
+
+    def arrived(self, update: Update, now: float) -> Decisions:
+        raise KeyError("a mistake")
+
+
 DESCRIPTION = Description(Layout((Tensor("w", (SIZE,)),)), OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
 
 
@@ -63,3 +76,39 @@ def test_updates_that_look_the_same_are_told_apart() -> None:
         assert other.go_on() == again.go_on() == 111.0
         for worker in (again, other):
             worker.client.close()
+
+
+def test_a_mistake_ends_the_generation_and_does_not_hang_it() -> None:
+    with job("serve.test_coordinator:Stumbling") as running:
+        worker = Worker(running, 0)
+        worker.begin()
+        worker.push(1.0)
+        end = time.monotonic() + 30.0
+        while not running.coordinator.failed.is_set():
+            assert time.monotonic() < end, "nobody noticed"
+            time.sleep(0.01)
+        assert "a mistake" in running.coordinator.reason
+        worker.die()
+
+
+def test_a_worker_started_again_behind_a_dead_link_is_let_in() -> None:
+    """Its old self looks alive for a while, since its connection is open; but it does not beat."""
+    with job("asp", lease=2.0) as running:
+        old = Worker(running, 0)
+        old.begin()
+        old.client._life._over.set()  # it beats no more, and hangs up on nobody
+        new = Worker(running, 0)
+        new.begin()
+        new.push(1.0)
+        assert new.go_on() == 1.0
+        new.client.close()
+        old.die()
+
+
+def test_one_that_is_alive_keeps_its_place() -> None:
+    with job("asp", lease=2.0) as running:
+        first = Worker(running, 0)
+        first.begin()
+        with pytest.raises(ConnectionError, match="it is alive"):
+            Worker(running, 0)
+        first.client.close()

@@ -57,7 +57,7 @@ class Worker:
         sock.settimeout(20.0)
         self.channel = Channel(sock, FROM_SHARD)
         greeting.call(self.channel, b"secret")
-        self.channel.send(Hello(number, incarnation))
+        self.channel.send(Hello(number, incarnation, greeting.ticket(b"key", number, incarnation)))
 
     def push(self, iteration: int, value: float) -> object:
         gradient = np.full(SIZE, value, dtype=np.float32)
@@ -91,7 +91,7 @@ class Stage:
         self.port = self.hears().port
         layout = Layout((Tensor("w", (SIZE,), "float32", 0),))
         described = Description(layout, OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
-        self.orders(Setup(0, SIZE), memoryview(described))
+        self.orders(Setup(0, SIZE, key=b"key"), memoryview(described))
         first = Worker(self.port, 0)
         first.channel.send(Begin(), np.zeros(SIZE, dtype=np.float32).data.cast("B"))
         self.orders(Giver(0, 1))

@@ -55,10 +55,10 @@ class Job:
         return results
 
 
-def hold(number: int, door: Door) -> None:
+def hold(number: int, door: Door, token: bytes) -> None:
     """A shard. A job may be over before it has begun."""
     with contextlib.suppress(OSError):
-        Shard(number, door).run()
+        Shard(number, door, token=token).run()
 
 
 @contextmanager
@@ -81,9 +81,10 @@ def job(
         terms = Terms(shards, workers, token, lease, policy=str(policy), tls=tls.listening() if tls else None, **more)
         made = make(policy) if isinstance(policy, str) else policy
         coordinator = Coordinator(made, terms, Recorder(events.append), restored)
-        door = Door("127.0.0.1", await coordinator.listen(), token, tls)
+        door = Door("127.0.0.1", await coordinator.listen(), terms.shard_token or token, tls)
         for number in range(shards):
-            threading.Thread(target=hold, args=(number, door), daemon=True).start()
+            threading.Thread(target=hold, args=(number, door, token), daemon=True).start()
+        await coordinator._complete.wait()
         up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
         ready.set()
         await asyncio.to_thread(over.wait)

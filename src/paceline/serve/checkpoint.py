@@ -25,6 +25,7 @@ from paceline.serve.description import Description
 FORMAT = 1
 KEPT = 2
 PART = ".part"
+MOST_NUMBER = 1 << 63  # of a version, and of shards
 
 
 class CheckpointError(ValueError):
@@ -125,14 +126,16 @@ def read(folder: Path) -> Checkpoint:
         checkpoint = Checkpoint(folder, job)
         if job["format"] != FORMAT:
             raise CheckpointError(f"The checkpoint {folder} has format {job['format']}, and this is format {FORMAT}.")
-        _ = checkpoint.version, checkpoint.shards, checkpoint.description  # all that is needed is there
+        if not 0 <= checkpoint.version < MOST_NUMBER or not 1 <= checkpoint.shards < MOST_NUMBER:
+            raise ValueError(f"version {checkpoint.version} of {checkpoint.shards} shards")
+        _ = checkpoint.description  # all that is needed is there
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"The checkpoint {folder} cannot be read: {error!r}.") from None
-    missing = [number for number in range(checkpoint.shards) if not shard_file(folder, number).is_file()]
-    if missing:
-        raise CheckpointError(f"The checkpoint {folder} lacks the part of shard {missing[0]}.")
+    missing = next((number for number in range(checkpoint.shards) if not shard_file(folder, number).is_file()), None)
+    if missing is not None:
+        raise CheckpointError(f"The checkpoint {folder} lacks the part of shard {missing}.")
     return checkpoint
 
 

@@ -126,16 +126,22 @@ class Client:
                 self._live_again()
                 self.go_on(self._weights)
 
-    def finish(self, weights: memoryview) -> None:
+    def finish(self, weights: memoryview) -> bool:
         """Take no more part in the training; wait until the others are done too, and pull the last model.
 
-        If the server goes back to a checkpoint meanwhile, what is to be done again is left to others.
+        False if the server went back to a checkpoint meanwhile. There may be samples to train on again (`take`); who
+        calls this again instead leaves them to others.
         """
         while True:
             try:
-                return self._life.finish(weights)
+                self._life.finish(weights)
+                return True
             except Over:
+                generation = self._life.generation
                 self._live_again()
+                if self._life.generation != generation:
+                    self.go_on(weights)
+                    return False
 
     def measured(self, kind: str, value: float) -> None:
         """Tell the policy, and whoever watches, what was measured: an accuracy, a validation loss."""

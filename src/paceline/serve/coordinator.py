@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import secrets
 import ssl
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from paceline.serve import greeting
 from paceline.serve.checkpoint import Checkpoint, CheckpointError
 from paceline.serve.description import Description
 from paceline.serve.messages import (
+    Accepted,
     Apply,
     Arrived,
     Beat,
@@ -95,6 +97,9 @@ HEARD_HERE = Reader(
     | Subscribe
 )
 GREETING_SECONDS = 10.0
+MOST_WORKERS = 1 << 31
+MOST_SAMPLES = 1 << 40  # in an update
+MOST_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
 HANGING_UP = 2.0  # seconds for what was said last to get out
 SHARD_SILENCE = 20.0  # seconds of silence after which a shard counts as lost; it beats every second
 
@@ -134,6 +139,7 @@ class Terms:
     tls: ssl.SSLContext | None = None
     began: float | None = None  # the loop's time at which the job began, if it was not now
     incarnations: dict[int, int] = field(default_factory=dict)  # the last of each worker, from the generation before
+    shard_token: bytes = b""  # what only the server's own shards know; empty: whoever knows the job's may be one
 
 
 class Coordinator:
@@ -144,6 +150,7 @@ class Coordinator:
     ) -> None:
         self.terms = terms
         self.generation = secrets.token_hex(8)
+        self._key = secrets.token_bytes(32)  # for workers' tickets
         self._met: dict[asyncio.Task[None], Peer] = {}  # every connection there is
         self._subscribers: set[Peer] = set()
         watching = Recorder(self._broadcast)
@@ -265,13 +272,14 @@ class Coordinator:
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer, HEARD_HERE)
+        first = None
         meeting = asyncio.current_task()
         assert meeting is not None
         self._met[meeting] = peer
         try:
-            first = await asyncio.wait_for(self._greet(peer), GREETING_SECONDS)
+            first, is_shard = await asyncio.wait_for(self._greet(peer), GREETING_SECONDS)
             match first:
-                case Register():
+                case Register() if is_shard:
                     await self._serve_shard(peer, first)
                 case Join() | Resume():
                     await self._serve_worker(peer, first)
@@ -286,20 +294,30 @@ class Coordinator:
             if isinstance(error, WireError):
                 self.faults += 1
                 peer.send(Refused(str(error)))
+        except Exception as error:
+            if first is not None:
+                self._stumble(error)
+            else:  # a stranger must not be able to end a generation, whatever we overlooked
+                log.error("a stranger made the coordinator stumble", exc_info=error)
         finally:
             peer.close()
             await peer.closed()
             del self._met[meeting]
 
-    async def _greet(self, peer: Peer) -> Any:
-        """Who is it? Strangers do not get past this."""
+    async def _greet(self, peer: Peer) -> tuple[Any, bool]:
+        """Who is it? Its first message, and whether it is one of our shards. Strangers do not get past this."""
         asked = greeting.challenge(self.generation)
         peer.send(asked)
-        verdict = greeting.judge(self.terms.token, asked, await peer.receive())
+        answer = await peer.receive()
+        own, verdict = self.terms.shard_token, greeting.judge(self.terms.token, asked, answer)
+        is_shard = not own
+        if own and isinstance(verdict, Refused) and isinstance(by_own := greeting.judge(own, asked, answer), Accepted):
+            verdict, is_shard = by_own, True
         if isinstance(verdict, Refused):
             raise WireError(verdict.reason)
         peer.send(verdict)
-        return await peer.receive()
+        peer.most_body = Description.MOST
+        return await peer.receive(), is_shard
 
     async def _serve_subscriber(self, peer: Peer) -> None:
         peer.send(Happened(as_line(Began(self.now, "", self.terms.policy, "whole", 0))))
@@ -337,7 +355,13 @@ class Coordinator:
             while True:
                 message = await peer.receive()
                 self._heard_shard[shard] = self.now
-                self._from_shard(shard, message)
+                try:
+                    self._from_shard(shard, message)
+                except WireError:
+                    raise
+                except Exception as error:
+                    self._stumble(error)
+                    return
         finally:
             if not self._closing:
                 self.fail(f"Shard {shard} is lost.")
@@ -371,10 +395,10 @@ class Coordinator:
         assert self._described is not None
         for number, part in enumerate(self._described.cut(self.terms.shards)):
             record = f"{self.terms.record}/shard-{number}-{self.generation}.rec" if self.terms.record else ""
-            setup = Setup(part.start, part.stop, record=record)
+            setup = Setup(part.start, part.stop, record=record, key=self._key)
             if self._restored:
                 version, folder = self._restored.version, str(self._restored.folder.resolve())
-                setup = Setup(part.start, part.stop, folder, version, record)
+                setup = Setup(part.start, part.stop, folder, version, record, self._key)
             self._shards[number].send(setup, self._description)
 
     def fail(self, reason: str) -> None:
@@ -383,10 +407,17 @@ class Coordinator:
             self.reason = reason
             self.failed.set()
 
+    def _stumble(self, error: Exception) -> None:
+        """A mistake of our own, or of the policy's: what is in our books is not to be relied on any more."""
+        log.error("the coordinator stumbled", exc_info=error)
+        self.fail(f"The coordinator stumbled: {error!r}.")
+
     # Workers
 
     async def _serve_worker(self, peer: Peer, first: Join | Resume) -> None:
         await self._complete.wait()
+        if isinstance(first, Join):
+            await self._until_vacant(first.worker)
         member = self._welcome(peer, first) if isinstance(first, Join) else self._take_back(peer, first)
         if member is None:
             return
@@ -420,6 +451,18 @@ class Coordinator:
             raise
         # When the connection is merely lost, the lease decides.
 
+    async def _until_vacant(self, worker: int | None) -> None:
+        """Whoever has this worker's place gets the time to show that it is alive; behind a dead link it does not."""
+        asked = self.now
+        while worker is not None and (before := self._members.get(worker) or self._finishing.get(worker)):
+            if not before.peer.is_open or self.now - before.heard >= self.terms.lease / 2:
+                return
+            if before.heard > asked:
+                raise WireError(
+                    f"There is a worker {worker} already, and it is alive; give every worker a number of its own."
+                )
+            await asyncio.sleep(min(0.1, self.terms.lease / 20))
+
     def _welcome(self, peer: Peer, join: Join) -> Member:
         if self.terms.shards:
             self._check_description(peer.body)
@@ -427,12 +470,10 @@ class Coordinator:
         if worker is None:
             taken = {member.worker for member in self._present()}
             worker = next(number for number in range(len(taken) + 1) if number not in taken)
+        if not 0 <= worker < MOST_WORKERS:
+            raise WireError(f"A worker's number is from 0 to {MOST_WORKERS - 1}, not {worker}.")
         before = self._members.get(worker) or self._finishing.get(worker)
         if before:
-            if before.peer.is_open and self.now - before.heard < self.terms.lease / 2:
-                raise WireError(
-                    f"There is a worker {worker} already, and it is alive; give every worker a number of its own."
-                )
             self._leave(before, given_up=True)  # it comes back before its lease has run out
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
         member = self._members[worker] = Member(worker, incarnation, peer, self.now)
@@ -441,8 +482,8 @@ class Coordinator:
             (*self._addresses[number], part.start, part.stop)
             for number, part in enumerate(self._described.cut(self.terms.shards) if self._described else ())
         )
-        policy = self.ledger.policy
-        peer.send(Welcome(worker, incarnation, shards, self.terms.lease, policy.streamed, policy.mixes))
+        policy, ticket = self.ledger.policy, greeting.ticket(self._key, worker, incarnation)
+        peer.send(Welcome(worker, incarnation, shards, self.terms.lease, policy.streamed, ticket, policy.mixes))
         self._ask_for_weights()
         self._admit_waiting()
         return member
@@ -451,8 +492,8 @@ class Coordinator:
         """All workers of a job train one model."""
         try:
             described = Description.from_json(text)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise WireError(f"The description of the model cannot be read: {error}") from None
+        except ValueError as error:
+            raise WireError(f"The description of the model cannot be read: {error}.") from None
         if self._described is None:
             try:
                 described.cut(self.terms.shards)
@@ -472,6 +513,8 @@ class Coordinator:
 
     def _take_back(self, peer: Peer, resume: Resume) -> Member | None:
         """A worker whose connection was lost is back: both repeat what the other may have missed."""
+        if not greeting.is_ticket(self._key, resume.worker, resume.incarnation, resume.ticket):
+            raise WireError(f"This is not worker {resume.worker}: it does not have its ticket.")
         member = self._members.get(resume.worker) or self._finishing.get(resume.worker)
         if member is None or member.incarnation != resume.incarnation:
             peer.send(Expelled("This worker has been given up; it must join again."))
@@ -520,6 +563,8 @@ class Coordinator:
         self._tell_shards(Fence(member.worker, member.incarnation + 1))
         self._out_of_order(member, lost=given_up)
         if not self._present() and not self._awaited and self.joined_ever:
+            if self._restored and self.samples and not self.samples.all_done:
+                log.warning("the job ends before all samples are done again: everybody had finished when it went back")
             self.done.set()
 
     def _out_of_order(self, member: Member, lost: bool = False) -> None:
@@ -574,7 +619,10 @@ class Coordinator:
                     log.warning("worker %d was silent for %.1f s and is given up", member.worker, self.terms.lease)
                     member.peer.send(Expelled("This worker was silent for too long; it must join again."))
                     member.peer.close()
-                    self._leave(member, given_up=True)
+                    try:
+                        self._leave(member, given_up=True)
+                    except Exception as error:
+                        self._stumble(error)
             for shard, heard in self._heard_shard.items():
                 if self.now - heard > SHARD_SILENCE:
                     self.fail(f"Shard {shard} has been silent for {SHARD_SILENCE:g} s.")
@@ -590,18 +638,24 @@ class Coordinator:
             raise WireError(
                 f"All workers must train on the same data: {self.samples.size} samples here, and {want.size} there."
             )
+        if self.samples.held_by(member.worker) >= MOST_TAKEN:
+            raise WireError(f"A worker may hold {MOST_TAKEN} ranges of samples, and this one wants more.")
         given = self.samples.take(member.worker, want.number, want.count, want.epochs)
         member.peer.send(Given(want.number, *given) if given else Given(want.number))
 
     def _ready(self, member: Member, ready: Ready) -> None:
+        if not 1 <= ready.iteration <= member.iteration:
+            raise WireError(f"Iteration {ready.iteration} was not granted to this worker.")
         if ready.iteration != member.iteration:  # of a cancelled iteration
             if self.samples:
                 self.samples.returned(member.worker, ready.taken)
             return
         if member.answered or member.ready:
             return  # it came back, and says again what was heard
-        if ready.batch_size < 1 or not 0 <= ready.base_version <= self.ledger.version:
-            raise WireError("An update must be of one sample or more, and of a version that there was.")
+        if not 1 <= ready.batch_size <= MOST_SAMPLES or not 0 <= ready.base_version <= self.ledger.version:
+            raise WireError(f"An update must be of 1 to {MOST_SAMPLES} samples, and of a version that there was.")
+        if not 0 <= ready.compute_seconds < math.inf:
+            raise WireError(f"Computing took {ready.compute_seconds} s, says this worker, and that cannot be.")
         member.ready = ready
         now = self.now
         self._observer.pulled(now, member.worker, ready.base_version)
@@ -610,6 +664,12 @@ class Coordinator:
 
     def _arrived(self, shard: int, update: Identity) -> None:
         member = self._members.get(update.worker)
+        if member and member.incarnation == update.incarnation and not 1 <= update.iteration <= member.iteration:
+            self.faults += 1
+            member.peer.send(Refused(f"Iteration {update.iteration} was not granted to this worker."))
+            member.peer.close()
+            self._leave(member)
+            member = None
         if member is None or member.identity != update:
             self._shards[shard].send(Drop(update))  # of one who has left, or of a cancelled iteration
         elif not member.answered:
@@ -628,7 +688,7 @@ class Coordinator:
             ready.base_version,
             ready.batch_size,
             ready.compute_seconds,
-            ready.loss,
+            ready.loss if ready.loss is not None and math.isfinite(ready.loss) else None,
         )
         self._identities.setdefault(update, []).append(member.identity)
         if self.samples:
@@ -714,7 +774,10 @@ class Coordinator:
 
     def _woke(self) -> None:
         self._wake = None
-        self._carry_out(self.ledger.woke(self.now))
+        try:
+            self._carry_out(self.ledger.woke(self.now))
+        except Exception as error:
+            self._stumble(error)
 
     def _tell_shards(self, message: Any) -> None:
         for peer in self._shards.values():

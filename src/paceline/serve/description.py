@@ -47,6 +47,13 @@ class Description:
 
     @classmethod
     def from_json(cls, text: bytes) -> Description:
-        values = json.loads(text)
-        layout, optimizer = Layout.from_json(values["layout"]), OptimizerSpec.from_json(values["optimizer"])
-        return cls(layout, optimizer, str(values.get("fixed", ""))[:128])
+        """Read what `as_json` wrote. Whatever else it is given: ValueError with one sentence."""
+        try:
+            values = json.loads(text)
+        except RecursionError:
+            raise ValueError("a description is not nested so deep") from None
+        match values:
+            case {"layout": layout, "optimizer": optimizer, **rest} if rest.keys() <= {"fixed"}:
+                fixed = str(rest.get("fixed", ""))[:128]
+                return cls(Layout.from_json(layout), OptimizerSpec.from_json(optimizer), fixed)
+        raise ValueError('a description must be an object with "layout" and "optimizer"')

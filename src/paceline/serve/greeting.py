@@ -15,6 +15,15 @@ from paceline.serve.wire import Channel, WireError
 NONCE = 32
 
 
+def ticket(key: bytes, worker: int, incarnation: int) -> bytes:
+    """By which a worker shows that it is the one it says it is. Only the coordinator and its shards know the key."""
+    return hmac.digest(key, f"{worker} {incarnation}".encode(), "sha256")
+
+
+def is_ticket(key: bytes, worker: int, incarnation: int, shown: bytes) -> bool:
+    return hmac.compare_digest(shown, ticket(key, worker, incarnation))
+
+
 def challenge(generation: str) -> Challenge:
     """The listener's first word."""
     return Challenge(secrets.token_bytes(NONCE), generation)

@@ -67,6 +67,7 @@ FROM_COORDINATOR = Reader(
 )
 FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Pushed | Weights)
 ELEMENT = WIDTH["float32"]
+CUT_SECONDS = 30.0  # a connection over which nothing gets through for so long, before a lease is agreed on, is lost
 PARTING = 5.0  # seconds to wait for the server's answer when we have said that we leave
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
 
@@ -120,6 +121,7 @@ class Life:
         try:
             if generation not in (None, self.generation):
                 raise Over("The server is of another generation.")
+            self._control.bear_cut(CUT_SECONDS)  # the Welcome may take long; a dead link must not be waited for
             self._control.send(Join(worker), memoryview(description))
             self.welcome: Welcome = self._expect(Welcome)
         except BaseException:
@@ -280,7 +282,7 @@ class Life:
                 channel.close()
                 raise Over("The server is of another generation.")
             try:
-                channel.send(Resume(self.welcome.worker, self.welcome.incarnation))
+                channel.send(Resume(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
                 with channel.within(10.0):
                     answer = channel.receive()
                 _heed(answer)
@@ -372,7 +374,7 @@ class Life:
             raise Over("The server is of another generation.")
         channel.bear_cut(max(1.0, self.welcome.lease))
         channel.bear_silence(self.welcome.lease)  # a shard answers at once, or its answer was lost on the way
-        channel.send(Hello(self.welcome.worker, self.welcome.incarnation))
+        channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
         return channel
 
     def _on_all(self, do: Callable[[_Part], Any]) -> list[Any]:

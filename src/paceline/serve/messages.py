@@ -83,6 +83,7 @@ class Resume(Message, frozen=True):
 
     worker: int
     incarnation: int
+    ticket: bytes
 
 
 class Welcome(Message, frozen=True):
@@ -93,6 +94,7 @@ class Welcome(Message, frozen=True):
     shards: tuple[tuple[str, int, int, int], ...]  # host ("": as mine), port, and the elements each holds: start, stop
     lease: float  # seconds of silence that are borne
     gated: bool  # does it wait for Turned before it pushes?
+    ticket: bytes  # to show when it calls as this incarnation
     mixes: bool = False  # does it make its own steps, and push weights instead of gradients?
 
 
@@ -182,6 +184,7 @@ class Hello(Message, frozen=True):
 
     worker: int
     incarnation: int
+    ticket: bytes
 
 
 class Begin(Message, frozen=True):
@@ -232,6 +235,7 @@ class Setup(Message, frozen=True):
     checkpoint: str = ""  # a folder to begin from; else the weights come from a worker
     version: int = 0  # of the model in it
     record: str = ""  # a file to write every update to
+    key: bytes = b""  # by which workers' tickets are known
 
 
 class Loaded(Message, frozen=True):

@@ -8,7 +8,6 @@ import logging
 import socket
 from typing import Any
 
-from paceline.serve.description import Description
 from paceline.serve.messages import Join
 from paceline.serve.wire import PREFIX, Reader, WireError, decode_prefix, encode
 
@@ -26,13 +25,14 @@ class Peer:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.host = str((writer.get_extra_info("peername") or ["?"])[0])
         self.body = b""  # of the last message that had one
+        self.most_body = 0  # bytes that one may have; a stranger's may have none
 
     async def receive(self) -> Any:
         """The next message."""
         head_size, body_size = decode_prefix(await self._reader.readexactly(PREFIX.size))
         message = self._taken.head(await self._reader.readexactly(head_size))
         if body_size:
-            if not isinstance(message, Join) or body_size > Description.MOST:
+            if not isinstance(message, Join) or body_size > self.most_body:
                 raise WireError(f"A {type(message).__name__} with {body_size} bytes is not taken here.")
             self.body = await self._reader.readexactly(body_size)
         return message

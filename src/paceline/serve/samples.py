@@ -69,6 +69,10 @@ class Samples:
         self._position = taken.stop
         return taken
 
+    def held_by(self, worker: int) -> int:
+        """How many ranges it has."""
+        return len(self._out.get(worker, ()))
+
     def arrived(self, worker: int, numbers: Iterable[int], update: Hashable) -> None:
         """The worker's update, computed from these ranges, is in."""
         self._arrived[update] = self._claim(worker, numbers)

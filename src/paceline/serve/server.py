@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from paceline.serve.checkpoint import Checkpoint, CheckpointError
 from paceline.serve.coordinator import Coordinator, Terms
 from paceline.serve.saving import Plan
 from paceline.serve.tls import Tls
-from paceline.serve.variables import TOKEN
+from paceline.serve.variables import SHARD_TOKEN, TOKEN
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ class Server:
         self._address.check(terms.token)
         self._make_policy, self._observer, self._tls = make_policy, observer, tls
         began = asyncio.get_running_loop().time()
-        self._terms = replace(terms, began=began, tls=tls.listening() if tls else None)
+        shard_token = secrets.token_bytes(16)
+        self._terms = replace(terms, began=began, tls=tls.listening() if tls else None, shard_token=shard_token)
         self._restored = self._checked(checkpoint.read(resume)) if resume else None
         self._restorations = restorations
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -164,7 +166,8 @@ class Server:
         host = "127.0.0.1" if self._address.host in ("0.0.0.0", "localhost", "::") else self._address.host
         command = [sys.executable, "-m", "paceline.serve.shard", str(number), host, str(self.port)]
         command += ["--listen", self._address.host, "--threads", str(threads)]
-        environment = os.environ | {TOKEN: self._terms.token.hex()} | (self._tls.as_environment() if self._tls else {})
+        environment = os.environ | (self._tls.as_environment() if self._tls else {})
+        environment |= {TOKEN: self._terms.token.hex(), SHARD_TOKEN: self._terms.shard_token.hex()}
         # In a group of its own, so that a Ctrl-C reaches the coordinator first, which then stops the shards in order.
         return subprocess.Popen(command, env=environment, start_new_session=True)
 

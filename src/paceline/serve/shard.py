@@ -23,13 +23,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError
 
 from paceline.model.half import WIDTH, widen
 from paceline.model.slice import Slice
-from paceline.serve import checkpoint
+from paceline.serve import checkpoint, greeting
 from paceline.serve.description import Description
 from paceline.serve.door import Door, answer
 from paceline.serve.messages import (
@@ -65,7 +66,7 @@ from paceline.serve.messages import (
 from paceline.serve.record import Recording
 from paceline.serve.store import Fenced, Held, Store
 from paceline.serve.tls import Tls
-from paceline.serve.variables import TOKEN
+from paceline.serve.variables import SHARD_TOKEN, TOKEN
 from paceline.serve.wire import Channel, Closed, Pieces, Reader, WireError
 
 log = logging.getLogger(__name__)
@@ -80,9 +81,11 @@ CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for 
 class Shard:
     """One slice of the model, behind a listening socket."""
 
-    def __init__(self, number: int, coordinator: Door, host: str = "127.0.0.1") -> None:
+    def __init__(self, number: int, coordinator: Door, host: str = "127.0.0.1", token: bytes | None = None) -> None:
+        """token: the job's, which workers know; None: as the coordinator's door has it."""
         self._number = number
-        self._token = coordinator.token
+        self._token = coordinator.token if token is None else token
+        self._key = b""  # by which workers' tickets are known
         self._tls: ssl.SSLContext | None = coordinator.tls.listening() if coordinator.tls else None
         self._coordinator, self._generation = coordinator.open(FROM_COORDINATOR)
         self._listener = socket.create_server((host, 0), backlog=512)
@@ -91,7 +94,7 @@ class Shard:
         self._strangers = threading.BoundedSemaphore(STRANGERS)
         self._state = threading.Condition()  # guards all that follows
         self._store: Store | None = None
-        self._giver: Hello | None = None  # who is to give the weights that the model begins with
+        self._giver: tuple[int, int] | None = None  # who is to give the weights that the model begins with
         self._given = False  # has it?
         self._applying = False
         self._pulls: set[Pieces] = set()
@@ -151,12 +154,13 @@ class Shard:
         """
         with self._state:
             store = self.opened()
+            caller = (hello.worker, hello.incarnation)
             try:
                 if store.version < 0 or self._giver:
-                    self._state.wait_for(lambda: self._giver == hello or self._is_over(hello), CUT_SECONDS)
+                    self._state.wait_for(lambda: self._giver == caller or self._is_over(hello), CUT_SECONDS)
                 if not store.accepts(hello.worker, hello.incarnation):
                     raise Fenced("This worker has been given up; it must join again.")
-                if self._giver != hello:
+                if self._giver != caller:
                     raise WireError("This worker was not asked for the weights that the model begins with.")
                 if self._given:
                     return  # sent again, since the answer was lost
@@ -214,7 +218,7 @@ class Shard:
         if isinstance(order, Setup):
             try:
                 self._set_up(order)
-            except (ValueError, OSError) as error:
+            except (ValueError, OSError, RuntimeError, MemoryError) as error:  # RuntimeError: torch's lack of memory
                 self.tell(Failed(str(error)))
             return
         store = self.opened()
@@ -227,7 +231,7 @@ class Shard:
         else:
             with self._state:
                 if isinstance(order, Giver):
-                    self._giver, self._given = Hello(order.worker, order.incarnation), False
+                    self._giver, self._given = (order.worker, order.incarnation), False
                 else:
                     store.carry_out(order)
                 if isinstance(order, Fence):
@@ -242,9 +246,10 @@ class Shard:
             store.slice.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
             store.version = order.version
         if order.record:
-            self._recording = Recording(Path(order.record), order, bytes(self._body), self._number)
+            kept = msgspec.structs.replace(order, key=b"")
+            self._recording = Recording(Path(order.record), kept, bytes(self._body), self._number)
         with self._state:
-            self._store = store
+            self._store, self._key = store, order.key
             self._state.notify_all()
         if order.checkpoint:
             self.tell(Loaded())
@@ -320,7 +325,10 @@ class Shard:
                 raise WireError("The first message of a worker must be Hello.")
             channel.bear_cut(CUT_SECONDS)
             with self._state:
-                if not self.opened().accepts(hello.worker, hello.incarnation):
+                opened = self.opened()
+                if not greeting.is_ticket(self._key, hello.worker, hello.incarnation, hello.ticket):
+                    raise WireError(f"This is not worker {hello.worker}: it does not have its ticket.")
+                if not opened.accepts(hello.worker, hello.incarnation):
                     raise Fenced("This worker has been given up; it must join again.")
                 self._workers[channel] = hello
             _Worker(self, channel, hello).run()
@@ -414,9 +422,9 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.threads:
         torch.set_num_threads(asked.threads)
-    token = bytes.fromhex(os.environ.get(TOKEN, ""))
+    token, own = (bytes.fromhex(os.environ.get(name, "")) for name in (TOKEN, SHARD_TOKEN))
     try:
-        Shard(asked.number, Door(asked.host, asked.port, token, Tls.from_environment()), asked.listen).run()
+        Shard(asked.number, Door(asked.host, asked.port, own, Tls.from_environment()), asked.listen, token).run()
     except OSError as error:
         sys.exit(f"Shard {asked.number}: {error}" if isinstance(error, WireError) else None)  # else the job is over
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 CONNECT = "PACELINE_CONNECT"  # the coordinator's address, host:port
 TOKEN = "PACELINE_TOKEN"  # the job's token, in hexadecimal
+SHARD_TOKEN = "PACELINE_SHARD_TOKEN"  # the token that only the server's own shards know, in hexadecimal
 WORKER = "PACELINE_WORKER"  # this worker's number
 WORKERS = "PACELINE_WORKERS"  # how many workers there are at first
 RANK, RANKS = "PACELINE_RANK", "PACELINE_RANKS"  # of the processes that make up this worker, if they are several

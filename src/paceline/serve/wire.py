@@ -64,7 +64,7 @@ class Reader:
     def head(self, data: bytes | bytearray | memoryview) -> Any:
         try:
             return self._decoder.decode(data)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
             raise WireError(f"The peer sent a message that is not taken here: {error}.") from None
 
 

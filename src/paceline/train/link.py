@@ -158,7 +158,8 @@ class Together:
         return self._client.mixes
 
     def finish(self) -> None:
-        self._client.finish(self._flat.weights_bytes())
+        while not self._client.finish(self._flat.weights_bytes()):
+            pass  # the script's loop is over: what is to be done again is left to others
         self._flat.scatter()
 
     def measured(self, kind: str, value: float) -> None:

@@ -213,7 +213,8 @@ class Ranked:
 
         def last() -> None:
             assert self._client is not None
-            self._client.finish(self._flat.weights_bytes())
+            while not self._client.finish(self._flat.weights_bytes()):
+                pass  # as in `Link.finish`
 
         self._go_on(last)
 

@@ -1,0 +1,259 @@
+"""Whatever comes: only the documented errors come out, and nothing large is allocated. Seeded, and bounded in time.
+
+All of it runs in a forked child with a bound on its memory; a decoder that believed a length of 2^40 would die of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import time
+import traceback
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("msgspec")
+
+import msgspec
+import numpy as np
+
+from paceline.model.layout import Layout, Tensor
+from paceline.model.spec import OptimizerSpec
+from paceline.serve import checkpoint, coordinator, greeting, life, messages, record, shard
+from paceline.serve.checkpoint import CheckpointError
+from paceline.serve.description import Description
+from paceline.serve.messages import Challenge
+from paceline.serve.peer import Peer
+from paceline.serve.wire import MAGIC, PREFIX, VERSION, Channel, Closed, Reader, WireError
+
+SECONDS = 1.5  # for each of the fuzzers
+MOST = 64 << 20  # bytes that may be allocated at once: far more than is ever needed
+READERS = (coordinator.HEARD_HERE, life.FROM_COORDINATOR, life.FROM_SHARD, shard.FROM_COORDINATOR, shard.FROM_WORKER)
+DESCRIPTION = Description(
+    Layout((Tensor("w", (3, 2)), Tensor("v", (2,), "float16"))), OptimizerSpec("SGD", ({"lr": 0.1},))
+).as_json()
+
+
+def values(chance: random.Random, depth: int = 0) -> Any:
+    """Anything that MessagePack and JSON know, absurd numbers above all."""
+    kinds: list[Callable[[], Any]] = [
+        lambda: chance.choice([0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63), chance.getrandbits(60)]),
+        lambda: chance.choice([0.0, -1.5, float("inf"), float("nan"), 1e308]),
+        lambda: None,
+        lambda: chance.choice([True, False]),
+        lambda: chance.choice(["", "float32", "Push", "w", "x" * 200, "\x00", "SGD"]),
+    ]
+    if depth < 4:
+        kinds += [
+            lambda: [values(chance, depth + 1) for _ in range(chance.randrange(4))],
+            lambda: {str(values(chance, 9)): values(chance, depth + 1) for _ in range(chance.randrange(3))},
+        ]
+    return chance.choice(kinds)()
+
+
+def heads(chance: random.Random) -> bytes:
+    """A head: of a message with fields of any kind, of anything at all, or of random bytes; perhaps spoiled."""
+    kinds = [kind for reader in READERS for kind in get_args(reader.taken)]
+    kind = chance.choice(kinds)
+    wanted = len(kind.__struct_fields__) + chance.choice((-1, 0, 0, 0, 1))
+    fields = [values(chance) for _ in range(max(0, wanted))]
+    made = chance.choice(
+        (
+            lambda: msgspec.msgpack.encode([kind.__name__, *fields]),
+            lambda: msgspec.msgpack.encode(values(chance)),
+            lambda: chance.randbytes(chance.randrange(60)),
+            lambda: b"\x91" * chance.randrange(3000),
+        )
+    )()
+    return mutated(chance, made) if chance.random() < 0.3 else made
+
+
+def mutated(chance: random.Random, data: bytes) -> bytes:
+    spoiled = bytearray(data)
+    for _ in range(chance.randrange(1, 4)):
+        at = chance.randrange(len(spoiled) + 1)
+        match chance.randrange(4):
+            case 0 if at < len(spoiled):
+                spoiled[at] = chance.randrange(256)
+            case 1:
+                spoiled[at:at] = chance.randbytes(chance.randrange(1, 5))
+            case 2:
+                del spoiled[at : at + chance.randrange(1, 9)]
+            case _:
+                spoiled[at:at] = spoiled[: chance.randrange(1, 20)]
+    return bytes(spoiled)
+
+
+def frames(chance: random.Random) -> bytes:
+    """A frame or several, with lengths that may be lies."""
+    head = heads(chance)
+    body = chance.randbytes(chance.choice((0, 0, 1, 24, 100)))
+    lengths = [0, len(body), 2**40, 2**63, 2**64 - 1, 16 << 20]
+    size = len(body) if chance.random() < 0.6 else chance.choice(lengths)
+    frame = PREFIX.pack(MAGIC, VERSION, len(head) & 0xFFFF, size) + head + body
+    return mutated(chance, frame) if chance.random() < 0.3 else frame
+
+
+def for_a_while(seed: int) -> Iterator[random.Random]:
+    """Another seed each time, the same ones in every run, as many as there is time for."""
+    end = time.monotonic() + SECONDS
+    number = 0
+    while time.monotonic() < end or number < 200:
+        yield random.Random(seed * 1_000_003 + number)
+        number += 1
+
+
+def fuzz_readers(_folder: Path) -> None:
+    for chance in for_a_while(1):
+        data = heads(chance)
+        for reader in (*READERS, record.FRAMES):
+            with contextlib.suppress(WireError):
+                assert isinstance(reader.head(data), messages.Message)
+
+
+def fuzz_channel(_folder: Path) -> None:
+    for chance in for_a_while(2):
+        ours, theirs = _tcp()
+        theirs.sendall(b"".join(frames(chance) for _ in range(chance.randrange(1, 4))))
+        theirs.close()
+        channel = Channel(ours, chance.choice(READERS))
+        into = chance.choice((None, lambda _message, _size: memoryview(bytearray(24))))
+        try:
+            while True:
+                channel.receive(into)
+        except (WireError, Closed):
+            pass
+        channel.close()
+
+
+def fuzz_peer(_folder: Path) -> None:
+    async def fuzz() -> None:
+        for chance in for_a_while(3):
+            ours, theirs = _tcp()
+            theirs.sendall(b"".join(frames(chance) for _ in range(chance.randrange(1, 4))))
+            theirs.close()
+            reader, writer = await asyncio.open_connection(sock=ours)
+            peer = Peer(reader, writer, coordinator.HEARD_HERE)
+            peer.most_body = chance.choice((0, 1000))
+            try:
+                while True:
+                    await peer.receive()
+                    assert len(peer.body) <= peer.most_body
+            except (WireError, asyncio.IncompleteReadError):
+                pass
+            peer.close()
+
+    asyncio.run(fuzz())
+
+
+def fuzz_greeting(_folder: Path) -> None:
+    taken = Reader(messages.Proof | messages.Join)
+    for chance in for_a_while(4):
+        asked = Challenge(chance.randbytes(32), "generation")
+        good = greeting.proof(b"secret", asked)
+        data = mutated(chance, msgspec.msgpack.encode(good)) if chance.random() < 0.7 else heads(chance)
+        try:
+            answer = taken.head(data)
+        except WireError:
+            continue
+        if answer != good:
+            assert isinstance(greeting.judge(b"secret", asked, answer), messages.Refused)
+
+
+def fuzz_description(_folder: Path) -> None:
+    for chance in for_a_while(5):
+        if chance.random() < 0.5:
+            data = mutated(chance, DESCRIPTION)
+        else:
+            known = json.loads(DESCRIPTION)
+            place: Any = known
+            for _ in range(chance.randrange(5)):  # somewhere inside
+                keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+                inner = [key for key in keys if isinstance(place[key], dict | list)]
+                if not inner:
+                    break
+                place = place[chance.choice(inner)]
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            if keys:
+                place[chance.choice(keys)] = values(chance)
+            data = json.dumps(known).encode()
+        try:
+            described = Description.from_json(data)
+            described.cut(2)
+            assert Description.from_json(described.as_json()) == described
+        except ValueError:
+            pass
+
+
+def fuzz_checkpoint(folder: Path) -> None:
+    job: dict[str, Any] = {"format": 1, "version": 3, "shards": 1, "description": json.loads(DESCRIPTION)}
+    whole = folder / "version-000000003"
+    whole.mkdir()
+    tensors = {"weights": np.zeros(8, dtype=np.float32)}
+    checkpoint.save_shard(whole, 0, tensors, {"start": 0, "stop": 8})
+    (whole / "job.json").write_text(json.dumps(job))
+    assert len(checkpoint.weights(checkpoint.read(folder))) == 2
+    good = (whole / "shard-0.safetensors").read_bytes()
+    for chance in for_a_while(6):
+        described = dict(job)
+        if chance.random() < 0.5:
+            described[chance.choice(list(job))] = values(chance)
+        text = json.dumps(described).encode()
+        (whole / "job.json").write_bytes(mutated(chance, text) if chance.random() < 0.5 else text)
+        data = mutated(chance, good) if chance.random() < 0.7 else struct.pack("<Q", chance.getrandbits(63)) + good[8:]
+        (whole / "shard-0.safetensors").write_bytes(data)
+        with contextlib.suppress(CheckpointError):
+            checkpoint.weights(checkpoint.read(folder))
+
+
+def _tcp() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    return ours, theirs
+
+
+def _too_long(*_: object) -> None:
+    raise AssertionError("it never ends")
+
+
+FUZZERS = [fuzz_readers, fuzz_channel, fuzz_peer, fuzz_greeting, fuzz_description, fuzz_checkpoint]
+
+
+@pytest.mark.parametrize("fuzz", FUZZERS, ids=lambda fuzz: fuzz.__name__)
+def test_only_documented_errors_and_nothing_large(fuzz: Callable[[Path], None], tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    log = words.open("w")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
+            signal.signal(signal.SIGALRM, _too_long)
+            signal.alarm(60)
+            tracemalloc.start()
+            fuzz(tmp_path)
+            peak = tracemalloc.get_traced_memory()[1]
+            assert peak < MOST, f"{peak} bytes were allocated"
+            code = 0
+        except BaseException:
+            traceback.print_exc(file=log)
+        finally:
+            log.flush()
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    log.close()
+    assert status == 0, f"status {status}: {words.read_text()}"
