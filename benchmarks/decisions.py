@@ -48,7 +48,7 @@ def work(port: int) -> None:
     welcome = control.receive()
     ((host, shard_port, _, _),) = welcome.shards
     shard, _ = door.at(host, shard_port).open(FROM_SHARD)
-    shard.send(messages.Hello(welcome.worker, welcome.incarnation))
+    shard.send(messages.Hello(welcome.worker, welcome.incarnation, welcome.ticket))
     body = memoryview(bytearray(ELEMENTS * 4))
     if welcome.worker == 0:  # the first is asked for the weights that the model begins with
         assert isinstance(control.receive(), messages.Give)

@@ -74,6 +74,7 @@ def job(
     """Serve a job on this machine; it begins when so many workers have come."""
     events: list[Event] = []
     up: list[Job] = []
+    holders: list[threading.Thread] = []
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
@@ -83,7 +84,8 @@ def job(
         coordinator = Coordinator(made, terms, Recorder(events.append), restored)
         door = Door("127.0.0.1", await coordinator.listen(), terms.shard_token or token, tls)
         for number in range(shards):
-            threading.Thread(target=hold, args=(number, door, token), daemon=True).start()
+            holders.append(threading.Thread(target=hold, args=(number, door, token), daemon=True))
+            holders[-1].start()
         await coordinator._complete.wait()
         up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
         ready.set()
@@ -99,3 +101,5 @@ def job(
     finally:
         over.set()
         thread.join(30.0)
+        for holder in holders:  # they may be writing a recording's end
+            holder.join(30.0)
