@@ -36,9 +36,13 @@ class _Attendance(Observer):
 
     def __init__(self) -> None:
         self.anybody = False
+        self.alone = False  # has nobody come since the server last began, or began again?
+
+    def began(self, *_: object) -> None:
+        self.alone = True
 
     def joined(self, *_: object) -> None:
-        self.anybody = True
+        self.anybody, self.alone = True, False
 
 
 async def run(
@@ -75,15 +79,24 @@ async def run(
         task = Task(script, connect, token, environment, ranks, hosts)
         crew = Crew(task, restarts, say)
         kept = asyncio.ensure_future(service.keep())
-        working = asyncio.gather(*(crew.keep(number, number) for number in range(options.workers)))
-        tasks += [kept, working]
-        await asyncio.wait((kept, working), return_when=asyncio.FIRST_COMPLETED)
-        if kept.done():
-            kept.result()  # its error, if that is why
-        await working
-        if not attendance.anybody:
-            raise JobError(f"{script[0]} never called paceline.join, so there was nothing to do together.")
-        seconds = loop.time() - began
+        tasks.append(kept)
+        while True:
+            working = asyncio.gather(*(crew.keep(number, number) for number in range(options.workers)))
+            tasks.append(working)
+            await asyncio.wait((kept, working), return_when=asyncio.FIRST_COMPLETED)
+            if kept.done():
+                kept.result()  # its error, if that is why
+                crew.over = True
+            await working
+            if not attendance.anybody:
+                raise JobError(f"{script[0]} never called paceline.join, so there was nothing to do together.")
+            seconds = loop.time() - began
+            await asyncio.wait((kept,), timeout=0.5)  # what was last seen may still be on its way
+            while not kept.done() and not attendance.alone:
+                await asyncio.wait((kept,), timeout=0.2)
+            if kept.done():
+                break
+            say("The server went back to a checkpoint when all workers had ended; they are started again.", aside=True)
         await kept
         await seen
         return Outcome(summary.report(), seconds)
