@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
-demo: setup      ## five policies on the R²SP paper's cluster A with VGG16, side by side
-	@$(BIN)/paceline simulate r2sp-a-vgg16 --policy bsp,asp,ssp,dssp,r2sp --iterations 200 --jitter 0.05
+demo: setup      ## train handwritten digits with 4 workers, under BSP and under R²SP, for real
+	@$(BIN)/paceline run --workers 4 --policy bsp:weights=mean,r2sp:weights=mean examples/digits.py
 
 test: setup      ## the tests, fast ones first
 	@$(BIN)/python -m pytest
@@ -35,8 +35,9 @@ lint: setup      ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: setup     ## what the simulator and one policy decision cost
+bench: setup     ## what the simulator, one policy decision and one Grant cost
 	@$(BIN)/python benchmarks/simulator.py
+	@$(BIN)/python benchmarks/decisions.py
 
 clean:           ## remove .venv and caches
 	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -20,7 +20,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": {"policies", "model", "observe"},
     "train": {"model", "serve"},
     "launch": {"observe", "serve"},
-    "cli": {"policies", "observe", "simulate", "serve", "launch"},
+    "bench": {"policies", "model", "observe", "serve"},
+    "cli": {"policies", "observe", "simulate", "serve", "launch", "bench"},
     "__main__": {"cli"},
 }
 #: What each room may import from outside the standard library.
@@ -32,6 +33,7 @@ OUTSIDE: dict[str, set[str]] = {
     "serve": {"msgspec", "numpy", "safetensors", "torch"},
     "train": {"torch"},
     "launch": set(),
+    "bench": {"torch", "ray", "zmq"},  # the last two where they are installed
     "cli": {"typer", "rich"},
     "__main__": set(),
 }

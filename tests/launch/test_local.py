@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from launch.test_by_hand import Background, paceline, started  # noqa: F401 (a fixture)
 from paceline.observe.events import Applied, Arrived, Joined, Left, from_line
+from paceline.serve import checkpoint
 
 TRAINS = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 import torch
 import paceline
 
@@ -24,20 +28,21 @@ model = torch.nn.Linear(6, 3)
 mark = pathlib.Path(sys.argv[1])
 with paceline.join(model, torch.optim.SGD(model.parameters(), lr=0.1)) as session:
     steps = 0
-    for a, b in session.batches(torch.utils.data.TensorDataset(x, y), batch_size=8, epochs=4):
+    epochs = int(os.environ.get("EPOCHS", "4"))
+    for a, b in session.batches(torch.utils.data.TensorDataset(x, y), batch_size=8, epochs=epochs):
         loss = torch.nn.functional.cross_entropy(model(a), b)
         loss.backward()
         steps += 1
         if session.worker == 1 and steps == 5 and len(sys.argv) > 2 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+        time.sleep(float(os.environ.get("SLEEP", "0")))
         session.step(loss)
 """
 
 
-def paceline_run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", "run", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def paceline_run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return paceline("run", *arguments, **variables)
 
 
 def samples_applied(trace: Path) -> int:
@@ -61,7 +66,7 @@ def test_a_job_trains_on_every_sample_once_an_epoch(tmp_path: Path) -> None:
         "--workers", "2", "--servers", "2", "-p", "r2sp", "--trace", str(trace), str(script), str(tmp_path / "mark")
     )
     assert ran.returncode == 0, ran.stderr
-    assert "r2sp: 120 updates" in ran.stdout
+    assert "updates    120 " in ran.stdout
     assert samples_applied(trace) == 4 * 240
 
 
@@ -105,3 +110,90 @@ def test_a_missing_script_is_told_so(tmp_path: Path) -> None:
     ran = paceline_run("--workers", "1", str(tmp_path / "none.py"))
     assert ran.returncode == 2
     assert "There is no script" in ran.stderr
+
+
+@pytest.mark.slow
+def test_a_job_is_gone_on_with_exported_and_replayed(tmp_path: Path) -> None:
+    script, job, record = tmp_path / "train.py", tmp_path / "job", tmp_path / "record"
+    script.write_text(TRAINS)
+    common = ("--workers", "2", "--servers", "2", "-p", "ssp")
+    ran = paceline_run(
+        *(*common, "--checkpoint", str(job), "--checkpoint-every", "10"),
+        str(script),
+        str(tmp_path / "mark"),
+        EPOCHS="2",
+    )
+    assert ran.returncode == 0, ran.stderr
+    half = checkpoint.newest(job)
+    assert half is not None
+    assert half.job["samples"]["trained"] == 2 * 240
+    resumed = ("--resume", str(job), "--record-updates", str(record))
+    ran = paceline_run(*common, *resumed, str(script), str(tmp_path / "mark"), EPOCHS="4")
+    assert ran.returncode == 0, ran.stderr
+    whole = checkpoint.newest(job)
+    assert whole is not None
+    assert whole.job["samples"]["trained"] == 4 * 240
+    assert whole.version == 2 * half.version == 120
+
+    exported = paceline("export", job, tmp_path / "model.pt")
+    assert exported.returncode == 0, exported.stderr
+    model = torch.nn.Linear(6, 3)
+    model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+
+    replayed = paceline("replay", record)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert replayed.stdout.count("the same, bit for bit") == 2
+    assert "all the same" in replayed.stdout
+
+    other = tmp_path / "other.py"
+    other.write_text(TRAINS.replace("torch.nn.Linear(6, 3)", "torch.nn.Linear(6, 5)"))
+    refused = paceline_run(*common, "--resume", str(job), "--restarts", "0", str(other), str(tmp_path / "mark"))
+    assert refused.returncode == 1
+    assert "is of another model: the shape of 'weight' is (3, 6) here and (5, 6) there" in refused.stderr
+    refused = paceline_run("--workers", "2", "--resume", str(job), str(script), str(tmp_path / "mark"))
+    assert refused.returncode == 1
+    assert "is of 2 shards: use --servers 2" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["paceline serve", "paceline.serve.shard 1"])
+def test_a_killed_server_comes_back_and_training_goes_on(
+    who: str,
+    tmp_path: Path,
+    started: list[Background],  # noqa: F811
+) -> None:
+    script, job = tmp_path / "train.py", tmp_path / "job"
+    script.write_text(TRAINS)
+    running = Background(
+        *("run", "--workers", 2, "--servers", 2, "-p", "r2sp", "--lease", 5),
+        *("--checkpoint", job, "--checkpoint-every", 5, script, tmp_path / "mark"),
+        SLEEP="0.05",
+    )
+    started.append(running)
+    end = time.monotonic() + 120
+    while not list(job.glob("version-*[1-9]")):  # more than the first, of version 0
+        assert time.monotonic() < end, running.lines
+        time.sleep(0.05)
+    victims = [pid for pid in running.children() if who in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")]
+    os.kill(victims[0], signal.SIGKILL)
+    assert running.ends(180) == 0, running.lines
+    assert any("started again" in line or "Going back to version" in line for line in running.lines)
+    found = checkpoint.newest(job)
+    assert found is not None
+    assert found.job["samples"]["trained"] == 4 * 240
+    assert found.job["samples"]["open"] == []
+
+
+def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
+    script = tmp_path / "paces.py"
+    script.write_text("import paceline, time\nwith paceline.coordinate() as pace:\n    time.sleep(1000)\n")
+    running = Background("run", "--workers", 1, "--servers", 0, script)
+    started.append(running)
+    end = time.monotonic() + 60
+    while len(running.children()) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    (server,) = [pid for pid in running.children() if "serve" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+    os.kill(server, signal.SIGKILL)
+    assert running.ends() == 1
+    assert "there is no checkpoint to go back to: give --checkpoint" in running.lines[-1]

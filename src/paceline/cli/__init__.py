@@ -10,6 +10,7 @@ import typer
 
 import paceline
 from paceline.cli import simulate, train
+from paceline.cli.bench import bench
 from paceline.cli.shared import errors, refuse
 from paceline.policies import PolicyError
 from paceline.simulate import ClusterError, SimulationError
@@ -64,3 +65,4 @@ app.command(context_settings=train.THEN_COMMAND)(train.work)
 app.command()(train.watch)
 app.command()(train.export)
 app.command()(train.replay)
+app.add_typer(bench, name="bench")

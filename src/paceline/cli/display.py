@@ -27,6 +27,16 @@ PERFETTO = ".perfetto.json"
 FRAME, LINE = 0.25, 10.0  # seconds between two pictures on a terminal, and between two lines in a log
 
 
+class _Accuracy(Observer):
+    """The last one that was told."""
+
+    value: float | None = None
+
+    def measured(self, time: float, worker: int, kind: str, value: float) -> None:
+        if kind == "accuracy":
+            self.value = value
+
+
 class Display:
     """A live table on a terminal, and plain lines elsewhere. Files get their names when all is done."""
 
@@ -38,14 +48,15 @@ class Display:
         self._seen = (0.0, time.monotonic())
         self._part = unfinished(trace)
         self._files = ExitStack()
-        self.observer: Observer = self._live
+        self._accuracy = _Accuracy()
+        self.observer: Observer = Tee(self._live, self._accuracy)
 
     def __enter__(self) -> Display:
         file: IO[str] | None = self._files.enter_context(opened(self._part))
         if file and str(self._trace).endswith(PERFETTO):
-            self.observer = Tee(self._live, self._files.enter_context(Perfetto(file)))
+            self.observer = Tee(self.observer, self._files.enter_context(Perfetto(file)))
         elif file:
-            self.observer = Tee(self._live, Recorder(lambda event: write_event(file, event)))
+            self.observer = Tee(self.observer, Recorder(lambda event: write_event(file, event)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,14 +84,16 @@ class Display:
         else:
             self._out.print(Text(line))
 
-    def finish(self, report: Report | None = None, seconds: float = 0.0) -> None:
+    def finish(self, report: Report, seconds: float, show: bool = True) -> Run:
         """All went well: the closing summary, and the files get their names."""
         self._files.close()
         if self._part and self._trace:
             self._part.replace(self._trace)
             errors.print(Text(f"Written: {self._trace}"))
-        if report:
-            self._out.print(closing(Run(self._policy, report, seconds, self._live.loss)))
+        run = Run(self._policy, report, seconds, self._live.loss, self._accuracy.value)
+        if show:
+            self._out.print(closing(run))
+        return run
 
     def fail(self, message: str, code: int = 1) -> NoReturn:
         """It did not."""
@@ -100,6 +113,8 @@ class Display:
     async def _log(self) -> None:
         while True:
             await asyncio.sleep(LINE)
+            if not self._live.updates:
+                continue  # nothing to tell yet
             with contextlib.suppress(BlockingIOError):
                 errors.print(Text(line(self._live, self._now())))
 

@@ -101,7 +101,7 @@ def simulate(
     rows: list[tuple[Row, Result]] = []
     panels: list[Panel] = []
     try:
-        with _progress(quiet=as_json) as progress, opened(trace_part) as file:
+        with progress_bar(quiet=as_json) as progress, opened(trace_part) as file:
             for spec in specs:
                 task = progress.add_task(spec, total=1.0)
                 row, result = _run(
@@ -201,7 +201,7 @@ def _as_json(described: ClusterSpec, limit: float, rows: list[tuple[Row, Result]
     }
 
 
-def _progress(quiet: bool) -> Progress:
+def progress_bar(quiet: bool) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

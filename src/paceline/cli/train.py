@@ -10,17 +10,20 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from paceline.cli.display import Display
 from paceline.cli.shared import check_target, errors, refuse
+from paceline.observe.closing import side_by_side
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
-from paceline.policies import make
+from paceline.policies import make, split_list
 
 if TYPE_CHECKING:
     from paceline.serve.saving import Plan
@@ -58,7 +61,9 @@ def run(
     script: Script,
     workers: Annotated[int, typer.Option(min=1, help="How many workers.")] = 2,
     servers: Servers = 1,
-    policy: Policy = "bsp:weights=mean",
+    policy: Annotated[
+        str, typer.Option("--policy", "-p", help="A policy with options; several are compared: bsp,r2sp.")
+    ] = "bsp:weights=mean",
     lease: Lease = 30.0,
     restarts: Annotated[int, typer.Option(min=0, help="How often a crashed worker is started again.")] = 1,
     ranks_per_worker: Annotated[
@@ -82,11 +87,17 @@ def run(
         _need_torch()
     from paceline.launch import local
 
-    _check_policy(policy, workers)
+    specs = split_list([policy])
+    for spec in specs:
+        _check_policy(spec, workers)
     _check_script(script)
     check_target(trace, "--trace")
+    if len(specs) > 1 and any((checkpoint, resume, record, trace)):
+        refuse("Several policies are run one after the other to be compared; write files of one policy at a time.")
+    _plan(checkpoint, every, resume)
+    _check_resume(resume)
     options = local.Options(
-        policy,
+        specs[0],
         servers,
         workers,
         host or (local.EVERYWHERE if hosts else "127.0.0.1"),
@@ -97,18 +108,16 @@ def run(
         record=record,
         tls=_tls(tls_cert, tls_key, tls_ca),
     )
-    _plan(checkpoint, every, resume)
-    _check_resume(resume)
     named = [name for name in (hosts or "").split(",") if name]
 
-    async def ran(display: Display) -> local.Outcome:
+    async def ran(spec: str, display: Display) -> local.Outcome:
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # stop as after a Ctrl-C
         async with display.running():
             return await local.run(
                 script,
-                options,
+                replace(options, policy=spec),
                 restarts=restarts,
                 ranks=ranks_per_worker,
                 hosts=named,
@@ -116,14 +125,18 @@ def run(
                 say=display.say,
             )
 
-    with Display(policy, trace) as display:
-        try:
-            outcome = asyncio.run(ran(display))
-        except local.JobError as error:
-            display.fail(str(error))
-        except asyncio.CancelledError:
-            raise typer.Exit(128 + signal.SIGTERM) from None
-        display.finish(outcome.report, outcome.seconds)
+    runs = []
+    for spec in specs:
+        with Display(spec, trace) as display:
+            try:
+                outcome = asyncio.run(ran(spec, display))
+            except local.JobError as error:
+                display.fail(str(error))
+            except asyncio.CancelledError:
+                raise typer.Exit(128 + signal.SIGTERM) from None
+            runs.append(display.finish(outcome.report, outcome.seconds, show=len(specs) == 1))
+    if len(runs) > 1:
+        Console(highlight=False).print(side_by_side(runs, f"{Path(script[0]).name} with {workers} workers"))
 
 
 def serve(
@@ -188,7 +201,7 @@ def serve(
     with Display(policy, trace, quiet) as display:
         try:
             asyncio.run(served(display))
-            display.finish(None if quiet else summary.report(), time.monotonic() - began)
+            display.finish(summary.report(), time.monotonic() - began, show=not quiet)
         except (ServerError, CheckpointError, ValueError) as error:
             display.fail(str(error), code=2)
 

@@ -19,6 +19,7 @@ from paceline.serve.variables import WORKERS
 from paceline.serve.watch import watch
 
 EVERYWHERE = "0.0.0.0"
+ENDING = 60.0  # seconds in which a server should have written its last checkpoint
 
 __all__ = ["JobError", "Options", "Outcome", "run"]
 
@@ -28,21 +29,26 @@ class Outcome:
     """What a job came to."""
 
     report: Report
-    seconds: float
+    seconds: float  # from the first worker's joining to the last one's leaving
 
 
 class _Attendance(Observer):
-    """Has anybody come?"""
+    """Has anybody come, and when did the first come and the last leave?"""
 
     def __init__(self) -> None:
-        self.anybody = False
+        self.first: float | None = None
+        self.last = 0.0
         self.alone = False  # has nobody come since the server last began, or began again?
 
     def began(self, *_: object) -> None:
         self.alone = True
 
-    def joined(self, *_: object) -> None:
-        self.anybody, self.alone = True, False
+    def joined(self, time: float, *_: object) -> None:
+        self.first = time if self.first is None else self.first
+        self.alone = False
+
+    def left(self, time: float, *_: object) -> None:
+        self.last = time
 
 
 async def run(
@@ -88,18 +94,20 @@ async def run(
                 kept.result()  # its error, if that is why
                 crew.over = True
             await working
-            if not attendance.anybody:
+            if attendance.first is None:
                 raise JobError(f"{script[0]} never called paceline.join, so there was nothing to do together.")
-            seconds = loop.time() - began
-            await asyncio.wait((kept,), timeout=0.5)  # what was last seen may still be on its way
-            while not kept.done() and not attendance.alone:
-                await asyncio.wait((kept,), timeout=0.2)
-            if kept.done():
+            ended = asyncio.ensure_future(_ended(service, kept))
+            tasks.append(ended)
+            await asyncio.wait((ended,), timeout=0.5)  # what was last seen may still be on its way
+            while not ended.done() and not attendance.alone:
+                await asyncio.wait((ended,), timeout=0.2)
+            if ended.done():
                 break
+            ended.cancel()
             say("The server went back to a checkpoint when all workers had ended; they are started again.", aside=True)
-        await kept
+        await ended
         await seen
-        return Outcome(summary.report(), seconds)
+        return Outcome(summary.report(), attendance.last - attendance.first)
     finally:
         for waiting in tasks:
             waiting.cancel()
@@ -107,6 +115,18 @@ async def run(
             await crew.stop()
         await service.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _ended(service: Service, kept: asyncio.Future[None]) -> None:
+    """All workers have ended, and so does the server, unless it was started again just then and waits for them."""
+    patience = ENDING + 2 * service.options.lease
+    done, _ = await asyncio.wait((kept,), timeout=patience)
+    if done:
+        kept.result()
+    else:
+        kept.cancel()
+        await service.stop()
+        raise JobError("All workers have ended, but the server had gone back to a checkpoint; go on with --resume.")
 
 
 async def _watch(service: Service, door: Door, observer: Observer, began: float, started: asyncio.Event) -> None:

@@ -507,12 +507,9 @@ class Coordinator:
                 self._restored.must_be_of(described)
             except CheckpointError as error:
                 raise WireError(str(error)) from None
-        difference = self._described.layout.differs_from(described.layout)
+        difference = self._described.differs_from(described)
         if difference:
             raise WireError(f"All workers must train the same model: {difference}.")
-        if self._described.optimizer.name != described.optimizer.name:
-            ours, its = self._described.optimizer.name, described.optimizer.name
-            raise WireError(f"All workers must use the same optimizer: {ours} here, and {its} there.")
 
     def _take_back(self, peer: Peer, resume: Resume) -> Member | None:
         """A worker whose connection was lost is back: both repeat what the other may have missed."""

@@ -76,6 +76,13 @@ class Server:
         self.coordinator: Coordinator
         self.port = 0
 
+    async def __aenter__(self) -> Server:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
     async def start(self) -> None:
         """Begin to listen. The port is known then."""
         self.coordinator = Coordinator(self._make_policy(), self._terms, self._observer, self._restored)

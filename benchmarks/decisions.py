@@ -1,0 +1,151 @@
+"""How long a decision takes: from the last byte of the push that it depends on to the first byte of the Grant.
+
+Eight worker processes, a real coordinator and a real shard with a tiny model, all on this machine; one clock counts for
+all of them. A Grant that the policy holds back on purpose (R²SP's gaps) is counted, not timed.
+
+make bench            or            python benchmarks/decisions.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+
+from paceline.model.layout import Layout, Tensor
+from paceline.model.spec import OptimizerSpec
+from paceline.observe.events import Arrived, Event, Granted
+from paceline.observe.observer import Recorder
+from paceline.policies import make
+from paceline.serve import greeting, messages
+from paceline.serve.description import Description
+from paceline.serve.door import Door
+from paceline.serve.life import FROM_COORDINATOR, FROM_SHARD
+from paceline.serve.wire import Channel
+
+WORKERS = 8
+ITERATIONS = 150
+WARM_UP = 10  # iterations of each worker that do not count
+ELEMENTS = 256
+COMPUTE = 0.02  # seconds, ± 20 %: there are two cores, and they are to be free when a push comes
+TARGET = 1e-3
+
+
+def work(port: int) -> None:
+    """One worker, without threads, so that nothing stands between the socket and the clock."""
+    door = Door("127.0.0.1", port)
+    line = socket.create_connection((door.host, door.port))
+    control = Channel(line, FROM_COORDINATOR)
+    greeting.call(control, b"")
+    layout = Layout((Tensor("w", (ELEMENTS,)),))
+    described = Description(layout, OptimizerSpec("SGD", ({"lr": 0.1},))).as_json()
+    control.send(messages.Join(), memoryview(described))
+    welcome = control.receive()
+    ((host, shard_port, _, _),) = welcome.shards
+    shard, _ = door.at(host, shard_port).open(FROM_SHARD)
+    shard.send(messages.Hello(welcome.worker, welcome.incarnation, welcome.ticket))
+    body = memoryview(bytearray(ELEMENTS * 4))
+    if welcome.worker == 0:  # the first is asked for the weights that the model begins with
+        assert isinstance(control.receive(), messages.Give)
+        shard.send(messages.Begin(), body)
+        shard.receive()
+    draw = random.Random(welcome.worker).uniform
+    sent, granted = {}, {}
+    for iteration in range(1, ITERATIONS + 1):
+        line.recv(1, socket.MSG_PEEK)
+        granted[iteration] = time.monotonic()
+        grant = control.receive()
+        shard.send(messages.Pull(grant.version))
+        version = shard.receive(lambda _message, _size: body).version
+        time.sleep(COMPUTE * draw(0.8, 1.2))
+        control.send(messages.Ready(iteration, version, 1, COMPUTE, None))
+        shard.send(messages.Push(iteration, (0.1,)), body)
+        sent[iteration] = time.monotonic()
+        shard.receive()
+    control.send(messages.Leave())
+    control.finish()
+    print(json.dumps({"worker": welcome.worker, "sent": sent, "granted": granted}))
+
+
+@dataclass
+class Latencies:
+    """Seconds of the decisions that were made at once, and how many were put off by the policy."""
+
+    immediate: list[float] = field(default_factory=list)
+    put_off: int = 0
+
+    def shown(self) -> str:
+        if len(self.immediate) < 2:
+            return f"no decision was made at once ({self.put_off} Grants held back by the policy)"
+        cuts = statistics.quantiles(self.immediate, n=100)
+        median = statistics.median(self.immediate)
+        verdict = "reached" if median <= TARGET else "MISSED"
+        return (
+            f"median {median * 1e3:5.2f} ms, 95% {cuts[94] * 1e3:5.2f}, 99% {cuts[98] * 1e3:5.2f}, "
+            f"of {len(self.immediate)} made at once; {self.put_off} held back by the policy "
+            f"(target ≤ {TARGET * 1e3:g} ms: {verdict})"
+        )
+
+
+async def measure(policy: str) -> Latencies:
+    from paceline.serve.coordinator import Terms  # not above: workers need less
+    from paceline.serve.server import Server
+
+    events: list[Event] = []
+    async with Server(lambda: make(policy), Terms(workers=WORKERS), observer=Recorder(events.append)) as server:
+        processes = [
+            await asyncio.create_subprocess_exec(
+                sys.executable, __file__, "--worker", str(server.port), stdout=asyncio.subprocess.PIPE
+            )
+            for _ in range(WORKERS)
+        ]
+        try:
+            told = [json.loads((await process.communicate())[0]) for process in processes]
+        finally:
+            for process in processes:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+    sent = {(each["worker"], int(number)): at for each in told for number, at in each["sent"].items()}
+    granted = {(each["worker"], int(number)): at for each in told for number, at in each["granted"].items()}
+    return latencies(events, sent, granted)
+
+
+def latencies(
+    events: list[Event], sent: dict[tuple[int, int], float], granted: dict[tuple[int, int], float]
+) -> Latencies:
+    """A Grant of the very time of an arrival was decided by that arrival; any other was put off by the policy."""
+    found = Latencies()
+    cause: Arrived | None = None
+    count = dict.fromkeys((worker for worker, _ in sent), 0)
+    for event in events:
+        if isinstance(event, Arrived):
+            cause = event
+        elif isinstance(event, Granted):
+            count[event.worker] += 1
+            which = event.worker, count[event.worker]
+            if which[1] <= WARM_UP or which not in granted:
+                continue
+            if cause is None or cause.time != event.time:
+                found.put_off += 1
+            else:
+                found.immediate.append(granted[which] - sent[cause.worker, cause.iteration])
+    return found
+
+
+def main() -> None:
+    if "--worker" in sys.argv:
+        work(int(sys.argv[-1]))
+        return
+    print(f"Decisions: {WORKERS} workers, last byte of the push to first byte of the Grant.")
+    for policy in ("bsp", "asp", "r2sp"):
+        print(f"  {policy:14s} {asyncio.run(measure(policy)).shown()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the real thing costs, measured against something simpler in the same run."""

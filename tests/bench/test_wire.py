@@ -1,0 +1,72 @@
+"""The bench measures what it says: bytes move, the step is made, and nothing is left running."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("msgspec")
+
+from paceline.bench import wire
+from paceline.bench.load import Buffers, Model
+
+
+@pytest.mark.slow
+def test_a_small_run() -> None:
+    seen = []
+    result = wire.measure(1, 3, ("tcp", "paceline"), progress=lambda _transport, part: seen.append(part))
+    # Without a fault: the bytes came back, and with them every step, or there would be one.
+    assert [(figure.transport, figure.fault) for figure in result.transports] == [("tcp", None), ("paceline", None)]
+    for figure in result.transports:
+        assert figure.seconds is not None and figure.seconds > 0
+        assert figure.gigabytes_per_second == pytest.approx(0.002 / figure.seconds)
+    assert result.transports[0].ratio_to_tcp == 1.0
+    assert result.ratio_to_tcp == result.transports[1].ratio_to_tcp
+    assert result.ratio_to_tcp_with_apply is None, "it was not asked for"
+    assert seen[0] == 0.0 and seen[-1] == 1.0
+
+
+def test_a_step_too_few_or_a_byte_that_is_wrong_is_seen() -> None:
+    buffers, model = Buffers.of(1000), Model(1000)
+    for _ in range(3):
+        model.step(buffers.gradient)
+    buffers.weights.copy_(model.weights)
+    assert buffers.hold_steps(3)
+    assert not buffers.hold_steps(2)
+    buffers.weights[500] += 0.5
+    assert not buffers.hold_steps(3)
+
+
+def test_a_transport_that_gives_back_something_else_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ['{"transport": "tcp", "seconds": 0.1}\n', '{"transport": "tcp", "right": false}\n']
+    code = f"import sys; sys.stdout.write({''.join(lines)!r})"
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _command, **how: start([sys.executable, "-c", code], **how))
+    (figure,) = wire.measure(1, 1, ("tcp",)).transports
+    assert figure.seconds is None
+    assert figure.fault == "tcp gave back other bytes than it had to"
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    result = wire.measure(1, 1, ("ray",))
+    assert [figure.fault for figure in result.transports] == ["not installed"] * 2
+    assert list(wire.rows(result))[1] == ("ray", "not installed", "", "")
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_anything_is_started() -> None:
+    with pytest.raises(wire.BenchError, match="fewer --megabytes"):
+        wire.measure(10**9)
+
+
+@pytest.mark.parametrize("bad", [["--megabytes", "0"], ["--rounds", "none"], ["--megabytes", "1000000000"]])
+def test_the_command_refuses_in_one_sentence(bad: list[str]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "paceline", "bench", "wire", *bad], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert len(run.stderr.strip().splitlines()) == 1
