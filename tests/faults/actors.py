@@ -140,7 +140,7 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
     weights = np.zeros(2 * size, dtype=np.float32)
     pushed = np.zeros(2 * size, dtype=np.float32)
     keeps = policies.make(scenario.policy).keeps
-    client = Client((HOST, port), description(scenario), TOKEN, number, patience=scenario.limit)
+    client = Client((HOST, port), description(scenario), TOKEN, number, patience=15.0)
     granted = client.begin(weights.data.cast("B"))
     if any(fault.saved for fault in scenario.faults):
         _await_checkpoint(folder)

@@ -5,7 +5,6 @@ The product knows nothing of it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -79,9 +78,10 @@ def _wrap_channel(injector: Injector) -> None:
         injector.at("send", name, "before", self)
         half = injector.due("send", name, "half")
         if half:
-            _half(self, encode(message, len(body or b"")), body)
+            rest = _half(self, encode(message, len(body or b"")), body)
             strike(half, self)
-            return  # what is cut in the midst is never finished
+            self._socket.sendall(rest)  # if it was only stopped
+            return
         send(self, message, body)
         injector.at("send", name, "after", self)
 
@@ -90,8 +90,9 @@ def _wrap_channel(injector: Injector) -> None:
         injector.at("send", name, "before", self)
         half = injector.due("send", name, "half")
         if half:
-            _half(self, encode(message, len(body.rest)), body.rest)
+            rest = _half(self, encode(message, len(body.rest)), body.rest)
             strike(half, self)
+            self._socket.sendall(rest)
             return
         send_pieces(self, message, body)
         injector.at("send", name, "after", self)
@@ -113,14 +114,12 @@ def _wrap_channel(injector: Injector) -> None:
     )
 
 
-def _half(channel: Channel, head: bytes, body: memoryview | None) -> None:
-    """Half of a frame: the head and half of the body, or half of the head."""
-    with contextlib.suppress(OSError):
-        if body is None or not len(body):
-            channel._socket.sendall(head[: len(head) // 2])
-        else:
-            channel._socket.sendall(head)
-            channel._socket.sendall(body[: len(body) // 2])
+def _half(channel: Channel, head: bytes, body: memoryview | None) -> bytes:
+    """Send half of a frame: the head and half of the body, or half of the head; the rest of it."""
+    frame = head + bytes(body or b"")
+    due = len(head) + len(body) // 2 if body else len(head) // 2
+    channel._socket.sendall(frame[:due])
+    return frame[due:]
 
 
 def _wrap_peer(injector: Injector) -> None:
@@ -134,6 +133,8 @@ def _wrap_peer(injector: Injector) -> None:
             frame = encode(message, len(body)) + body
             self._writer.write(frame[: len(frame) // 2])
             strike(half)
+            self._writer.write(frame[len(frame) // 2 :])
+            return
         send(self, message, body)
         injector.at("send", name, "after")
 

@@ -35,6 +35,7 @@ class Crew:
 
     def __init__(self, task: Task, restarts: int, say: Say) -> None:
         self._task, self._restarts, self._say = task, restarts, say
+        self.over = False  # is the server done? Then there is nothing to come back to
         self._processes: dict[int, list[asyncio.subprocess.Process]] = {}
 
     async def keep(self, number: int | None, label: int) -> None:
@@ -56,7 +57,7 @@ class Crew:
             await asyncio.gather(*listening)
             if code == 0:
                 return
-            if self._restarts <= 0:
+            if self._restarts <= 0 or self.over:
                 words = "".join(f"\n  {line}" for line in last_words)
                 raise JobError(f"Worker {label} {ending(code)}." + (f" Its last words:{words}" if words else ""))
             self._restarts -= 1

@@ -38,9 +38,14 @@ class _Attendance(Observer):
     def __init__(self) -> None:
         self.first: float | None = None
         self.last = 0.0
+        self.alone = False  # has nobody come since the server last began, or began again?
+
+    def began(self, *_: object) -> None:
+        self.alone = True
 
     def joined(self, time: float, *_: object) -> None:
         self.first = time if self.first is None else self.first
+        self.alone = False
 
     def left(self, time: float, *_: object) -> None:
         self.last = time
@@ -80,15 +85,27 @@ async def run(
         task = Task(script, connect, token, environment, ranks, hosts)
         crew = Crew(task, restarts, say)
         kept = asyncio.ensure_future(service.keep())
-        working = asyncio.gather(*(crew.keep(number, number) for number in range(options.workers)))
-        tasks += [kept, working]
-        await asyncio.wait((kept, working), return_when=asyncio.FIRST_COMPLETED)
-        if kept.done():
-            kept.result()  # its error, if that is why
-        await working
-        if attendance.first is None:
-            raise JobError(f"{script[0]} never called paceline.join, so there was nothing to do together.")
-        await _ended(service, kept)
+        tasks.append(kept)
+        while True:
+            working = asyncio.gather(*(crew.keep(number, number) for number in range(options.workers)))
+            tasks.append(working)
+            await asyncio.wait((kept, working), return_when=asyncio.FIRST_COMPLETED)
+            if kept.done():
+                kept.result()  # its error, if that is why
+                crew.over = True
+            await working
+            if attendance.first is None:
+                raise JobError(f"{script[0]} never called paceline.join, so there was nothing to do together.")
+            ended = asyncio.ensure_future(_ended(service, kept))
+            tasks.append(ended)
+            await asyncio.wait((ended,), timeout=0.5)  # what was last seen may still be on its way
+            while not ended.done() and not attendance.alone:
+                await asyncio.wait((ended,), timeout=0.2)
+            if ended.done():
+                break
+            ended.cancel()
+            say("The server went back to a checkpoint when all workers had ended; they are started again.", aside=True)
+        await ended
         await seen
         return Outcome(summary.report(), attendance.last - attendance.first)
     finally:

@@ -129,7 +129,7 @@ def read(folder: Path) -> Checkpoint:
         if not 0 <= checkpoint.version < MOST_NUMBER or not 1 <= checkpoint.shards < MOST_NUMBER:
             raise ValueError(f"version {checkpoint.version} of {checkpoint.shards} shards")
         _ = checkpoint.description  # all that is needed is there
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"The checkpoint {folder} cannot be read: {error!r}.") from None

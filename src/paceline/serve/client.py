@@ -138,7 +138,13 @@ class Client:
                 return True
             except Over:
                 generation = self._life.generation
-                self._live_again()
+                try:
+                    self._live_again()
+                except Refusal:
+                    raise
+                except ConnectionError as error:  # given up while it waited, and the others have ended the job
+                    log.warning("The last model was not pulled, it is in the server's checkpoint: %s", error)
+                    return True
                 if self._life.generation != generation:
                     self.go_on(weights)
                     return False
