@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from paceline.model.half import WIDTH
@@ -94,6 +95,7 @@ class _Part:
     def __init__(self, door: Door, start: int, stop: int) -> None:
         self.door, self._start, self._stop = door, start, stop
         self.channel: Channel | None = None
+        self.version = -1  # of what was last pulled from it
 
     def mine(self, flat: memoryview, width: int = ELEMENT) -> memoryview:
         return flat[self._start * width : self._stop * width]
@@ -148,8 +150,7 @@ class Life:
         while not isinstance(message := self._hear(), Granted):
             if isinstance(message, Give):
                 self._on_all(lambda part: self._ask(part, Begin(), part.mine(weights)))
-        pull = Pull(message.version)
-        self.version = min(self._on_all(lambda part: self._pull(part, pull, weights)), default=message.version)
+        self._pull_all(message.version, weights)
         self.granted = message
         return message
 
@@ -181,8 +182,7 @@ class Life:
         self._say(Finish(), unanswered="Finished")
         while not isinstance(message := self._hear(), Finished):
             pass
-        pull = Pull(message.version)
-        self.version = min(self._on_all(lambda part: self._pull(part, pull, weights)), default=message.version)
+        self._pull_all(message.version, weights)
 
     def measured(self, measured: Measured) -> None:
         """Tell what was measured. It is not said twice: lost with its connection, it is lost."""
@@ -336,7 +336,7 @@ class Life:
 
         self._with(part, do)
 
-    def _pull(self, part: _Part, pull: Pull, weights: memoryview) -> int:
+    def _pull(self, pull: Pull, weights: memoryview, part: _Part) -> None:
         place = part.mine(weights)
 
         def do(channel: Channel) -> int:
@@ -345,7 +345,20 @@ class Life:
             _heed(answer)
             return int(answer.version)
 
-        return int(self._with(part, do))
+        part.version = self._with(part, do)
+
+    def _pull_all(self, version: int, weights: memoryview) -> None:
+        """Pull this version or a newer one, the same from all shards: half an update is never seen.
+
+        A shard may have gone on while another was asked. It is seldom, as all are asked at once; then those that were
+        behind are asked again.
+        """
+        for part in self._parts:
+            part.version = -1
+        while behind := [part for part in self._parts if part.version < version]:
+            self._on_all(partial(self._pull, Pull(version), weights), behind)
+            version = max(part.version for part in self._parts)
+        self.version = version
 
     def _with(self, part: _Part, do: Callable[[Channel], Any]) -> Any:
         """Do something with a shard, and again on a new connection when the old one is lost."""
@@ -377,12 +390,13 @@ class Life:
         channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
         return channel
 
-    def _on_all(self, do: Callable[[_Part], Any]) -> list[Any]:
-        """Do the same with every shard, side by side."""
-        if len(self._parts) == 1:
-            return [do(self._parts[0])]
+    def _on_all(self, do: Callable[[_Part], Any], parts: Sequence[_Part] | None = None) -> list[Any]:
+        """Do the same with every shard, or with these, side by side."""
+        chosen = self._parts if parts is None else parts
+        if len(chosen) == 1:
+            return [do(chosen[0])]
         try:
-            return list(self._threads.map(do, self._parts))
+            return list(self._threads.map(do, chosen))
         except RuntimeError:  # shut down meanwhile
             raise self._ended or WireError("This worker has left.") from None
 
