@@ -97,13 +97,17 @@ def _wrap_channel(injector: Injector) -> None:
         send_pieces(self, message, body)
         injector.at("send", name, "after", self)
 
-    def watched_receive(self: Channel, into: Callable[[Any, int], memoryview] | None = None) -> Any:
+    def watched_receive(
+        self: Channel,
+        into: Callable[[Any, int], memoryview] | None = None,
+        seen: Callable[[int], None] | None = None,
+    ) -> Any:
         def watched_into(message: Any, size: int) -> memoryview:
             assert into is not None
             injector.at("receive", type(message).__name__, "half", self)  # its body is not read yet
             return into(message, size)
 
-        message = receive(self, watched_into if into else None)
+        message = receive(self, watched_into if into else None, seen)
         injector.at("receive", type(message).__name__, "after", self)
         return message
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import math
 import os
 import socket
 import ssl
@@ -74,6 +75,7 @@ log = logging.getLogger(__name__)
 FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Giver | Apply | Drop | Keep | Fence | Save | Stop)
 FROM_WORKER = Reader(Proof | Hello | Begin | Push | Pull)
 BEAT_SECONDS = 1.0
+STRETCH = 1 << 18  # elements of a gradient that are looked at together, while they are in the cache
 STRANGERS = 64  # connections that may be in the midst of their greeting
 CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for so long is ended
 
@@ -177,10 +179,10 @@ class Shard:
     def _is_over(self, hello: Hello) -> bool:
         return self._over.is_set() or not self.opened().accepts(hello.worker, hello.incarnation)
 
-    def put(self, update: Identity, held: Held) -> None:
-        """An update is in. A NaN in it, and it is as if it had never come."""
+    def put(self, update: Identity, held: Held, total: float) -> None:
+        """An update is in, of this sum. A NaN in it, and it is as if it had never come."""
         store = self.opened()
-        fault = store.fault(held)
+        fault = store.fault(held, looked_at=math.isfinite(total))
         with self._state:
             if fault:
                 store.free(held.gradient)
@@ -360,12 +362,14 @@ class _Worker:
         self._shard, self._channel, self._hello = shard, channel, hello
         self._buffer: torch.Tensor | None = None
         self._narrow: bytearray | None = None  # where two-byte elements are received
+        self._looked_at, self._sum = 0, math.nan  # elements that have come, and their sum if it is known
 
     def run(self) -> None:
         self._elements = self._shard.opened().slice.weights.numel()
+        torch.set_num_threads(1)  # of this thread: what it adds up is small, and the other cores have work
         try:
             while True:
-                message = self._channel.receive(self._into)
+                message = self._channel.receive(self._into, self._look)
                 match message:
                     case Push(iteration, rates, dtype):
                         self._pushed(iteration, rates, dtype)
@@ -391,11 +395,21 @@ class _Worker:
         if size != due:
             raise WireError(f"{self._elements} elements of {dtype} are {due} bytes, not {size}.")
         self._buffer = self._shard.room()
+        self._looked_at, self._sum = 0, 0.0 if dtype == "float32" else math.nan
         if dtype == "float32":
             return self._buffer.numpy().data.cast("B")
         if self._narrow is None:
             self._narrow = bytearray(due)
         return memoryview(self._narrow)
+
+    def _look(self, received: int) -> None:
+        """Add up what has come while it is still in the cache. A finite sum has only finite terms."""
+        there = received // WIDTH["float32"]
+        if self._buffer is None or math.isnan(self._sum):
+            return
+        if there - self._looked_at >= STRETCH or there == self._elements:
+            self._sum += self._buffer[self._looked_at : there].sum().item()
+            self._looked_at = there
 
     def _received(self, what: str) -> torch.Tensor:
         buffer, self._buffer = self._buffer, None
@@ -407,7 +421,9 @@ class _Worker:
         buffer = self._received("A push")
         if dtype != "float32" and self._narrow is not None:
             widen(self._narrow, dtype, buffer.numpy())
-        self._shard.put(Identity(self._hello.worker, self._hello.incarnation, iteration), Held(buffer, rates))
+        self._shard.put(
+            Identity(self._hello.worker, self._hello.incarnation, iteration), Held(buffer, rates), self._sum
+        )
         self._channel.send(Pushed(iteration))
 
 

@@ -24,7 +24,7 @@ VERSION = 1
 PREFIX = struct.Struct("!4sBxHQ")
 MOST_HEAD = 0xFFFF
 CHUNK = 1 << 22  # bytes asked of the kernel at a time
-PIECE = 1 << 20  # bytes of a body sent at a time
+PIECE = 1 << 22  # bytes of a body sent at a time
 
 
 class WireError(ConnectionError):
@@ -145,8 +145,13 @@ class Channel:
             if hasattr(socket, option):  # not everywhere
                 self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
-    def receive(self, into: Callable[[Any, int], memoryview] | None = None) -> Any:
-        """The next message. If it has a body, `into(message, size)` says where it goes; it may refuse by WireError."""
+    def receive(
+        self, into: Callable[[Any, int], memoryview] | None = None, seen: Callable[[int], None] | None = None
+    ) -> Any:
+        """The next message. If it has a body, `into(message, size)` says where it goes; it may refuse by WireError.
+
+        seen: is told how many bytes of the body are there, as they come.
+        """
         self._fill(memoryview(self._prefix), start=True)
         head_size, body_size = decode_prefix(self._prefix)
         head = bytearray(head_size)
@@ -159,10 +164,11 @@ class Channel:
             if len(place) != body_size:
                 name = type(message).__name__
                 raise WireError(f"A {name} of {len(place)} bytes was expected, and the peer announced {body_size}.")
-            self._fill(place)
+            self._fill(place, seen=seen)
         return message
 
-    def _fill(self, place: memoryview, start: bool = False) -> None:
+    def _fill(self, place: memoryview, start: bool = False, seen: Callable[[int], None] | None = None) -> None:
+        size = len(place)
         while len(place):
             if self._deadline is not None:
                 left = self._deadline - time.monotonic()
@@ -175,6 +181,8 @@ class Channel:
                     raise Closed("The peer has closed the connection.")
                 raise Closed("The connection was cut in the midst of a message.")
             place, start = place[count:], False
+            if seen:
+                seen(size - len(place))
 
     def finish(self) -> None:
         """Say that nothing more will be sent. What the peer still sends can be received."""
