@@ -118,6 +118,8 @@ class Shard:
             log.info("the coordinator is gone")
         finally:
             self._over.set()
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # to close it would not wake who waits for a caller
             self._listener.close()
             if self._recording and self._store:
                 self._recording.close(self._store)
