@@ -22,7 +22,7 @@ from paceline.model.spec import OptimizerSpec
 from paceline.observe.events import Arrived, Event, Granted
 from paceline.observe.observer import Recorder
 from paceline.policies import make
-from paceline.serve import greeting, messages
+from paceline.serve import greeting, loop, messages
 from paceline.serve.description import Description
 from paceline.serve.door import Door
 from paceline.serve.life import FROM_COORDINATOR, FROM_SHARD
@@ -151,7 +151,7 @@ def main() -> None:
         return
     print(f"Decisions: {WORKERS} workers, last byte of the push to first byte of the Grant.")
     for policy in ("bsp", "asp", "r2sp"):
-        print(f"  {policy:14s} {asyncio.run(measure(policy)).shown()}")
+        print(f"  {policy:14s} {loop.run(measure(policy)).shown()}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ OUTSIDE: dict[str, set[str]] = {
     "model": {"torch", "numpy"},
     "observe": {"rich", "matplotlib"},
     "simulate": set(),
-    "serve": {"msgspec", "numpy", "safetensors", "torch"},
+    "serve": {"msgspec", "numpy", "safetensors", "torch", "uvloop"},
     "train": {"torch"},
     "launch": set(),
     "bench": {"torch", "ray", "zmq"},  # the last two where they are installed

@@ -18,6 +18,7 @@ import torch
 
 from paceline.bench.load import Model, as_bytes
 from paceline.policies import make
+from paceline.serve import loop
 from paceline.serve.coordinator import Terms
 from paceline.serve.server import Server
 from paceline.serve.wire import CHUNK
@@ -51,7 +52,7 @@ def paceline(_elements: int, _port: int) -> None:
             _say(server.port)
             await asyncio.to_thread(sys.stdin.read)
 
-    asyncio.run(serve())
+    loop.run(serve())
 
 
 def gloo(elements: int, port: int) -> None:

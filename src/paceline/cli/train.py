@@ -163,6 +163,7 @@ def serve(
     quiet: Annotated[bool, typer.Option("--quiet", hidden=True)] = False,
 ) -> None:
     """Serve a job: workers on this machine or others join with `paceline work`, or any script with PACELINE_CONNECT."""
+    from paceline.serve import loop
     from paceline.serve.checkpoint import CheckpointError
     from paceline.serve.coordinator import Terms
     from paceline.serve.server import Address, Server, ServerError
@@ -200,7 +201,7 @@ def serve(
     began = time.monotonic()
     with Display(policy, trace, quiet) as display:
         try:
-            asyncio.run(served(display))
+            loop.run(served(display))
             display.finish(summary.report(), time.monotonic() - began, show=not quiet)
         except (ServerError, CheckpointError, ValueError) as error:
             display.fail(str(error), code=2)
