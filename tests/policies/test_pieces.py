@@ -55,8 +55,24 @@ def test_pace_is_unknown_and_then_the_slowest_workers_mean() -> None:
 def test_pace_weighs_the_newest_observation_with_a_tenth() -> None:
     pace = Pace()
     pace.observe(0, 2.0)
+    pace.observe(0, 2.0)
     pace.observe(0, 3.0)
     assert pace.slowest == pytest.approx(2.1)
+
+
+def test_a_first_iteration_that_warms_up_is_soon_forgotten() -> None:
+    pace = Pace()
+    for worker in (0, 1):
+        pace.observe(worker, 100.0)
+    assert pace.slowest == 100.0
+    for _ in range(2):
+        for worker in (0, 1):
+            pace.observe(worker, 1.0)
+    assert pace.slowest == 1.0
+    pace.forget(1)
+    pace.observe(1, 50.0)  # it came back, and warms up again
+    pace.observe(0, 1.0)
+    assert pace.slowest == 50.0
 
 
 def test_pace_forgets_one_who_left_within_two_rounds() -> None:

@@ -124,7 +124,8 @@ class Pace:
     """T, the iteration time: an exponential moving average for each worker, and the slowest worker's of them.
 
     Iterations are measured without the time spent waiting for a turn; otherwise every round would last at least T
-    and T could only grow.
+    and T could only grow. A worker's first iteration counts only until its second: caches, compilers and GPUs warm up
+    in it, and it may take a hundred times as long as any other.
     """
 
     WEIGHT = 0.1  # of the newest observation
@@ -132,17 +133,24 @@ class Pace:
     def __init__(self) -> None:
         self.slowest: float | None = None  # T; None while nothing has been observed
         self._mean: dict[WorkerId, float] = {}
+        self._warm: set[WorkerId] = set()  # those whose mean begins with their second iteration
         self._recent = RecentMax()
 
     def observe(self, worker: WorkerId, seconds: float) -> None:
         mean = self._mean.get(worker)
-        mean = seconds if mean is None else mean + self.WEIGHT * (seconds - mean)
+        if mean is None or worker not in self._warm:
+            if mean is not None:
+                self._warm.add(worker)
+            mean = seconds
+        else:
+            mean += self.WEIGHT * (seconds - mean)
         self._mean[worker] = mean
         self._recent.see(mean, len(self._mean))
         self.slowest = self._recent.value
 
     def forget(self, worker: WorkerId) -> None:
         self._mean.pop(worker, None)
+        self._warm.discard(worker)
 
 
 class Weigher:
