@@ -122,3 +122,32 @@ def test_a_folder_that_cannot_be_written_to_does_not_stop_the_job(tmp_path: Path
     with job("asp", shards=1, workers=1, saving=Plan(blocked / "inside", updates=2)) as running:
         assert running.work(lambda where: work(where, 20)) == [20.0]
         running.finish()
+
+
+def test_a_folder_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
+    """Its checkpoints would be taken for this run's, and this run's thrown away as older."""
+    import asyncio
+
+    from paceline.policies import make
+    from paceline.serve.coordinator import Terms
+    from paceline.serve.server import Server
+
+    trained(tmp_path)
+
+    async def serve(resume: Path | None) -> None:
+        Server(lambda: make("asp"), Terms(shards=2, saving=Plan(tmp_path, updates=3)), resume=resume)
+
+    with pytest.raises(CheckpointError, match="has checkpoints of an earlier run: go on with --resume"):
+        asyncio.run(serve(None))
+    asyncio.run(serve(tmp_path))
+
+
+def test_a_full_disk_at_the_end_does_not_hold_the_job_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_shard", full)
+    with job("asp", shards=1, workers=1, saving=Plan(tmp_path, updates=2)) as running:
+        assert running.work(lambda where: work(where, 20)) == [20.0]
+        running.finish()
+    assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,9 @@ from paceline.policies.contract import Decisions, Update
 from paceline.serve.client import Client
 from paceline.serve.description import Description
 from paceline.serve.messages import Ready
+from paceline.serve.variables import address
 from paceline.serve.wire import WireError
+from serve import workers
 from train.jobs import Job, job
 
 SIZE = 4
@@ -112,3 +114,17 @@ def test_one_that_is_alive_keeps_its_place() -> None:
         with pytest.raises(ConnectionError, match="it is alive"):
             Worker(running, 0)
         first.client.close()
+
+
+def test_a_worker_without_a_number_that_restarts_takes_its_place_again() -> None:
+    """It crashes, comes back within its lease, and nobody waits for its former self."""
+    weights = memoryview(bytearray(workers.SIZE * 4))
+    with job("asp", shards=1, workers=1) as running:
+        first = Client(address(running.address), workers.described())
+        first.begin(weights)
+        first._life._control.cut()  # as if the process had died
+        first._life._over.set()
+        first._life.end(ConnectionError("dead"))
+        assert running.work(lambda where: workers.work(where, 20)) == [20.0]
+        running.finish()
+    assert first.worker == 0

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.launch.processes import JobError, Say, ending, lines, start, stop
+from paceline.launch.processes import JobError, Say, ending, heard, lines, start, stop
 from paceline.serve.variables import CONNECT, RANK, RANKS, TOKEN, WORKER
 
 LAST_WORDS = 15  # lines of a crashed worker that are shown again
@@ -54,7 +54,7 @@ class Crew:
             ]
             code = await self._first_failure(processes)
             await stop(processes)
-            await asyncio.gather(*listening)
+            await heard(listening)
             if code == 0:
                 return
             if self._restarts <= 0 or self.over:

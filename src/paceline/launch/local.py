@@ -19,7 +19,7 @@ from paceline.serve.variables import WORKERS
 from paceline.serve.watch import watch
 
 EVERYWHERE = "0.0.0.0"
-ENDING = 60.0  # seconds in which a server should have written its last checkpoint
+ENDING = 600.0  # seconds in which a server should have written its last checkpoint
 
 __all__ = ["JobError", "Options", "Outcome", "run"]
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 TERMINATING = 5.0  # seconds that a process has to end before it is killed
+LAST_WORDS = 2.0  # seconds to hear what an ended process has said
 PR_SET_PDEATHSIG = 1
 
 
@@ -68,6 +69,13 @@ async def lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
         if not line:
             return
         yield line.decode(errors="replace").rstrip("\n")
+
+
+async def heard(listening: Sequence[asyncio.Future[None]]) -> None:
+    """Until all is heard that a process said which has ended. What it left behind may hold its pipes open."""
+    _, still = await asyncio.wait(listening, timeout=LAST_WORDS)
+    for each in still:
+        each.cancel()
 
 
 def ending(code: int) -> str:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.launch.processes import JobError, Say, ending, lines, start, stop
+from paceline.launch.processes import JobError, Say, ending, heard, lines, start, stop
 from paceline.serve import checkpoint
 from paceline.serve.tls import Tls
 from paceline.serve.variables import TOKEN
@@ -90,7 +90,7 @@ class Service:
         assert self._process and self._listening
         while True:
             code = await self._process.wait()
-            await asyncio.gather(self._listening, self._complaining)
+            await heard((self._listening, self._complaining))
             if code == 0:
                 self.over = True
                 return
@@ -108,7 +108,7 @@ class Service:
         if self._process:
             await stop([self._process], seconds)
         if self._listening:
-            await asyncio.gather(self._listening, self._complaining)
+            await heard((self._listening, self._complaining))
 
     def _checkpoint(self) -> Path | None:
         folder = self.options.checkpoint

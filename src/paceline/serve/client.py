@@ -50,6 +50,7 @@ class Client:
         self.life = 1  # how often this worker has joined; samples taken in an earlier life are not its own any more
         self._taken = 0  # number of the last samples asked for
         self._weights: memoryview = memoryview(b"")
+        self._numbered = worker is not None
         self._life = self._join(worker)
 
     @property
@@ -160,7 +161,7 @@ class Client:
                 self._join(self.worker, PARTING, self._life.generation).leave()
 
     def _live_again(self) -> None:
-        worker = self.worker
+        worker = self.worker if self._numbered else None
         self._life.end(WireError("This life is over."))
         self._life = self._join(worker)
         self.life += 1

@@ -100,6 +100,7 @@ GREETING_SECONDS = 10.0
 MOST_WORKERS = 1 << 31
 MOST_SAMPLES = 1 << 40  # in an update
 MOST_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
+AWAITED = 60.0  # seconds, or two leases, for which one who was given up is expected back before the job may end
 HANGING_UP = 2.0  # seconds for what was said last to get out
 SHARD_SILENCE = 20.0  # seconds of silence after which a shard counts as lost; it beats every second
 
@@ -138,6 +139,7 @@ class Terms:
     policy: str = ""  # its name, for the checkpoint and the trace
     tls: ssl.SSLContext | None = None
     began: float | None = None  # the loop's time at which the job began, if it was not now
+    awaited: frozenset[int] | None = None  # who took part in the generation before and had not left; None: not known
     incarnations: dict[int, int] = field(default_factory=dict)  # the last of each worker, from the generation before
     shard_token: bytes = b""  # what only the server's own shards know; empty: whoever knows the job's may be one
 
@@ -149,6 +151,7 @@ class Coordinator:
         self, policy: Policy, terms: Terms, observer: Observer | None = None, restored: Checkpoint | None = None
     ) -> None:
         self.terms = terms
+        self._loop = asyncio.get_running_loop()
         self.generation = secrets.token_hex(8)
         self._key = secrets.token_bytes(32)  # for workers' tickets
         self._met: dict[asyncio.Task[None], Peer] = {}  # every connection there is
@@ -180,7 +183,13 @@ class Coordinator:
         self._members: dict[int, Member] = {}
         self._incarnations: dict[int, int] = dict(terms.incarnations)
         self._finishing: dict[int, Member] = {}  # no longer in the order, and wait for the last model
-        self._awaited: set[int] = set()  # given up, and not back
+        self._awaited: set[int] = set(terms.awaited or ())  # given up, or of the generation before, and not back
+        for worker in self._awaited:
+            self._expire(worker)
+        self._came: set[int] = set()
+        #: Begun from a checkpoint by a process that does not know who took part: workers may still be on their way.
+        self._unknown = restored is not None and terms.awaited is None
+        self._grace: asyncio.TimerHandle | None = None
         # Arrived and undecided. Those of two incarnations of a worker may look the same; the first came first.
         self._identities: dict[Update, list[Identity]] = {}
         self._kept: dict[int, tuple[Update, Identity]] = {}  # by its slot
@@ -191,8 +200,8 @@ class Coordinator:
             self._saver = Saver(terms.saving, terms.shards, self._order_save, restored.version if restored else None)
         self._writing: asyncio.Task[None] | None = None  # a checkpoint's last step
         self._closing = False
+        self._watch: asyncio.Task[None] | None = None
         self._wake: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
         self._start = self._loop.time() if terms.began is None else terms.began
         self._server: asyncio.Server | None = None
         self._decide: dict[type, Callable[[Any], None]] = {
@@ -226,7 +235,10 @@ class Coordinator:
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Begin to listen; the port."""
-        self._server = await asyncio.start_server(self._meet, host, port, ssl=self.terms.tls)
+        within = GREETING_SECONDS if self.terms.tls else None
+        self._server = await asyncio.start_server(
+            self._meet, host, port, ssl=self.terms.tls, ssl_handshake_timeout=within
+        )
         self._watch = self._loop.create_task(self._watch_leases())
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -235,19 +247,22 @@ class Coordinator:
         saver = self._saver
         if saver is None or self.failed.is_set() or len(self._begun) < self.terms.shards:
             return
+        begun = False  # one attempt: workers may train on meanwhile, and a disk may be full
         while not self.failed.is_set():
             if not saver.busy:
-                if saver.saved == self.ledger.version:
+                if begun or saver.saved == self.ledger.version:
                     return
                 saver.begin(self.ledger.version, self.now, self._job())
-                if not saver.busy:
-                    return  # it could not be begun, and has been told
+                begun = True
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
         """Tell the shards to stop, and hang up."""
         self._closing = True
-        self._watch.cancel()
+        if self._watch:
+            self._watch.cancel()
+        if self._grace:
+            self._grace.cancel()
         if self._wake:
             self._wake.cancel()
         if self._server:
@@ -275,6 +290,9 @@ class Coordinator:
         first = None
         meeting = asyncio.current_task()
         assert meeting is not None
+        if self._closing:
+            peer.abort()
+            return
         self._met[meeting] = peer
         try:
             first, is_shard = await asyncio.wait_for(self._greet(peer), GREETING_SECONDS)
@@ -468,7 +486,8 @@ class Coordinator:
             self._check_description(peer.body)
         worker = join.worker
         if worker is None:
-            taken = {member.worker for member in self._present()}
+            # One whose connection is closed is most likely the caller's own former self.
+            taken = {member.worker for member in self._present() if member.peer.is_open}
             worker = next(number for number in range(len(taken) + 1) if number not in taken)
         if not 0 <= worker < MOST_WORKERS:
             raise WireError(f"A worker's number is from 0 to {MOST_WORKERS - 1}, not {worker}.")
@@ -478,6 +497,7 @@ class Coordinator:
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
         member = self._members[worker] = Member(worker, incarnation, peer, self.now)
         self._awaited.discard(worker)
+        self._came.add(worker)
         shards = tuple(
             (*self._addresses[number], part.start, part.stop)
             for number, part in enumerate(self._described.cut(self.terms.shards) if self._described else ())
@@ -560,12 +580,47 @@ class Coordinator:
         self._finishing.pop(member.worker, None)
         if given_up and member.finished is None:
             self._awaited.add(member.worker)
+            self._expire(member.worker)
         self._tell_shards(Fence(member.worker, member.incarnation + 1))
         self._out_of_order(member, lost=given_up)
-        if not self._present() and not self._awaited and self.joined_ever:
-            if self._restored and self.samples and not self.samples.all_done:
-                log.warning("the job ends before all samples are done again: everybody had finished when it went back")
-            self.done.set()
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._finishing or not self.joined_ever or not self._nobody_trains():
+            return
+        if self._restored and self.samples and not self.samples.all_done:
+            log.warning("the job ends before all samples are done again: everybody had finished when it went back")
+        self.done.set()
+
+    def _nobody_trains(self) -> bool:
+        """Nobody does, and nobody is expected who might."""
+        if self._members or self._awaited:
+            return False
+        if self._unknown and len(self._came) < self.terms.workers:
+            if self._grace is None:
+                self._grace = self._loop.call_later(self.terms.lease, self._expect_no_more)
+            return False
+        return True
+
+    def _expect_no_more(self) -> None:
+        self._unknown = False
+        self._tell_finished()
+        self._end_if_over()
+
+    def _expire(self, worker: int) -> None:
+        """Somebody who is expected back is not expected for ever."""
+        self._loop.call_later(max(AWAITED, 2 * self.terms.lease), self._await_no_more, worker)
+
+    def _await_no_more(self, worker: int) -> None:
+        if worker in self._awaited and not self._closing:
+            self._awaited.discard(worker)
+            self._tell_finished()
+            self._end_if_over()
+
+    @property
+    def expected(self) -> frozenset[int]:
+        """Those who would have gone on: the next generation waits for them."""
+        return frozenset(self._awaited | {member.worker for member in self._present() if member.finished is None})
 
     def _out_of_order(self, member: Member, lost: bool = False) -> None:
         """The policy goes on without it."""
@@ -588,7 +643,7 @@ class Coordinator:
 
     def _tell_finished(self) -> None:
         """Those who wait for the last model, when there is no more to come."""
-        if self._finishing and (not self._members or (self.samples and self.samples.all_done)):
+        if self._finishing and ((self.samples and self.samples.all_done) or self._nobody_trains()):
             for member in self._finishing.values():
                 if member.finished is None:
                     member.finished = Finished(self.ledger.version)

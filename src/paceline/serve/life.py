@@ -350,20 +350,20 @@ class Life:
     def _pull_all(self, version: int, weights: memoryview) -> None:
         """Pull this version or a newer one, the same from all shards: half an update is never seen.
 
-        A shard may have gone on while another was asked. It is seldom, as all are asked at once; then those that were
-        behind are asked again.
+        A shard may have gone on while another was asked. It is seldom, as all are asked at once; then all are asked
+        again: one alone, asked later, would be ahead of the others.
         """
         for part in self._parts:
             part.version = -1
-        while behind := [part for part in self._parts if part.version < version]:
-            self._on_all(partial(self._pull, Pull(version), weights), behind)
+        while any(part.version < version for part in self._parts):
+            self._on_all(partial(self._pull, Pull(version), weights))  # all at once, so that they agree
             version = max(part.version for part in self._parts)
         self.version = version
 
     def _with(self, part: _Part, do: Callable[[Channel], Any]) -> Any:
         """Do something with a shard, and again on a new connection when the old one is lost."""
-        lost: OSError | None = None
-        for pause in attempts(self._patience):
+        pauses: Iterator[float] | None = None  # from the first failure on: a transfer may itself take long
+        while True:
             if self._ended:
                 raise self._ended
             try:
@@ -374,11 +374,12 @@ class Life:
                 raise
             except OSError as error:
                 part.hang_up()
-                lost = error
-                self._over.wait(pause)
-        if self._ended:
-            raise self._ended
-        raise WireError(f"The shard at {part.door.host}:{part.door.port} cannot be reached any more: {lost}.")
+                pauses = pauses or attempts(self._patience)
+                pause = next(pauses, None)
+                if pause is None and not self._ended:
+                    where = f"{part.door.host}:{part.door.port}"
+                    raise WireError(f"The shard at {where} cannot be reached any more: {error}.") from None
+                self._over.wait(pause or 0.0)
 
     def _connect(self, part: _Part) -> Channel:
         channel, generation = part.door.open(FROM_SHARD)
@@ -390,13 +391,12 @@ class Life:
         channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
         return channel
 
-    def _on_all(self, do: Callable[[_Part], Any], parts: Sequence[_Part] | None = None) -> list[Any]:
-        """Do the same with every shard, or with these, side by side."""
-        chosen = self._parts if parts is None else parts
-        if len(chosen) == 1:
-            return [do(chosen[0])]
+    def _on_all(self, do: Callable[[_Part], Any]) -> list[Any]:
+        """Do the same with every shard, side by side."""
+        if len(self._parts) == 1:
+            return [do(self._parts[0])]
         try:
-            return list(self._threads.map(do, chosen))
+            return list(self._threads.map(do, self._parts))
         except RuntimeError:  # shut down meanwhile
             raise self._ended or WireError("This worker has left.") from None
 

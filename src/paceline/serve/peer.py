@@ -25,6 +25,7 @@ class Peer:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.host = str((writer.get_extra_info("peername") or ["?"])[0])
         self.body = b""  # of the last message that had one
+        self._large = 0  # the largest body that was sent, which may still be on its way
         self.most_body = 0  # bytes that one may have; a stranger's may have none
 
     async def receive(self) -> Any:
@@ -41,10 +42,11 @@ class Peer:
         """Send without waiting; a peer that does not read is cut off."""
         if self._writer.is_closing():
             return
-        if self._writer.transport.get_write_buffer_size() > MOST_WAITING:
+        if self._writer.transport.get_write_buffer_size() > MOST_WAITING + self._large:
             log.warning("a peer at %s does not read; its connection is cut", self.host)
             self._writer.transport.abort()
             return
+        self._large = max(self._large, len(body))
         self._writer.write(encode(message, len(body)) + body)
 
     @property

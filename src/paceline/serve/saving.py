@@ -13,6 +13,8 @@ from paceline.serve import checkpoint
 
 log = logging.getLogger(__name__)
 
+AFTER_A_FAILURE = 10.0  # seconds before another is tried
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -32,6 +34,7 @@ class Saver:
         self.saved = saved
         self._shards, self._order = shards, order
         self._since = 0.0
+        self._failed = False
         self._missing: set[int] = set()
         self._part: Path | None = None
         self._job: Mapping[str, Any] = {}
@@ -42,7 +45,7 @@ class Saver:
         return self._part is not None
 
     def is_due(self, version: int, now: float) -> bool:
-        if self.busy:
+        if self.busy or (self._failed and now - self._since < AFTER_A_FAILURE):
             return False
         if self.saved is None:
             return True
@@ -59,6 +62,7 @@ class Saver:
             part.mkdir(parents=True)
         except OSError as error:
             log.warning("the checkpoint cannot be written: %s", error)
+            self._failed, self._since = True, now
             return
         self._part, self._job, self._missing, self._since = part, job, set(range(self._shards)), now
         self._order(version, part)
@@ -70,7 +74,7 @@ class Saver:
         if error:
             log.warning("the checkpoint of version %d is given up: %s", version, error)
             shutil.rmtree(self._part, ignore_errors=True)
-            self._part = None
+            self._part, self._failed = None, True
             return None
         self._missing.discard(shard)
         return None if self._missing else self._part
@@ -81,8 +85,9 @@ class Saver:
             return
         try:
             checkpoint.finish(self._part, self._job)
-            self.saved = int(self._job["version"])
-        except OSError as error:
+            self.saved, self._failed = int(self._job["version"]), False
+        except (OSError, ValueError) as error:
+            self._failed = True
             log.warning("the checkpoint cannot be written: %s", error)
             shutil.rmtree(self._part, ignore_errors=True)
         finally:

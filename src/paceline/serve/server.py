@@ -71,6 +71,8 @@ class Server:
         shard_token = secrets.token_bytes(16)
         self._terms = replace(terms, began=began, tls=tls.listening() if tls else None, shard_token=shard_token)
         self._restored = self._checked(checkpoint.read(resume)) if resume else None
+        if terms.saving and terms.saving.folder.is_dir():
+            self._must_not_be_used(terms.saving.folder)
         self._restorations = restorations
         self._processes: list[subprocess.Popen[bytes]] = []
         self.coordinator: Coordinator
@@ -105,6 +107,7 @@ class Server:
                 if not self.coordinator.failed.is_set():
                     return  # else a shard was lost over it, and with it what was trained since the one before
             reason, hopeless = self.coordinator.reason, self.coordinator.hopeless
+            expected = self.coordinator.expected
             await self.stop()
             restored = self._last()
             if hopeless:
@@ -116,7 +119,7 @@ class Server:
             self._restorations -= 1
             log.warning("%s Going back to version %d.", reason, restored.version)
             self._restored = restored
-            self._terms = replace(self._terms, incarnations=self.coordinator.incarnations)
+            self._terms = replace(self._terms, incarnations=self.coordinator.incarnations, awaited=expected)
             await self.start()
 
     async def stop(self) -> None:
@@ -155,6 +158,14 @@ class Server:
         found = checkpoint.newest(saving.folder) if saving and saving.folder.is_dir() else None
         return self._checked(found) if found else self._restored
 
+    def _must_not_be_used(self, folder: Path) -> None:
+        """Two jobs' checkpoints in one folder would be taken for one another's."""
+        old = checkpoint.newest(folder)
+        if old and (self._restored is None or self._restored.version < old.version):
+            raise CheckpointError(
+                f"{folder} has checkpoints of an earlier run: go on with --resume {folder}, or name another folder."
+            )
+
     def _checked(self, restored: Checkpoint) -> Checkpoint:
         if restored.shards != self._terms.shards:
             raise CheckpointError(
@@ -163,7 +174,9 @@ class Server:
         return restored
 
     def _start_shard(self, number: int, threads: int) -> subprocess.Popen[bytes]:
-        host = "127.0.0.1" if self._address.host in ("0.0.0.0", "localhost", "::") else self._address.host
+        host = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(
+            self._address.host, self._address.host
+        )
         command = [sys.executable, "-m", "paceline.serve.shard", str(number), host, str(self.port)]
         command += ["--listen", self._address.host, "--threads", str(threads)]
         environment = os.environ | (self._tls.as_environment() if self._tls else {})

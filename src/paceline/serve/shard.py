@@ -90,7 +90,8 @@ class Shard:
         self._key = b""  # by which workers' tickets are known
         self._tls: ssl.SSLContext | None = coordinator.tls.listening() if coordinator.tls else None
         self._coordinator, self._generation = coordinator.open(FROM_COORDINATOR)
-        self._listener = socket.create_server((host, 0), backlog=512)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=512)
         self._sending = threading.Lock()  # on the coordinator's channel
         self._over = threading.Event()
         self._strangers = threading.BoundedSemaphore(STRANGERS)
@@ -309,8 +310,10 @@ class Shard:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # the shard is closing, or there are too many open files for the moment
+                if self._over.wait(0.05):
+                    return
+                continue
             if not self._strangers.acquire(blocking=False):
                 sock.close()  # too many who have not said who they are
                 continue
@@ -444,7 +447,8 @@ def main() -> None:
     try:
         Shard(asked.number, Door(asked.host, asked.port, own, Tls.from_environment()), asked.listen, token).run()
     except OSError as error:
-        sys.exit(f"Shard {asked.number}: {error}" if isinstance(error, WireError) else None)  # else the job is over
+        over = isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, WireError)
+        sys.exit(None if over else f"Shard {asked.number}: {error}")  # a server that is gone needs no words
 
 
 if __name__ == "__main__":

@@ -56,12 +56,18 @@ class Feed:
     def batches(self, epochs: int) -> Iterator[Any]:
         """The batches of the next so many epochs."""
         self.epochs += epochs
-        for batch in self._loader:
-            share = self._ahead.popleft()
-            if share.life < self._link.life:
-                continue  # The worker had been given up: others have these samples now.
-            self._optimizer.trains_on(share)
-            yield batch
+        while True:
+            for batch in self._loader:
+                share = self._ahead.popleft()
+                if share.life < self._link.life:
+                    continue  # The worker had been given up: others have these samples now.
+                self._optimizer.trains_on(share)
+                yield batch
+            # Samples are taken ahead of time, and since the last were, some may have come back.
+            again = self._take(self._batch_size, self.size, self.epochs)
+            if again is None:
+                return
+            self._ahead.append(again)  # the loader begins with what is in there
 
     def indices(self) -> Iterator[list[int]]:
         """Samples' numbers, a batch at a time, taken from the job as they are asked for."""
