@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ pytest.importorskip("msgspec")
 
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import OptimizerSpec
+from paceline.observe.events import Left
 from paceline.policies.asp import ASP
 from paceline.policies.contract import Decisions, Update
+from paceline.serve import checkpoint
 from paceline.serve.client import Client
 from paceline.serve.description import Description
 from paceline.serve.messages import Ready
+from paceline.serve.saving import Plan
 from paceline.serve.variables import address
 from paceline.serve.wire import WireError
 from serve import workers
@@ -128,3 +132,29 @@ def test_a_worker_without_a_number_that_restarts_takes_its_place_again() -> None
         assert running.work(lambda where: workers.work(where, 20)) == [20.0]
         running.finish()
     assert first.worker == 0
+
+
+def test_after_a_restoration_nobody_is_told_that_all_is_done_before_the_others_are_back(tmp_path: Path) -> None:
+    """One is through with its loop and comes back first; the other, in a long batch, must not find the job over."""
+    with job("asp", shards=2, workers=1, saving=Plan(tmp_path, updates=5)) as running:
+        running.work(lambda where: workers.work(where, 40))
+        running.finish()
+    found = checkpoint.read(min(tmp_path.glob("version-*")))
+    assert 0 < found.job["samples"]["trained"] < 40
+
+    def through(where: str) -> float:
+        weights = np.zeros(workers.SIZE, np.float32)
+        client = Client(address(where), workers.described(), worker=0)
+        client.begin(weights.data.cast("B"))
+        client.finish(weights.data.cast("B"))
+        client.close()
+        return float(weights[0])
+
+    def late(where: str) -> float:
+        while not any(isinstance(event, Left) and event.worker == 0 for event in running.events):
+            time.sleep(0.005)
+        return workers.work(where, 40, worker=1)
+
+    with job("asp", shards=2, workers=2, restored=found, awaited=frozenset({0, 1})) as running:
+        assert running.work(through, late) == [40.0, 40.0], "the one that waited has the last model"
+        running.finish()

@@ -275,3 +275,18 @@ def test_given_up_it_throws_away_what_it_had_taken_ahead(
         left = list(feed.batches(0))
     assert set(seen) <= set(range(size)) and max(seen.values(), default=0) <= epochs
     assert sum(seen.values()) == sum(link.trained)
+
+
+def test_samples_that_come_back_when_the_loader_has_run_ahead_are_trained_on() -> None:
+    """Its sampler has heard "no more", and then an update is discarded: its samples are this worker's to do again."""
+
+    class ComesBack(Alone):
+        def source(self) -> Source:
+            shares = [Share(1, 1, 0, 0, 4, 4), None, Share(2, 1, 0, 2, 4, 2), None, None]
+            return lambda _batch_size, _size, _epochs: shares.pop(0)
+
+    net = torch.nn.Linear(1, 1)
+    link = ComesBack()
+    optimizer = PacedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), link)
+    feed = Feed(DataLoader(numbers(4), 4), optimizer, link)
+    assert [batch[0].tolist() for batch in feed.batches(1)] == [[0, 1, 2, 3], [2, 3]]
