@@ -150,10 +150,11 @@ def test_a_job_is_gone_on_with_exported_and_replayed(tmp_path: Path) -> None:
     refused = paceline_run(*common, "--resume", str(job), "--restarts", "0", str(other), str(tmp_path / "mark"))
     assert refused.returncode == 1
     assert "is of another model: the shape of 'weight' is (3, 6) here and (5, 6) there" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1, refused.stderr
     refused = paceline_run("--workers", "2", "--resume", str(job), str(script), str(tmp_path / "mark"))
     assert refused.returncode == 1
     assert "is of 2 shards: use --servers 2" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1, refused.stderr
 
 
 @pytest.mark.slow
@@ -197,3 +198,24 @@ def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, start
     os.kill(server, signal.SIGKILL)
     assert running.ends() == 1
     assert "there is no checkpoint to go back to: give --checkpoint" in running.lines[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("torch.nn.Linear(6, 3)", "torch.nn.Flatten()"), "optimizer got an empty parameter list"),
+        (("model.parameters()", "[p.requires_grad_(False) for p in model.parameters()]"), "no parameter to train"),
+        (("Linear(6, 3)", "Linear(6, 3 + int(os.environ['PACELINE_WORKER']))"), "must train the same model: the shape"),
+        (("batch_size=8", "batch_size=800"), "The dataset has 240 samples, fewer than a batch of 800."),
+    ],
+    ids=["no parameters", "all frozen", "other models", "small dataset"],
+)
+def test_what_a_person_can_put_right_is_one_sentence(change: tuple[str, str], why: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS.replace(*change))
+    ran = paceline_run("--workers", "2", "--restarts", "0", str(script), str(tmp_path / "mark"))
+    assert ran.returncode == 1
+    assert why in ran.stderr.splitlines()[-1]
+    if "empty parameter list" not in why:  # that is torch's own, with a traceback
+        assert len(ran.stderr.splitlines()) == 1, ran.stderr

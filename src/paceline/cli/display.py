@@ -97,7 +97,8 @@ class Display:
 
     def fail(self, message: str, code: int = 1) -> NoReturn:
         """It did not."""
-        errors.print(Text(message))
+        if message:
+            errors.print(Text(message))
         raise typer.Exit(code)
 
     async def _draw(self) -> None:

@@ -131,7 +131,7 @@ def run(
             try:
                 outcome = asyncio.run(ran(spec, display))
             except local.JobError as error:
-                display.fail(str(error))
+                display.fail("" if error.said else str(error))
             except asyncio.CancelledError:
                 raise typer.Exit(128 + signal.SIGTERM) from None
             runs.append(display.finish(outcome.report, outcome.seconds, show=len(specs) == 1))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.launch.processes import JobError, Say, ending, heard, lines, start, stop
-from paceline.serve.variables import CONNECT, RANK, RANKS, TOKEN, WORKER
+from paceline.serve.variables import CONNECT, LAUNCHED, RANK, RANKS, REFUSAL, REFUSED, TOKEN, WORKER
 
 LAST_WORDS = 15  # lines of a crashed worker that are shown again
 
@@ -37,6 +37,8 @@ class Crew:
         self._task, self._restarts, self._say = task, restarts, say
         self.over = False  # is the server done? Then there is nothing to come back to
         self._processes: dict[int, list[asyncio.subprocess.Process]] = {}
+        self._stopping = False  # then nobody is started again
+        self._refusal = ""  # what is wrong, in a worker's words
 
     async def keep(self, number: int | None, label: int) -> None:
         """Run a worker to its end, and start it again if it crashes. number: None lets the coordinator choose."""
@@ -55,9 +57,13 @@ class Crew:
             code = await self._first_failure(processes)
             await stop(processes)
             await heard(listening)
-            if code == 0:
+            if code == 0 or self._stopping:
                 return
+            if code == REFUSED and self._refusal:
+                self._stopping = True
+                raise JobError(self._refusal)
             if self._restarts <= 0 or self.over:
+                self._stopping = True
                 words = "".join(f"\n  {line}" for line in last_words)
                 raise JobError(f"Worker {label} {ending(code)}." + (f" Its last words:{words}" if words else ""))
             self._restarts -= 1
@@ -65,6 +71,7 @@ class Crew:
 
     async def stop(self) -> None:
         """End whoever still runs."""
+        self._stopping = True
         await stop([process for group in self._processes.values() for process in group])
 
     async def _first_failure(self, processes: Sequence[asyncio.subprocess.Process]) -> int:
@@ -79,13 +86,16 @@ class Crew:
         self, stream: asyncio.StreamReader | None, label: int, last_words: deque[str], aside: bool
     ) -> None:
         async for line in lines(stream):
+            if aside and line.startswith(REFUSAL):
+                self._refusal = line.removeprefix(REFUSAL)
+                continue  # said once, at the end
             if aside:
                 last_words.append(line)
             self._say(f"[{label}] {line}", aside=aside)
 
     async def _start(self, number: int | None, label: int, rank: int, port: int) -> asyncio.subprocess.Process:
         task = self._task
-        variables = {**task.environment, CONNECT: task.connect}
+        variables = {**task.environment, CONNECT: task.connect, LAUNCHED: "1"}
         if number is not None:
             variables[WORKER] = str(number)
         if task.ranks > 1:

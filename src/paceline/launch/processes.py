@@ -17,7 +17,11 @@ PR_SET_PDEATHSIG = 1
 
 
 class JobError(RuntimeError):
-    """A job that could not be finished. The message says what to do."""
+    """A job that could not be finished. The message says what to do; it may have been shown already."""
+
+    def __init__(self, message: str, said: bool = False) -> None:
+        super().__init__(message)
+        self.said = said
 
 
 class Say(Protocol):

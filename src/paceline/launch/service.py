@@ -83,7 +83,7 @@ class Service:
         ended.cancel()
         if not self._up.is_set():
             await self.stop()
-            raise JobError(self._last_words or "The server did not start.")
+            raise JobError(self._last_words or "The server did not start.", said=bool(self._last_words))
 
     async def keep(self) -> None:
         """Until it has ended well. Killed, it is started again at the same address from its last checkpoint."""
@@ -95,7 +95,7 @@ class Service:
                 self.over = True
                 return
             if code > 0 or self._restarts <= 0:  # it said why itself
-                raise JobError(self._last_words or f"The server {ending(code)}.")
+                raise JobError(self._last_words or f"The server {ending(code)}.", said=bool(self._last_words))
             if self._checkpoint() is None:
                 raise JobError(f"The server {ending(code)}; there is no checkpoint to go back to: give --checkpoint.")
             self._restarts -= 1

@@ -12,6 +12,10 @@ WORKER = "PACELINE_WORKER"  # this worker's number
 WORKERS = "PACELINE_WORKERS"  # how many workers there are at first
 RANK, RANKS = "PACELINE_RANK", "PACELINE_RANKS"  # of the processes that make up this worker, if they are several
 
+LAUNCHED = "PACELINE_LAUNCHED"  # set by `paceline run` and `work`: somebody listens who tells a person what is wrong
+#: How a worker that was started so tells them that to start it again would not help: this exit code, and a line.
+REFUSED, REFUSAL = 78, "paceline: "
+
 #: Who else numbers processes, and how many they say there are: torchrun and Slurm.
 OTHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -22,10 +24,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.model.optimizer import spec_of
-from paceline.serve.client import Client
+from paceline.serve.client import Client, Refusal
 from paceline.serve.description import Description
 from paceline.serve.tls import Tls
-from paceline.serve.variables import CONNECT, TOKEN, address, worker_number
+from paceline.serve.variables import CONNECT, LAUNCHED, REFUSAL, REFUSED, TOKEN, address, worker_number
 from paceline.train import ranks
 from paceline.train.feed import Feed, PacedLoader, loader_of
 from paceline.train.flat import Flat
@@ -33,6 +35,21 @@ from paceline.train.link import Alone, Link, Together
 from paceline.train.optimizer import PacedOptimizer
 
 GRADIENTS = "PACELINE_GRADIENTS"
+
+
+@contextmanager
+def in_a_sentence() -> Iterator[None]:
+    """Under `paceline run`, what a person can put right is said in one sentence, without a traceback.
+
+    The job ends with it: to start this worker again would not help.
+    """
+    try:
+        yield
+    except (Refusal, ValueError) as error:
+        if LAUNCHED not in os.environ:
+            raise
+        print(f"{REFUSAL}{error}", file=sys.stderr, flush=True)  # noqa: T201
+        raise SystemExit(REFUSED) from None
 
 
 def join(
@@ -52,6 +69,18 @@ def join(
     where = connect or os.environ.get(CONNECT)
     if not where:
         return Session(model, optimizer, Alone())
+    with in_a_sentence():
+        return Session(model, optimizer, _link(model, optimizer, where, token, gradients, buffers))
+
+
+def _link(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    where: str,
+    token: str | None,
+    gradients: str | None,
+    buffers: bool,
+) -> Link:
     server = address(where)
     rank, size = ranks.from_environment()
     flat = Flat(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers)
@@ -61,8 +90,7 @@ def join(
     def client() -> Client:
         return Client(server, described, secret, worker_number(), tls=Tls.from_environment())
 
-    link: Link = Together(client(), flat) if size == 1 else ranks.Ranked(client, flat, rank, size)
-    return Session(model, optimizer, link)
+    return Together(client(), flat) if size == 1 else ranks.Ranked(client, flat, rank, size)
 
 
 def wrap(
@@ -117,7 +145,8 @@ class Session:
 
     def _feed(self, data: Any, batch_size: int | None, seed: int) -> Feed:
         if id(data) not in self._feeds:
-            feed = Feed(loader_of(data, batch_size), self.optimizer, self._link, seed)
+            with in_a_sentence():
+                feed = Feed(loader_of(data, batch_size), self.optimizer, self._link, seed)
             self._feeds[id(data)] = data, feed  # the data too, so that its id stays its own
         return self._feeds[id(data)][1]
 
