@@ -135,7 +135,7 @@ def script(tmp_path: Path) -> Path:
 def test_serve_here_and_work_there(script: Path, tmp_path: Path, started: list[Background]) -> None:
     token = tmp_path / "token"
     token.write_text("a-long-enough-secret\n")
-    server = Background("serve", "--servers", 0, "--workers", 2, "-p", "r2sp", "--token-file", token)
+    server = Background("serve", "--servers", 0, "--workers", 2, "-p", "bsp", "--token-file", token)
     started.append(server)
     where = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
     ran = paceline("work", "--connect", where, "--workers", 2, "--token-file", token, script, 5)

@@ -66,7 +66,7 @@ def test_a_job_trains_on_every_sample_once_an_epoch(tmp_path: Path) -> None:
         "--workers", "2", "--servers", "2", "-p", "r2sp", "--trace", str(trace), str(script), str(tmp_path / "mark")
     )
     assert ran.returncode == 0, ran.stderr
-    assert "updates    120 " in ran.stdout
+    assert "updates    120" in ran.stdout
     assert samples_applied(trace) == 4 * 240
 
 
