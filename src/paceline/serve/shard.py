@@ -449,6 +449,10 @@ def main() -> None:
     except OSError as error:
         over = isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, WireError)
         sys.exit(None if over else f"Shard {asked.number}: {error}")  # a server that is gone needs no words
+    # Not by the interpreter's long way out, over which threads that are still at work trip.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
