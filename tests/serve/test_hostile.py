@@ -407,7 +407,7 @@ def test_absurd_readies(target: Target, ready: Ready) -> None:
     channel, _, _ = target.member()
     channel.send(ready)
     is_refused(channel, "")
-    assert 7 not in target.running.coordinator._members
+    assert 7 not in target.running.coordinator.roster.members
 
 
 def test_ready_before_anything_was_granted(target: Target) -> None:

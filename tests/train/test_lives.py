@@ -25,7 +25,7 @@ def give_up(running: Job, worker: int = 0) -> None:
     coordinator, done = running.coordinator, threading.Event()
 
     def expel() -> None:
-        member = coordinator._members[worker]
+        member = coordinator.roster.members[worker]
         member.peer.send(Expelled("This worker was silent for too long; it must join again."))
         member.peer.close()
         coordinator._leave(member, given_up=True)

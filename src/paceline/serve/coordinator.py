@@ -71,6 +71,7 @@ from paceline.serve.messages import (
     Welcome,
 )
 from paceline.serve.peer import Peer
+from paceline.serve.roster import Member, Roster
 from paceline.serve.samples import Samples
 from paceline.serve.saving import Plan, Saver
 from paceline.serve.wire import Reader, WireError
@@ -103,27 +104,6 @@ MOST_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
 AWAITED = 60.0  # seconds, or two leases, for which one who was given up is expected back before the job may end
 HANGING_UP = 2.0  # seconds for what was said last to get out
 SHARD_SILENCE = 20.0  # seconds of silence after which a shard counts as lost; it beats every second
-
-
-class Member:
-    """A worker that takes part."""
-
-    def __init__(self, worker: int, incarnation: int, peer: Peer, now: float) -> None:
-        self.worker, self.incarnation, self.peer = worker, incarnation, peer
-        self.heard = now
-        self.admitted = False  # has the policy been told?
-        self.iteration = 0
-        self.granted: Granted | None = None  # the last one
-        self.turned = False
-        self.ready: Ready | None = None
-        self.parts: set[int] = set()  # shards at which this iteration's update is in
-        self.answered = False  # has this iteration's update arrived, whole?
-        self.finished: Finished | None = None  # what it was told at the end
-
-    @property
-    def identity(self) -> Identity:
-        """Of the update that this iteration will give."""
-        return Identity(self.worker, self.incarnation, self.iteration)
 
 
 @dataclass(frozen=True)
@@ -180,15 +160,10 @@ class Coordinator:
         self._described: Description | None = None
         self._description = b""
         self._workers_wanted = 1 if restored else terms.workers  # not all may come back
-        self._members: dict[int, Member] = {}
         self._incarnations: dict[int, int] = dict(terms.incarnations)
-        self._finishing: dict[int, Member] = {}  # no longer in the order, and wait for the last model
-        self._awaited: set[int] = set(terms.awaited or ())  # given up, or of the generation before, and not back
-        for worker in self._awaited:
+        self.roster = Roster(terms.workers, terms.awaited, restored is not None)
+        for worker in self.roster.awaited:
             self._expire(worker)
-        self._came: set[int] = set()
-        #: Begun from a checkpoint by a process that does not know who took part: workers may still be on their way.
-        self._unknown = restored is not None and terms.awaited is None
         self._grace: asyncio.TimerHandle | None = None
         # Arrived and undecided. Those of two incarnations of a worker may look the same; the first came first.
         self._identities: dict[Update, list[Identity]] = {}
@@ -227,11 +202,6 @@ class Coordinator:
     def incarnations(self) -> dict[int, int]:
         """The last incarnation of each worker."""
         return dict(self._incarnations)
-
-    @property
-    def saved(self) -> int | None:
-        """The version of the last checkpoint."""
-        return self._saver.saved if self._saver else None
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Begin to listen; the port."""
@@ -442,7 +412,7 @@ class Coordinator:
         try:
             while True:
                 message = await peer.receive()
-                if not self._takes_part(member) or member.peer is not peer:
+                if not self.roster.takes_part(member) or member.peer is not peer:
                     peer.send(Expelled("This worker has been given up; it must join again."))
                     return
                 member.heard = self.now
@@ -472,7 +442,7 @@ class Coordinator:
     async def _until_vacant(self, worker: int | None) -> None:
         """Whoever has this worker's place gets the time to show that it is alive; behind a dead link it does not."""
         asked = self.now
-        while worker is not None and (before := self._members.get(worker) or self._finishing.get(worker)):
+        while worker is not None and (before := self.roster.find(worker)):
             if not before.peer.is_open or self.now - before.heard >= self.terms.lease / 2:
                 return
             if before.heard > asked:
@@ -486,18 +456,15 @@ class Coordinator:
             self._check_description(peer.body)
         worker = join.worker
         if worker is None:
-            # One whose connection is closed is most likely the caller's own former self.
-            taken = {member.worker for member in self._present() if member.peer.is_open}
-            worker = next(number for number in range(len(taken) + 1) if number not in taken)
+            worker = self.roster.free_number()
         if not 0 <= worker < MOST_WORKERS:
             raise WireError(f"A worker's number is from 0 to {MOST_WORKERS - 1}, not {worker}.")
-        before = self._members.get(worker) or self._finishing.get(worker)
+        before = self.roster.find(worker)
         if before:
             self._leave(before, given_up=True)  # it comes back before its lease has run out
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
-        member = self._members[worker] = Member(worker, incarnation, peer, self.now)
-        self._awaited.discard(worker)
-        self._came.add(worker)
+        member = Member(worker, incarnation, peer, self.now)
+        self.roster.enter(member)
         shards = tuple(
             (*self._addresses[number], part.start, part.stop)
             for number, part in enumerate(self._described.cut(self.terms.shards) if self._described else ())
@@ -535,7 +502,7 @@ class Coordinator:
         """A worker whose connection was lost is back: both repeat what the other may have missed."""
         if not greeting.is_ticket(self._key, resume.worker, resume.incarnation, resume.ticket):
             raise WireError(f"This is not worker {resume.worker}: it does not have its ticket.")
-        member = self._members.get(resume.worker) or self._finishing.get(resume.worker)
+        member = self.roster.find(resume.worker)
         if member is None or member.incarnation != resume.incarnation:
             peer.send(Expelled("This worker has been given up; it must join again."))
             return None
@@ -555,106 +522,82 @@ class Coordinator:
 
     def _ask_for_weights(self) -> None:
         """Somebody must give the weights that the model begins with, and if that one dies over it, another."""
-        if self._restored or len(self._begun) == self.terms.shards or not self._members:
+        if self._restored or len(self._begun) == self.terms.shards or not self.roster.members:
             return
-        if self._giver is None or self._members.get(self._giver.worker) is not self._giver:
+        if self._giver is None or self.roster.members.get(self._giver.worker) is not self._giver:
             self._begun.clear()
-            giver = self._giver = next(iter(self._members.values()))
+            giver = self._giver = next(iter(self.roster.members.values()))
             self._tell_shards(Giver(giver.worker, giver.incarnation))
             giver.peer.send(Give())
 
     def _admit_waiting(self) -> None:
         """Let the policy know of those who wait, once there is a model to train and enough to train it."""
-        if len(self._begun) < self.terms.shards or len(self._members) < self._workers_wanted:
+        if len(self._begun) < self.terms.shards or len(self.roster.members) < self._workers_wanted:
             return
         self._workers_wanted = 1  # later ones come one by one
         self._save_if_due()  # a first one before anything has changed: there is always one to go back to
-        for member in list(self._members.values()):
+        for member in list(self.roster.members.values()):
             if not member.admitted:
                 member.admitted = self.joined_ever = True
                 self._carry_out(self.ledger.joined(member.worker, self.now, member.incarnation))
 
     def _leave(self, member: Member, given_up: bool = False) -> None:
-        if not self._takes_part(member):
+        """It takes no part any more. One who was given up is expected back for a while."""
+        if not self.roster.takes_part(member):
             return
-        self._finishing.pop(member.worker, None)
-        if given_up and member.finished is None:
-            self._awaited.add(member.worker)
+        in_order = member.worker in self.roster.members
+        expected_back = given_up and member.finished is None
+        self.roster.leave(member, expected_back)
+        if expected_back:
             self._expire(member.worker)
         self._tell_shards(Fence(member.worker, member.incarnation + 1))
-        self._out_of_order(member, lost=given_up)
-        self._end_if_over()
+        if in_order:
+            self._go_on_without(member, lost=given_up)
+        self._settle()
 
-    def _end_if_over(self) -> None:
-        if self._finishing or not self.joined_ever or not self._nobody_trains():
-            return
-        if self._restored and self.samples and not self.samples.all_done:
-            log.warning("the job ends before all samples are done again: everybody had finished when it went back")
-        self.done.set()
+    def _finish(self, member: Member) -> None:
+        """It has no more to train on, and waits for the others; it may still pull."""
+        if member.worker in self.roster.members:
+            self.roster.finish(member)
+            self._go_on_without(member)
+            self._settle()
 
-    def _nobody_trains(self) -> bool:
-        """Nobody does, and nobody is expected who might."""
-        if self._members or self._awaited:
-            return False
-        if self._unknown and len(self._came) < self.terms.workers:
-            if self._grace is None:
-                self._grace = self._loop.call_later(self.terms.lease, self._expect_no_more)
-            return False
-        return True
-
-    def _expect_no_more(self) -> None:
-        self._unknown = False
-        self._tell_finished()
-        self._end_if_over()
-
-    def _expire(self, worker: int) -> None:
-        """Somebody who is expected back is not expected for ever."""
-        self._loop.call_later(max(AWAITED, 2 * self.terms.lease), self._await_no_more, worker)
-
-    def _await_no_more(self, worker: int) -> None:
-        if worker in self._awaited and not self._closing:
-            self._awaited.discard(worker)
-            self._tell_finished()
-            self._end_if_over()
-
-    @property
-    def expected(self) -> frozenset[int]:
-        """Those who would have gone on: the next generation waits for them."""
-        return frozenset(self._awaited | {member.worker for member in self._present() if member.finished is None})
-
-    def _out_of_order(self, member: Member, lost: bool = False) -> None:
-        """The policy goes on without it."""
-        if self._members.get(member.worker) is not member:
-            return
-        del self._members[member.worker]
+    def _go_on_without(self, member: Member, lost: bool = False) -> None:
+        """One who was in the order is not any more."""
         self._drop_parts(member)
         if self.samples:
             self.samples.abandoned(member.worker)
         self._ask_for_weights()
         if member.admitted:
             self._carry_out(self.ledger.left(member.worker, self.now, lost=lost))
-        self._tell_finished()
 
-    def _finish(self, member: Member) -> None:
-        """It has no more to train on, and waits for the others; it may still pull."""
-        if self._members.get(member.worker) is member:
-            self._finishing[member.worker] = member
-            self._out_of_order(member)
-
-    def _tell_finished(self) -> None:
-        """Those who wait for the last model, when there is no more to come."""
-        if self._finishing and ((self.samples and self.samples.all_done) or self._nobody_trains()):
-            for member in self._finishing.values():
+    def _settle(self) -> None:
+        """Is it the end? Those who wait for the last model are told, and when all have left, the job is done."""
+        roster, over = self.roster, self.roster.nobody_trains
+        if over or (self.samples and self.samples.all_done):
+            for member in roster.finishing.values():
                 if member.finished is None:
                     member.finished = Finished(self.ledger.version)
                     member.peer.send(member.finished)
+        if over and not roster.finishing and self.joined_ever:
+            if self._restored and self.samples and not self.samples.all_done:
+                log.warning("the job ends before all samples are done again: everybody had finished when it went back")
+            self.done.set()
+        if roster.only_strangers_are_missing and self._grace is None:
+            self._grace = self._loop.call_later(self.terms.lease, self._expect_no_strangers)
 
-    def _takes_part(self, member: Member) -> bool:
-        return self._members.get(member.worker) is member or self._finishing.get(member.worker) is member
+    def _expect_no_strangers(self) -> None:
+        self.roster.expect_no_strangers()
+        self._settle()
 
-    def _present(self) -> list[Member]:
-        """Everybody who takes part, in the order or waiting for the end."""
-        return [*self._members.values(), *self._finishing.values()]
+    def _expire(self, worker: int) -> None:
+        """Somebody who is expected back is not expected for ever."""
+        self._loop.call_later(max(AWAITED, 2 * self.terms.lease), self._await_no_more, worker)
+
+    def _await_no_more(self, worker: int) -> None:
+        if worker in self.roster.awaited and not self._closing:
+            self.roster.awaited.discard(worker)
+            self._settle()
 
     async def _watch_leases(self) -> None:
         """Give up whoever is silent for too long. If we ourselves were away, everybody gets their time again."""
@@ -665,11 +608,11 @@ class Coordinator:
             away, last = self.now - last - pause, self.now
             if away > pause:
                 log.warning("the coordinator itself was held up for %.1f s; leases are extended", away)
-                for member in self._present():
+                for member in self.roster.present():
                     member.heard += away
                 for shard in self._heard_shard:
                     self._heard_shard[shard] += away
-            for member in self._present():
+            for member in self.roster.present():
                 if self.now - member.heard > self.terms.lease:
                     log.warning("worker %d was silent for %.1f s and is given up", member.worker, self.terms.lease)
                     member.peer.send(Expelled("This worker was silent for too long; it must join again."))
@@ -718,7 +661,7 @@ class Coordinator:
         self._whole(member)
 
     def _arrived(self, shard: int, update: Identity) -> None:
-        member = self._members.get(update.worker)
+        member = self.roster.members.get(update.worker)
         if member and member.incarnation == update.incarnation and not 1 <= update.iteration <= member.iteration:
             self.faults += 1
             member.peer.send(Refused(f"Iteration {update.iteration} was not granted to this worker."))
@@ -767,7 +710,7 @@ class Coordinator:
         self._save_if_due()
 
     def _grant(self, grant: policies.Grant) -> None:
-        member = self._members[grant.worker]
+        member = self.roster.members[grant.worker]
         self._drop_parts(member)
         member.iteration += 1
         member.answered = member.turned = False
@@ -776,7 +719,7 @@ class Coordinator:
 
     def _turn(self, turn: policies.Turn) -> None:
         if self.ledger.policy.streamed:
-            member = self._members[turn.worker]
+            member = self.roster.members[turn.worker]
             member.turned = True
             member.peer.send(Turned(member.iteration))
 
@@ -803,7 +746,8 @@ class Coordinator:
                 self.samples.done(update)
             done, size = self.samples.trained, self.samples.size
             self._observer.progressed(self.now, done // size, done, size * self.samples.epochs)
-            self._tell_finished()
+            if self.roster.finishing:
+                self._settle()
 
     def _discard(self, discard: policies.Discard) -> None:
         identity = self._decided(discard.update)
@@ -818,7 +762,7 @@ class Coordinator:
         self._trained(identity)
 
     def _cancel(self, cancel: policies.Cancel) -> None:
-        member = self._members[cancel.worker]
+        member = self.roster.members[cancel.worker]
         member.peer.send(Cancelled(member.iteration))
         self._drop_parts(member)
 

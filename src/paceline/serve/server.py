@@ -107,7 +107,7 @@ class Server:
                 if not self.coordinator.failed.is_set():
                     return  # else a shard was lost over it, and with it what was trained since the one before
             reason, hopeless = self.coordinator.reason, self.coordinator.hopeless
-            expected = self.coordinator.expected
+            expected = self.coordinator.roster.expected
             await self.stop()
             restored = self._last()
             if hopeless:
