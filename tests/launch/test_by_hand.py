@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pty
+import re
 import signal
 import socket
 import subprocess
@@ -219,6 +223,59 @@ def test_ranks_of_one_worker_are_started_together(tmp_path: Path) -> None:
     told = sorted(line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("["))
     assert [line[:3] for line in told] == [["0", "0", "2"], ["0", "1", "2"], ["1", "0", "2"], ["1", "1", "2"]]
     assert told[0][3] == told[1][3] != told[2][3] == told[3][3], "a meeting place for each worker"
+
+
+# What a person sees
+
+
+def test_on_a_terminal_there_is_a_table_and_then_a_summary(script: Path) -> None:
+    """Under a terminal of our own: the table is drawn while the job runs, and is gone when it has ended."""
+    here, there = pty.openpty()
+    with os.fdopen(here, "rb", buffering=0) as screen:
+        job = subprocess.Popen(
+            command("run", "--servers", 0, "--workers", 2, script, 30, 0.05),
+            stdout=there,
+            stderr=there,
+            env=LOCAL | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+            start_new_session=True,
+        )
+        os.close(there)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end, on Linux
+            while data := screen.read(4096):
+                shown += data
+        assert job.wait(60) == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert re.search(r"worker +state +iteration +samples/s +waiting +staleness +loss", text)
+    assert "computing" in text or "waiting" in text
+    assert re.search(r"updates +60", text), "the closing summary"
+    assert text.count("is done") == 2, "what the script printed came through"
+
+
+def test_a_trace_that_opens_in_perfetto(script: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "run.perfetto.json"
+    ran = paceline("run", "--servers", 0, "--workers", 2, "-p", "bsp", "--trace", trace, script, 5)
+    assert ran.returncode == 0, ran.stderr
+    events = json.loads(trace.read_text())["traceEvents"]
+    named = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {"bsp | worker 0", "bsp | worker 1"} <= named
+    assert sum(event["ph"] == "X" for event in events) >= 2 * 5, "a slice for each iteration at least"
+    assert {path.name for path in tmp_path.iterdir()} == {script.name, trace.name}
+
+
+def test_a_job_is_watched_from_another_terminal(script: Path, started: list[Background]) -> None:
+    server = Background("serve", "--servers", 0, "--workers", 1, "-p", "asp")
+    started.append(server)
+    where = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
+    watching = Background("watch", where)
+    started.append(watching)
+    ran = paceline("work", "--connect", where, script, 40, 0.1)
+    assert ran.returncode == 0, ran.stderr
+    assert server.ends() == 0
+    assert watching.ends() == 0
+    counted = re.search(r"updates +(\d+)", "\n".join(watching.lines))
+    assert counted, watching.lines
+    assert 0 < int(counted[1]) <= 40, "from when it began to watch"
 
 
 # Mistakes: one sentence, a code that is not 0, nothing left behind

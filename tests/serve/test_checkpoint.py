@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import paceline
 from paceline.serve import checkpoint
 from paceline.serve.checkpoint import CheckpointError
 from paceline.serve.export import export
@@ -151,3 +153,28 @@ def test_a_full_disk_at_the_end_does_not_hold_the_job_up(tmp_path: Path, monkeyp
         assert running.work(lambda where: work(where, 20)) == [20.0]
         running.finish()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_loads_strictly_with_batch_norm_and_its_count(tmp_path: Path) -> None:
+    def model() -> Any:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2))
+
+    def train(where: str) -> None:
+        net = model()
+        data = torch.utils.data.TensorDataset(torch.randn(36, 4), torch.randint(0, 2, (36,)))
+        with paceline.join(net, torch.optim.Adam(net.parameters()), connect=where) as session:
+            for x, y in session.batches(data, batch_size=4):
+                loss = torch.nn.functional.cross_entropy(net(x), y)
+                loss.backward()
+                session.step(loss)
+
+    with job("bsp", shards=2, workers=2, saving=Plan(tmp_path / "job", updates=100)) as running:
+        running.work(train, train)
+        running.finish()
+    export(tmp_path / "job", tmp_path / "model.pt")
+    state = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert state["1.num_batches_tracked"].dtype == torch.int64
+    assert int(state["1.num_batches_tracked"]) == 5, "nine batches of two workers, in five rounds"
+    assert float(state["1.running_var"].mean()) != 1.0
+    model().load_state_dict(state)

@@ -129,6 +129,10 @@ def test_a_worker_without_a_number_that_restarts_takes_its_place_again() -> None
         first._life._control.cut()  # as if the process had died
         first._life._over.set()
         first._life.end(ConnectionError("dead"))
+        end = time.monotonic() + 30
+        while running.coordinator.roster.members[0].peer.is_open:  # a process that starts again takes longer than this
+            assert time.monotonic() < end
+            time.sleep(0.005)
         assert running.work(lambda where: workers.work(where, 20)) == [20.0]
         running.finish()
     assert first.worker == 0

@@ -168,6 +168,21 @@ def test_a_worker_that_was_given_up_is_fenced_off(stage: Stage) -> None:
     assert isinstance(again.channel.receive(), Expelled)
 
 
+@pytest.mark.parametrize("at", [0, SIZE // 2 + 1, SIZE - 1])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_single_element_that_is_no_number_is_found_wherever_it_is(stage: Stage, at: int, bad: float) -> None:
+    gradient = np.zeros(SIZE, dtype=np.float32)
+    gradient[at] = bad
+    worker = stage.worker(1)
+    worker.channel.send(Push(1, (1.0,)), gradient.data.cast("B"))
+    assert "NaN or infinity" in worker.channel.receive().reason
+
+
+def test_large_numbers_that_are_numbers_are_welcome(stage: Stage) -> None:
+    """Their sum overflows, and that is no reason."""
+    assert stage.worker(1).push(1, 3e38) == Pushed(1)
+
+
 def test_a_gradient_that_is_not_a_number_touches_nothing(stage: Stage) -> None:
     bad, good = stage.worker(1), stage.worker(2)
     assert "NaN" in bad.push(1, float("nan")).reason  # type: ignore[attr-defined]

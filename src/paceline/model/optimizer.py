@@ -105,7 +105,7 @@ def _implementation(name: str) -> dict[str, bool]:
         return plain
     try:  # Which devices have a fused kernel differs from one torch to the next: ask by trying.
         kind([_dummy((1,))], fused=True, lr=0.0).step()
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return plain
     return {"fused": True, **plain}
 

@@ -32,4 +32,9 @@ def _save_torch(tensors: dict[str, Any], found: checkpoint.Checkpoint, path: Pat
     import torch  # only here: .safetensors needs none
 
     types = {tensor.name: getattr(torch, tensor.dtype) for tensor in found.description.layout.tensors}
-    torch.save({name: torch.from_numpy(array).to(types[name]) for name, array in tensors.items()}, path)
+    state = {}
+    for name, array in tensors.items():
+        tensor = torch.from_numpy(array)
+        # A count (batch norm has one) is a mean over workers on the server, and may lie between two.
+        state[name] = tensor.to(types[name]) if types[name].is_floating_point else tensor.round().to(types[name])
+    torch.save(state, path)

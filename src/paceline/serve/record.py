@@ -19,7 +19,7 @@ import torch
 from paceline.model.slice import Slice
 from paceline.serve import checkpoint
 from paceline.serve.description import Description
-from paceline.serve.messages import Apply, Begin, Drop, Fence, Identity, Keep, Message, Save, Setup
+from paceline.serve.messages import Apply, Begin, Identity, Keep, Message, Setup
 from paceline.serve.store import Held, Store
 from paceline.serve.wire import PREFIX, Reader, WireError, decode_prefix, encode
 
@@ -38,7 +38,7 @@ class End(Message, frozen=True):
     digest: str
 
 
-FRAMES = Reader(Setup | Begin | Put | Apply | Drop | Keep | Fence | Save | End)
+FRAMES = Reader(Setup | Begin | Put | Apply | Keep | End)
 
 
 class Recording:
@@ -111,10 +111,10 @@ def replay(path: Path) -> Replayed:
             case Apply():
                 store.apply(message)
                 store.applied(message)
+            case Keep():
+                store.carry_out(message)
             case End():
                 expected = message.digest
-            case _:
-                store.carry_out(message)
     if store is None:
         raise WireError(f"The recording {path} is empty.")
     return Replayed(store.version, digest(store), expected, updates, store)

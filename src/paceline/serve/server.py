@@ -104,6 +104,8 @@ class Server:
         while True:
             if await self._until_over():
                 await self.coordinator.save()
+                if self.coordinator.faults:
+                    log.warning("%d times a peer was turned away.", self.coordinator.faults)
                 if not self.coordinator.failed.is_set():
                     return  # else a shard was lost over it, and with it what was trained since the one before
             reason, hopeless = self.coordinator.reason, self.coordinator.hopeless
