@@ -199,6 +199,11 @@ class Coordinator:
         return self._loop.time() - self._start
 
     @property
+    def _at_a_time(self) -> int:
+        """Where workers take turns: as many transfers as a worker has shards to talk to at once. 0: any number."""
+        return self.terms.shards if self.ledger.policy.takes_turns else 0
+
+    @property
     def incarnations(self) -> dict[int, int]:
         """The last incarnation of each worker."""
         return dict(self._incarnations)
@@ -383,10 +388,10 @@ class Coordinator:
         assert self._described is not None
         for number, part in enumerate(self._described.cut(self.terms.shards)):
             record = f"{self.terms.record}/shard-{number}-{self.generation}.rec" if self.terms.record else ""
-            setup = Setup(part.start, part.stop, record=record, key=self._key)
+            setup = Setup(part.start, part.stop, record=record, key=self._key, at_a_time=self._at_a_time)
             if self._restored:
                 version, folder = self._restored.version, str(self._restored.folder.resolve())
-                setup = Setup(part.start, part.stop, folder, version, record, self._key)
+                setup = Setup(part.start, part.stop, folder, version, record, self._key, self._at_a_time)
             self._shards[number].send(setup, self._description)
 
     def fail(self, reason: str) -> None:
@@ -470,7 +475,8 @@ class Coordinator:
             for number, part in enumerate(self._described.cut(self.terms.shards) if self._described else ())
         )
         policy, ticket = self.ledger.policy, greeting.ticket(self._key, worker, incarnation)
-        peer.send(Welcome(worker, incarnation, shards, self.terms.lease, policy.streamed, ticket, policy.mixes))
+        asks = self._at_a_time > 0
+        peer.send(Welcome(worker, incarnation, shards, self.terms.lease, policy.streamed, ticket, policy.mixes, asks))
         self._ask_for_weights()
         self._admit_waiting()
         return member

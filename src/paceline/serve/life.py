@@ -31,10 +31,12 @@ from paceline.serve.messages import (
     Finished,
     Give,
     Given,
+    Go,
     Granted,
     Hello,
     Join,
     Leave,
+    May,
     Measured,
     Pull,
     Push,
@@ -66,7 +68,7 @@ FROM_COORDINATOR = Reader(
     | Beat
     | Leave
 )
-FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Pushed | Weights)
+FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Go | Pushed | Weights)
 ELEMENT = WIDTH["float32"]
 CUT_SECONDS = 30.0  # a connection over which nothing gets through for so long, before a lease is agreed on, is lost
 PARTING = 5.0  # seconds to wait for the server's answer when we have said that we leave
@@ -325,12 +327,15 @@ class Life:
     # Shards
 
     def _push(self, part: _Part, push: Push, gradient: memoryview) -> None:
-        self._ask(part, push, part.mine(gradient, WIDTH[push.dtype]))
+        self._ask(part, push, part.mine(gradient, WIDTH[push.dtype]), May() if self.welcome.asks else None)
 
-    def _ask(self, part: _Part, message: Any, body: memoryview) -> None:
-        """Send it, and again until it is answered."""
+    def _ask(self, part: _Part, message: Any, body: memoryview, may: May | None = None) -> None:
+        """Send it, and again until it is answered. `may`: ask first."""
 
         def do(channel: Channel) -> None:
+            if may:
+                channel.send(may)
+                _heed(channel.receive())
             channel.send(message, body)
             _heed(channel.receive())
 

@@ -2,8 +2,8 @@
 
     worker ── Join, Resume, Want, Ready, Measured, Finish, Beat, Leave ──▶ coordinator
     worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Finished, Beat, Leave, Expelled ── coordinator
-    worker ── Begin (+ weights), Push (+ gradient), Pull ──▶ shard
-    worker ◀── Begun, Pushed, Weights (+ weights), Expelled ── shard
+    worker ── Begin (+ weights), May, Push (+ gradient), Pull ──▶ shard
+    worker ◀── Begun, Go, Pushed, Weights (+ weights), Expelled ── shard
     shard ── Register, Loaded, Begun, Arrived, Saved, Failed, Beat ──▶ coordinator
     shard ◀── Setup, Giver, Apply, Drop, Keep, Fence, Save, Stop ── coordinator
     anybody ── Subscribe ──▶ coordinator ── Happened … ──▶ anybody
@@ -96,6 +96,7 @@ class Welcome(Message, frozen=True):
     gated: bool  # does it wait for Turned before it pushes?
     ticket: bytes  # to show when it calls as this incarnation
     mixes: bool = False  # does it make its own steps, and push weights instead of gradients?
+    asks: bool = False  # does it ask a shard before it pushes, so that one pushes after the other?
 
 
 class Resumed(Message, frozen=True):
@@ -191,6 +192,14 @@ class Begin(Message, frozen=True):
     """The weights the model begins with, this shard's part. The body is float32."""
 
 
+class May(Message, frozen=True):
+    """May I push?"""
+
+
+class Go(Message, frozen=True):
+    """You may."""
+
+
 class Push(Message, frozen=True):
     """An update; the body is this shard's part of the gradient."""
 
@@ -236,6 +245,7 @@ class Setup(Message, frozen=True):
     version: int = 0  # of the model in it
     record: str = ""  # a file to write every update to
     key: bytes = b""  # by which workers' tickets are known
+    at_a_time: int = 0  # transfers that there may be at a time in each direction, to begin with; 0: any number
 
 
 class Loaded(Message, frozen=True):

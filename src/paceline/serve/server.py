@@ -62,13 +62,18 @@ class Server:
         observer: Observer | None = None,
         resume: Path | None = None,
         restorations: int = 3,
+        own_shards: bool = True,
     ) -> None:
-        """resume: a checkpoint to begin from. restorations: how often a lost shard is borne."""
+        """resume: a checkpoint to begin from. restorations: how often a lost shard is borne.
+
+        own_shards: are shards started here? Else they are started elsewhere, and whoever knows the job's token is one.
+        """
         self._address = address or Address()
         self._address.check(terms.token)
         self._make_policy, self._observer, self._tls = make_policy, observer, tls
         began = asyncio.get_running_loop().time()
-        shard_token = secrets.token_bytes(16)
+        self._own_shards = own_shards
+        shard_token = secrets.token_bytes(16) if own_shards else b""
         self._terms = replace(terms, began=began, tls=tls.listening() if tls else None, shard_token=shard_token)
         self._restored = self._checked(checkpoint.read(resume)) if resume else None
         if terms.saving and terms.saving.folder.is_dir():
@@ -95,6 +100,8 @@ class Server:
             raise ServerError(f"{where} cannot be listened on: {error.strerror}; choose another --port.") from None
         if self._observer:
             self._observer.began(self.coordinator.now, "", self._terms.policy, "whole", 0)
+        if not self._own_shards:
+            return
         # Each shard is a core's work, and they share the machine.
         threads = max(1, (os.cpu_count() or 1) // max(1, self._terms.shards))
         self._processes = [self._start_shard(number, threads) for number in range(self._terms.shards)]

@@ -48,10 +48,12 @@ from paceline.serve.messages import (
     Faulted,
     Fence,
     Giver,
+    Go,
     Hello,
     Identity,
     Keep,
     Loaded,
+    May,
     Proof,
     Pull,
     Push,
@@ -67,16 +69,18 @@ from paceline.serve.messages import (
 from paceline.serve.record import Recording
 from paceline.serve.store import Fenced, Held, Store
 from paceline.serve.tls import Tls
+from paceline.serve.turnstile import Pass, Turnstile
 from paceline.serve.variables import SHARD_TOKEN, TOKEN
 from paceline.serve.wire import Channel, Closed, Pieces, Reader, WireError
 
 log = logging.getLogger(__name__)
 
 FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Giver | Apply | Drop | Keep | Fence | Save | Stop)
-FROM_WORKER = Reader(Proof | Hello | Begin | Push | Pull)
+FROM_WORKER = Reader(Proof | Hello | Begin | May | Push | Pull)
 BEAT_SECONDS = 1.0
 STRETCH = 1 << 18  # elements of a gradient that are looked at together, while they are in the cache
 STRANGERS = 64  # connections that may be in the midst of their greeting
+NEARLY = 1 << 18  # bytes before the end of a transfer, when the next is let begin: the link must not be idle
 CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for so long is ended
 
 
@@ -103,6 +107,8 @@ class Shard:
         self._pulls: set[Pieces] = set()
         self._workers: dict[Channel, Hello] = {}
         self._recording: Recording | None = None
+        self.pushes: Turnstile | None = None  # where workers take turns on the link, in either direction
+        self._pulling: Turnstile | None = None
 
     def run(self) -> None:
         """Serve until the coordinator says stop, or is gone."""
@@ -196,20 +202,36 @@ class Shard:
 
     def send_weights(self, channel: Channel, version: int) -> None:
         """Send the weights when they are of this version or newer."""
+        store = self.opened()
+        self._await_version(store, version)
+        entered = self._pulling.enter() if self._pulling else None
         with self._state:
-            store = self.opened()
+            self._await_version(store, version)
+            pull = Pieces(store.slice.buffer)
+            self._pulls.add(pull)
+            newest = store.version
+
+        def sent(size: int) -> None:
+            if entered:
+                entered.moved(size)
+                if len(pull.rest) <= NEARLY:
+                    entered.leave()
+
+        try:
+            channel.send_pieces(Weights(newest), pull, sent)
+        finally:
+            if entered:
+                entered.leave()
+            with self._state:
+                self._pulls.discard(pull)
+
+    def _await_version(self, store: Store, version: int) -> None:
+        """Until the weights are of this version or newer, and no update is being applied."""
+        with self._state:
             while store.version < version or self._applying:
                 if self._over.is_set():
                     raise Closed("The shard is closing.")
                 self._state.wait(1.0)
-            pull = Pieces(store.slice.buffer)
-            self._pulls.add(pull)
-            newest = store.version
-        try:
-            channel.send_pieces(Weights(newest), pull)
-        finally:
-            with self._state:
-                self._pulls.discard(pull)
 
     # What the coordinator orders
 
@@ -255,6 +277,8 @@ class Shard:
             self._recording = Recording(Path(order.record), kept, bytes(self._body), self._number)
         with self._state:
             self._store, self._key = store, order.key
+            if order.at_a_time:
+                self.pushes, self._pulling = Turnstile(order.at_a_time), Turnstile(order.at_a_time)
             self._state.notify_all()
         if order.checkpoint:
             self.tell(Loaded())
@@ -338,6 +362,8 @@ class Shard:
                 if not opened.accepts(hello.worker, hello.incarnation):
                     raise Fenced("This worker has been given up; it must join again.")
                 self._workers[channel] = hello
+            if self._pulling:
+                channel.hold_little_back(NEARLY)
             _Worker(self, channel, hello).run()
         except Closed:
             pass
@@ -368,6 +394,7 @@ class _Worker:
         self._buffer: torch.Tensor | None = None
         self._narrow: bytearray | None = None  # where two-byte elements are received
         self._looked_at, self._sum = 0, math.nan  # elements that have come, and their sum if it is known
+        self._pass: Pass | None = None  # it may push
 
     def run(self) -> None:
         self._elements = self._shard.opened().slice.weights.numel()
@@ -380,14 +407,27 @@ class _Worker:
                         self._pushed(iteration, rates, dtype)
                     case Pull(version):
                         self._shard.send_weights(self._channel, version)
+                    case May():
+                        self._let_push()
+                        self._channel.send(Go())
                     case Begin():
                         self._shard.begin(self._hello, self._received("A Begin"))
                         self._channel.send(Begun(self._hello.worker, self._hello.incarnation))
                     case _:
                         raise WireError(f"A {type(message).__name__} is out of place here.")
         finally:
+            self._pushed_all()
             if self._buffer is not None:
                 self._shard.free(self._buffer)
+
+    def _let_push(self) -> None:
+        if self._shard.pushes and not self._pass:
+            self._pass = self._shard.pushes.enter()
+
+    def _pushed_all(self) -> None:
+        if self._pass:
+            self._pass.leave()
+            self._pass = None
 
     def _into(self, message: Any, size: int) -> memoryview:
         """Where a body goes: its size is known before a byte of it is read."""
@@ -401,6 +441,7 @@ class _Worker:
             raise WireError(f"{self._elements} elements of {dtype} are {due} bytes, not {size}.")
         self._buffer = self._shard.room()
         self._looked_at, self._sum = 0, 0.0 if dtype == "float32" else math.nan
+        self._size, self._seen = due, 0
         if dtype == "float32":
             return self._buffer.numpy().data.cast("B")
         if self._narrow is None:
@@ -409,6 +450,11 @@ class _Worker:
 
     def _look(self, received: int) -> None:
         """Add up what has come while it is still in the cache. A finite sum has only finite terms."""
+        if self._pass:
+            self._pass.moved(received - self._seen)
+            self._seen = received
+            if self._size - received <= NEARLY:
+                self._pass.leave()
         there = received // WIDTH["float32"]
         if self._buffer is None or math.isnan(self._sum):
             return
@@ -423,6 +469,7 @@ class _Worker:
         return buffer
 
     def _pushed(self, iteration: int, rates: tuple[float, ...], dtype: str) -> None:
+        self._pushed_all()
         buffer = self._received("A push")
         if dtype != "float32" and self._narrow is not None:
             widen(self._narrow, dtype, buffer.numpy())

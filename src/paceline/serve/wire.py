@@ -99,8 +99,13 @@ class Channel:
             for start in range(0, len(body), PIECE):  # a timeout is one of a piece, however much there is to send
                 self._socket.sendall(body[start : start + PIECE])
 
-    def send_pieces(self, message: msgspec.Struct, body: Pieces) -> None:
-        """Send a frame whose body may be exchanged for a copy of itself while it is being sent."""
+    def send_pieces(
+        self, message: msgspec.Struct, body: Pieces, sent: Callable[[int], None] | None = None
+    ) -> None:
+        """Send a frame whose body may be exchanged for a copy of itself while it is being sent.
+
+        sent: is told how many bytes more are out, as they go.
+        """
         self._socket.sendall(encode(message, len(body.rest)))
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
@@ -110,10 +115,12 @@ class Channel:
                 poll.poll()
                 with body.lock:
                     try:
-                        sent = self._socket.send(body.rest[:PIECE])
+                        size = self._socket.send(body.rest[:PIECE])
                     except BlockingIOError:
                         continue
-                    body.rest = body.rest[sent:]
+                    body.rest = body.rest[size:]
+                if sent:
+                    sent(size)
         finally:
             self._socket.setblocking(True)
 
@@ -144,6 +151,11 @@ class Channel:
         ):
             if hasattr(socket, option):  # not everywhere
                 self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+    def hold_little_back(self, size: int) -> None:
+        """No more than about so many bytes wait in the kernel to be sent: what counts as sent is on its way."""
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 
     def receive(
         self, into: Callable[[Any, int], memoryview] | None = None, seen: Callable[[int], None] | None = None

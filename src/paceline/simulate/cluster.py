@@ -6,8 +6,6 @@ what happens and its decisions are carried out, exactly as a real coordinator wo
 
 from __future__ import annotations
 
-import math
-import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from paceline.simulate.clock import Clock
 from paceline.simulate.gate import Gate
 from paceline.simulate.network import DIRECTIONS, Direction, Flow, Mesh, Network, Port, Star
 from paceline.simulate.pipeline import Pipeline
-from paceline.simulate.spec import ClusterSpec, WorkerSpec
+from paceline.simulate.spec import ClusterSpec, WorkerSpec, chance_of
 
 NEVER = -1.0
 
@@ -76,7 +74,7 @@ class Machine:
         self.number = number
         self.ports: dict[Direction, Port] = {way: network.port(number, way) for way in DIRECTIONS}
         self.spec = spec
-        self.random = random.Random(f"{seed}:{number}")
+        self.random = chance_of(number, seed)
         self.incarnation = 0
         self.up = True
         self.member = False
@@ -102,18 +100,6 @@ class Machine:
         self.returning: Literal["no", "coming", "back"] = "no"  # streamed: the slices that were pushed
         self.go = False  # streamed: it is granted, and waits for the last slice
         self.halted.clear()
-
-    def time_to_compute(self) -> float:
-        spec, jitter = self.spec, self.spec.jitter
-        seconds = spec.overhead + self.batch / spec.samples_per_second
-        if jitter.kind == "lognormal":
-            sigma = jitter.sigma
-            return seconds * math.exp(sigma * self.random.gauss(0.0, 1.0) - 0.5 * sigma * sigma)
-        if jitter.kind == "normal":
-            return seconds * max(0.05, self.random.gauss(1.0, jitter.sigma))
-        if jitter.kind == "straggle" and self.random.random() < jitter.probability:
-            return seconds + max(0.0, self.random.gauss(jitter.mean, jitter.deviation))
-        return seconds
 
 
 class Cluster:
@@ -244,7 +230,7 @@ class Cluster:
         now = self.clock.now
         machine.base_version = machine.version
         self._observer.pulled(now, machine.number, machine.version)
-        machine.compute_seconds = machine.time_to_compute()
+        machine.compute_seconds = machine.spec.draw(machine.batch, machine.random)
         begins = now if now > machine.paused_until else machine.paused_until
         machine.compute_ends = begins + machine.compute_seconds
         self.clock.at(machine.compute_ends, self._computed, machine)

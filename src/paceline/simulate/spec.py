@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,6 +38,23 @@ class WorkerSpec:
     def compute_seconds(self, batch: int | None = None) -> float:
         """Without jitter."""
         return self.overhead + (batch or self.batch) / self.samples_per_second
+
+    def draw(self, batch: int, chance: random.Random) -> float:
+        """A compute time, jitter and all."""
+        seconds, jitter = self.overhead + batch / self.samples_per_second, self.jitter
+        if jitter.kind == "lognormal":
+            sigma = jitter.sigma
+            return seconds * math.exp(sigma * chance.gauss(0.0, 1.0) - 0.5 * sigma * sigma)
+        if jitter.kind == "normal":
+            return seconds * max(0.05, chance.gauss(1.0, jitter.sigma))
+        if jitter.kind == "straggle" and chance.random() < jitter.probability:
+            return seconds + max(0.0, chance.gauss(jitter.mean, jitter.deviation))
+        return seconds
+
+
+def chance_of(worker: int, seed: int) -> random.Random:
+    """What a worker's compute times are drawn from: its own, so that they are the same under every policy."""
+    return random.Random(f"{seed}:{worker}")
 
 
 @dataclass(frozen=True)

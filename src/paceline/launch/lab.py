@@ -1,0 +1,309 @@
+"""A lab: several hosts with true, separately limited, full-duplex links, on one Linux machine.
+
+Each host is a network namespace. A veth pair joins it to a switch, which is a bridge in a namespace of its own, and both
+ends of the pair are shaped: what the host sends, and what it is sent. Nothing of it is seen from outside, and when the
+namespaces go, all of it goes. Needs root.
+
+    with Lab({"server": 50e6, "worker": 50e6}) as lab:      # bytes per second, each direction
+        lab.start("server", serve, lab.address("server"))    # a process on that host
+        lab.call("worker", push, lab.address("server"))      # what it returns
+
+The shaper is a token bucket (HTB) with a queue for each peer under it, served in turns, so that flows share a link evenly
+and the rate is the rate. Small packets (acknowledgements, the coordinator's messages) have a queue before the others',
+as they would have under fq_codel, which not every kernel has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+MTU = 9000
+FRAME = MTU + 14
+SMALL = 256  # bytes: packets below that go first; a power of two
+NAMESPACES = Path("/run/netns")
+MOST_HOSTS = 250
+STOPPING = 3.0  # seconds that a process has to end before it is killed
+
+_numbers = itertools.count()
+
+
+class LabError(RuntimeError):
+    """There can be no lab here. The message says what to do."""
+
+
+def check() -> None:
+    """LabError if there can be no lab here."""
+    if not sys.platform.startswith("linux"):
+        raise LabError("A lab is made of Linux network namespaces: run it on Linux, or use paceline simulate.")
+    try:
+        import pyroute2  # noqa: F401
+    except ImportError:
+        raise LabError("A lab needs pyroute2: pip install 'paceline[lab]'.") from None
+    if os.geteuid() != 0:
+        raise LabError("A lab needs root, to make network namespaces: run it with sudo, or use paceline simulate.")
+
+
+class Lab:
+    """Hosts on a switch. Use it as a context manager: it is always torn down."""
+
+    def __init__(self, rates: Mapping[str, float]) -> None:
+        """rates: for each host, bytes per second of its link, each direction."""
+        check()
+        if not 0 < len(rates) <= MOST_HOSTS:
+            raise LabError(f"A lab has 1 to {MOST_HOSTS} hosts, not {len(rates)}.")
+        self.rates = dict(rates)
+        self._numbers = {host: number for number, host in enumerate(rates)}
+        self._name = f"paceline-{os.getpid()}-{_born(os.getpid())}-{next(_numbers)}"
+        self._processes: list[BaseProcess] = []
+
+    def __enter__(self) -> Lab:
+        sweep()
+        try:
+            self._build()
+        except BaseException as error:
+            self.close()
+            from pyroute2.netlink.exceptions import NetlinkError
+
+            if isinstance(error, NetlinkError | PermissionError):
+                raise LabError(f"The kernel refuses a part of the lab: {error}; a container may lack the right.") from None
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop every process of the lab, and take it down."""
+        self.stop(list(self._processes))
+        _remove(self._name)
+
+    def address(self, host: str) -> str:
+        """Where a host is reached from the others."""
+        return f"10.0.{self._number(host) >> 8}.{(self._number(host) & 255) + 1}"
+
+    def namespace(self, host: str) -> str:
+        """The name of the namespace that the host is."""
+        self._number(host)
+        return f"{self._name}-{host}"
+
+    # Processes
+
+    def start(self, host: str, function: Callable[..., object], *arguments: Any, name: str = "") -> BaseProcess:
+        """Call a function in a process of its own on that host. It is forked from one that has torch loaded."""
+        process = _context().Process(
+            target=_inside, args=(self.namespace(host), function, arguments), name=name or host
+        )
+        process.start()
+        self._processes.append(process)
+        return process
+
+    def pipe(self) -> tuple[Any, Any]:
+        """Two ends, one to keep and one for a process to start."""
+        ours, theirs = _context().Pipe()
+        return ours, theirs
+
+    def stop(self, processes: Sequence[BaseProcess]) -> None:
+        """End these processes of the lab."""
+        for process in processes:
+            process.terminate()
+        end = time.monotonic() + STOPPING
+        for process in processes:
+            _wait(process, max(0.0, end - time.monotonic()))
+            self._processes.remove(process)
+
+    def call(self, host: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns on that host."""
+        return self.calls([(host, function, arguments)])[0]
+
+    def calls(self, what: Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
+        """What functions return, all called at the same time, each on its host."""
+        pipes = []
+        for host, function, arguments in what:
+            ours, theirs = self.pipe()
+            pipes.append((host, ours, self.start(host, _answer, theirs, function, arguments)))
+            theirs.close()
+        results = []
+        for host, pipe, process in pipes:
+            try:
+                good, result = pipe.recv()
+            except EOFError:
+                process.join()
+                raise LabError(f"What ran on {host} ended with exit code {process.exitcode}.") from None
+            if not good:
+                raise LabError(f"What ran on {host} failed: {result}")
+            results.append(result)
+            process.join()
+        return results
+
+    def command(self, host: str, command: Sequence[str]) -> list[str]:
+        """The command line by which a command is run on that host."""
+        return [sys.executable, "-m", "paceline.launch.inside", self.namespace(host), *command]
+
+    # Links
+
+    def cut(self, host: str) -> None:
+        """Pull the plug of a host: nothing gets through, either way."""
+        self._set_port(host, "down")
+
+    def mend(self, host: str) -> None:
+        """Put the plug back."""
+        self._set_port(host, "up")
+
+    def carried(self) -> dict[str, tuple[int, int]]:
+        """Bytes that each host has sent and was sent, since the lab was built."""
+        from pyroute2 import IPRoute
+
+        with IPRoute(netns=self._switch) as switch:
+            ports = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in switch.get_links()}
+        return {
+            host: (int(ports[_port(number)]["rx_bytes"]), int(ports[_port(number)]["tx_bytes"]))
+            for host, number in self._numbers.items()
+        }
+
+    def _set_port(self, host: str, state: str) -> None:
+        from pyroute2 import IPRoute
+
+        with IPRoute(netns=self._switch) as switch:
+            switch.link("set", index=_index(switch, _port(self._number(host))), state=state)
+
+    # Building
+
+    @property
+    def _switch(self) -> str:
+        return f"{self._name}-switch"
+
+    def _number(self, host: str) -> int:
+        try:
+            return self._numbers[host]
+        except KeyError:
+            raise LabError(f"There is no host {host!r} in this lab; there are {', '.join(self._numbers)}.") from None
+
+    def _build(self) -> None:
+        from pyroute2 import IPRoute, netns
+
+        netns.create(self._switch)
+        with IPRoute(netns=self._switch) as switch:
+            switch.link("add", ifname="switch", kind="bridge", br_stp_state=0, mtu=MTU)
+            bridge = _index(switch, "switch")
+            switch.link("set", index=bridge, state="up")
+            for host, number in self._numbers.items():
+                netns.create(self.namespace(host))
+                peer = {"ifname": "eth0", "net_ns_fd": self.namespace(host), "mtu": MTU}
+                switch.link("add", ifname=_port(number), kind="veth", peer=peer, mtu=MTU)
+                port = _index(switch, _port(number))
+                switch.link("set", index=port, master=bridge, state="up")
+                self._shape(switch, port, self.rates[host], by="source")
+                with IPRoute(netns=self.namespace(host)) as inside:
+                    inside.link("set", index=_index(inside, "lo"), state="up")
+                    eth0 = _index(inside, "eth0")
+                    inside.link("set", index=eth0, state="up")
+                    inside.addr("add", index=eth0, address=self.address(host), prefixlen=16)
+                    self._shape(inside, eth0, self.rates[host], by="destination")
+
+    def _shape(self, ip: Any, index: int, rate: float, by: str) -> None:
+        """A token bucket, and under it a queue for small packets and one for each peer."""
+        burst = max(2 * FRAME, int(rate * 0.0005))  # half a millisecond
+        common = {"ceil": _bits(rate), "burst": burst, "cburst": burst, "quantum": FRAME}
+        share = _bits(rate / (len(self._numbers) + 1))
+        ip.tc("add", "htb", index, handle="1:", default=2)
+        ip.tc("add-class", "htb", index, handle="1:1", parent="1:", rate=_bits(rate), **common)
+        ip.tc("add-class", "htb", index, handle="1:2", parent="1:1", rate=share, prio=0, **common)
+        where = {"source": 12, "destination": 16}[by]  # in the IP header
+        small = f"0x0000/{0xFFFF & ~(SMALL - 1):#06x}+2"  # its length
+        ip.tc("add-filter", "u32", index, parent="1:", prio=1, protocol=0x0800, target="1:2", keys=[small])
+        for host, number in self._numbers.items():
+            queue = f"1:{number + 16:x}"
+            ip.tc("add-class", "htb", index, handle=queue, parent="1:1", rate=share, prio=1, **common)
+            address = "0x" + "".join(f"{int(part):02x}" for part in self.address(host).split("."))
+            key = f"{address}/0xffffffff+{where}"
+            ip.tc("add-filter", "u32", index, parent="1:", prio=2, protocol=0x0800, target=queue, keys=[key])
+
+
+def sweep() -> list[str]:
+    """Remove what is left of labs whose process is gone; their names."""
+    found: dict[str, bool] = {}
+    for name in os.listdir(NAMESPACES) if NAMESPACES.is_dir() else ():
+        parsed = re.fullmatch(r"(paceline-(\d+)-(\d+)-\d+)-.+", name)
+        if parsed:
+            found[parsed[1]] = _born(int(parsed[2])) == parsed[3]
+    gone = [lab for lab, alive in found.items() if not alive]
+    for lab in gone:
+        _remove(lab)
+    return gone
+
+
+def _remove(lab: str) -> None:
+    """Remove the namespaces of a lab, and end what still runs in them."""
+    from pyroute2 import netns
+
+    names = [name for name in os.listdir(NAMESPACES) if name.startswith(f"{lab}-")] if NAMESPACES.is_dir() else []
+    inodes = {(NAMESPACES / name).stat().st_ino for name in names}
+    for process in os.listdir("/proc"):
+        if process.isdecimal() and int(process) != os.getpid():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{process}/ns/net").st_ino in inodes:
+                    os.kill(int(process), signal.SIGKILL)
+    for name in names:
+        with contextlib.suppress(OSError):
+            netns.remove(name)
+
+
+def _born(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty if there is none. With its number it is one of a kind."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _port(number: int) -> str:
+    return f"port{number}"
+
+
+def _bits(rate: float) -> str:
+    return f"{round(8 * rate)}bit"
+
+
+def _index(ip: Any, name: str) -> int:
+    return int(ip.link_lookup(ifname=name)[0])
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["paceline.launch.preload"])
+    return context
+
+
+def _inside(namespace: str, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    from paceline.launch.inside import enter
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one who built the lab, who ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    enter(namespace)
+    function(*arguments)
+
+
+def _answer(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        pipe.send((True, function(*arguments)))
+    except Exception as error:
+        pipe.send((False, f"{type(error).__name__}: {error}"))
+
+
+def _wait(process: BaseProcess, seconds: float) -> None:
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()

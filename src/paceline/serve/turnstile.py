@@ -1,0 +1,130 @@
+"""Transfers one after the other, where a policy has workers take turns: the server's link is handed on, not shared.
+
+Shared, ten transfers that began one after the other end all at the same time, late; handed on, each ends as early as it
+can, in the order in which they came, and the link carries just as much. Who has nearly got through lets the next begin,
+so that the link is never idle. Who gets stuck (a peer that hangs, a link that is cut) delays nobody for long.
+
+How many at a time? As many as it takes to fill the link: one, where workers' links are as fast as the server's; more,
+where a worker has several shards to talk to at once, or where its link is slower. That is found out: now and then one
+more is let in, and if more gets through in all, it stays so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+STUCK = 0.3  # seconds without a byte after which another is let in
+GAIN = 1.15  # how much more must get through for one more slot to be worth it
+WINDOW = 4  # transfers over which a rate is measured
+FIRST_PROBE = 4  # windows before one more is tried; twice as many after each try in vain
+
+
+class Pass:
+    """One transfer that was let in."""
+
+    __slots__ = ("_turnstile", "counts", "moved_at")
+
+    def __init__(self, turnstile: Turnstile, now: float) -> None:
+        self._turnstile = turnstile
+        self.counts = True  # does it take up a slot?
+        self.moved_at = now
+
+    def moved(self, size: int) -> None:
+        """So many more bytes have got through."""
+        self._turnstile._moved(self, size)
+
+    def leave(self) -> None:
+        """It is through, or nearly so: the next may come. Saying it twice does no harm."""
+        self._turnstile._leave(self)
+
+
+class Turnstile:
+    """First come, first served. Any thread may call."""
+
+    def __init__(self, slots: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self.slots = slots
+        self._clock = clock
+        self._state = threading.Condition()
+        self._inside: set[Pass] = set()
+        self._queue: deque[object] = deque()
+        self._pace = _Pace()
+
+    def enter(self) -> Pass:
+        """Wait until it is our turn."""
+        ticket = object()
+        with self._state:
+            self._queue.append(ticket)
+            self._pace.crowd(self._clock())
+            while self._queue[0] is not ticket or not self._has_room():
+                self._state.wait(STUCK / 4)
+            self._queue.popleft()
+            entered = Pass(self, self._clock())
+            self._inside.add(entered)
+            self._state.notify_all()
+            return entered
+
+    def _has_room(self) -> bool:
+        now = self._clock()
+        for inside in [inside for inside in self._inside if now - inside.moved_at > STUCK]:
+            self._inside.discard(inside)
+            inside.counts = False
+        return len(self._inside) < self.slots
+
+    def _moved(self, who: Pass, size: int) -> None:
+        who.moved_at = self._clock()
+        self._pace.moved += size
+
+    def _leave(self, who: Pass) -> None:
+        with self._state:
+            if who.counts:
+                who.counts = False
+                self._inside.discard(who)
+                self.slots = self._pace.after(self.slots, self._clock(), crowded=bool(self._queue))
+                self._state.notify_all()
+
+
+class _Pace:
+    """How much gets through with so many slots, and whether one more would help."""
+
+    def __init__(self) -> None:
+        self.moved = 0  # bytes, in this window
+        self._since: float | None = None
+        self._left = WINDOW
+        self._rate = 0.0  # with the usual number of slots
+        self._windows = 0
+        self._probe_after = FIRST_PROBE
+        self._probing = False
+
+    def crowd(self, now: float) -> None:
+        """Somebody waits: from here on, what gets through is all that can."""
+        if self._since is None:
+            self._since, self._left, self.moved = now, WINDOW, 0
+
+    def after(self, slots: int, now: float, crowded: bool) -> int:
+        """One more is through. How many slots are there to be now?"""
+        if not crowded or self._since is None:
+            self._since = None
+            return slots - 1 if self._stop_probing() else slots
+        self._left -= 1
+        if self._left:
+            return slots
+        rate = self.moved / max(now - self._since, 1e-9)
+        self._since, self._left, self.moved = now, WINDOW, 0
+        if self._stop_probing():
+            if rate > GAIN * self._rate:
+                self._rate, self._windows, self._probe_after = rate, 0, FIRST_PROBE
+                return slots
+            return slots - 1
+        self._rate = rate if self._windows == 0 else 0.5 * (self._rate + rate)
+        self._windows += 1
+        if self._windows >= self._probe_after:
+            self._probing, self._windows, self._probe_after = True, 0, 2 * self._probe_after
+            return slots + 1
+        return slots
+
+    def _stop_probing(self) -> bool:
+        was, self._probing = self._probing, False
+        return was
