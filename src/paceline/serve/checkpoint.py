@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from paceline.serve.description import Description
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 PART = ".part"
 MOST_NUMBER = 1 << 63  # of a version, and of shards
@@ -143,15 +143,18 @@ def weights(checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float32]]:
     """Every tensor of the model by its name, as a plain state_dict has them."""
     layout = checkpoint.description.layout
     flat = np.empty(layout.size, dtype=np.float32)
-    filled = 0
+    filled = []
     for number in range(checkpoint.shards):
         tensors, meta = load_shard(checkpoint.folder, number)
-        mine = tensors.get("weights")
-        start, stop = meta.get("start", -1), meta.get("stop", -1)
-        if mine is None or start != filled or mine.shape != (stop - start,):
-            raise CheckpointError(f"The checkpoint {checkpoint.folder} is damaged: shard {number} has other parts.")
-        flat[start:stop], filled = mine, stop
-    if filled != layout.size:
+        for piece, where in enumerate(meta.get("pieces", ())):
+            mine = tensors.get(f"{piece}/weights")
+            start, stop = where.get("start", -1), where.get("stop", -1)
+            if mine is None or mine.shape != (stop - start,) or not 0 <= start <= stop <= layout.size:
+                raise CheckpointError(f"The checkpoint {checkpoint.folder} is damaged: shard {number} has other parts.")
+            flat[start:stop] = mine
+            filled.append((start, stop))
+    ends = [0, *(end for part in sorted(filled) for end in part), layout.size]
+    if any(end != begin for end, begin in zip(ends[::2], ends[1::2], strict=True)):
         raise CheckpointError(f"The checkpoint {checkpoint.folder} is damaged: a part of the model is missing.")
     return {
         tensor.name: flat[offset : offset + tensor.size].reshape(tensor.shape)

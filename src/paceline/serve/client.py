@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 from paceline.serve.door import Door
 from paceline.serve.life import PARTING, Life, Over, Refusal, attempts
-from paceline.serve.messages import Given, Granted, Measured, Ready, Want
+from paceline.serve.exchange import Backward
+from paceline.serve.messages import Given, Granted, Measured, Ready, Soon, Want
 from paceline.serve.tls import Tls
 from paceline.serve.wire import WireError
 
@@ -93,23 +94,27 @@ class Client:
         weights: memoryview,
         *,
         batch_size: int,
-        compute_seconds: float,
+        compute_seconds: float = 0.0,
         rates: Sequence[float],
         loss: float | None = None,
         taken: Sequence[int] = (),
         dtype: str = "float32",
+        backward: Backward | None = None,
     ) -> Granted:
         """Push a gradient, wait for the Grant, and pull the model into `weights`.
 
         taken: the numbers of the samples (`take`) that the gradient was computed from.
         dtype: what the gradient's bytes are: float32, bfloat16 or float16.
+        backward: the gradient is still being computed; how long that took, and the loss, it tells then.
         """
 
         def ready(iteration: int, version: int) -> Ready:
-            return Ready(iteration, version, batch_size, compute_seconds, loss, tuple(taken))
+            seconds, known = backward.outcome() if backward else (compute_seconds, loss)
+            return Ready(iteration, version, batch_size, seconds, known, tuple(taken))
 
+        soon = Soon(self.granted.iteration, self.version, batch_size) if backward else None
         try:
-            self._life.answer(ready, gradient, rates, dtype)
+            self._life.answer(ready, gradient, weights, rates, dtype, soon, backward)
         except Over:
             self._live_again()
         return self.go_on(weights)

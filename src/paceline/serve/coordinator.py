@@ -56,6 +56,7 @@ from paceline.serve.messages import (
     Loaded,
     Measured,
     Proof,
+    Ranges,
     Ready,
     Refused,
     Register,
@@ -64,7 +65,9 @@ from paceline.serve.messages import (
     Save,
     Saved,
     Setup,
+    Soon,
     Stop,
+    Stream,
     Subscribe,
     Turned,
     Want,
@@ -83,6 +86,7 @@ HEARD_HERE = Reader(
     | Join
     | Resume
     | Want
+    | Soon
     | Ready
     | Measured
     | Finish
@@ -117,6 +121,8 @@ class Terms:
     saving: Plan | None = None
     record: Path | None = None  # a folder that shards write every update to
     policy: str = ""  # its name, for the checkpoint and the trace
+    streamed: bool = False  # is each piece of an update applied as it comes, where the policy allows it?
+    slices: int = 16  # pieces, at least, that the model is cut into then
     tls: ssl.SSLContext | None = None
     began: float | None = None  # the loop's time at which the job began, if it was not now
     awaited: frozenset[int] | None = None  # who took part in the generation before and had not left; None: not known
@@ -131,6 +137,8 @@ class Coordinator:
         self, policy: Policy, terms: Terms, observer: Observer | None = None, restored: Checkpoint | None = None
     ) -> None:
         self.terms = terms
+        policy.streamed = terms.streamed and policy.streamable
+        self._streams = bool(terms.shards) and (policy.streamed or policy.pipelined)
         self._loop = asyncio.get_running_loop()
         self.generation = secrets.token_hex(8)
         self._key = secrets.token_bytes(32)  # for workers' tickets
@@ -168,6 +176,11 @@ class Coordinator:
         # Arrived and undecided. Those of two incarnations of a worker may look the same; the first came first.
         self._identities: dict[Update, list[Identity]] = {}
         self._kept: dict[int, tuple[Update, Identity]] = {}  # by its slot
+        # Streamed: updates that the shards may be applying, and orders that wait until they have, so that a checkpoint
+        # can be made of one version everywhere.
+        self._streaming: set[Identity] = set()
+        self._streams_issued = 0
+        self._put_off: list[Callable[[], None]] | None = None
         self._applied: dict[tuple[int, int], int] = {}  # worker, incarnation → its newest iteration that was applied
         self._restored = restored
         self._saver: Saver | None = None
@@ -182,6 +195,7 @@ class Coordinator:
         self._decide: dict[type, Callable[[Any], None]] = {
             policies.Grant: self._grant,
             policies.Turn: self._turn,
+            policies.Stream: self._stream,
             policies.Apply: self._apply,
             policies.Discard: self._discard,
             policies.Keep: self._keep,
@@ -201,7 +215,12 @@ class Coordinator:
     @property
     def _at_a_time(self) -> int:
         """Where workers take turns: as many transfers as a worker has shards to talk to at once. 0: any number."""
-        return self.terms.shards if self.ledger.policy.takes_turns else 0
+        return self.terms.shards if self.ledger.policy.takes_turns and not self._streams else 0
+
+    @property
+    def apply(self) -> str:
+        """How updates are applied: whole, or streamed."""
+        return "streamed" if self._streams else "whole"
 
     @property
     def incarnations(self) -> dict[int, int]:
@@ -224,10 +243,10 @@ class Coordinator:
             return
         begun = False  # one attempt: workers may train on meanwhile, and a disk may be full
         while not self.failed.is_set():
-            if not saver.busy:
+            if not saver.busy and self._put_off is None:
                 if begun or saver.saved == self.ledger.version:
                     return
-                saver.begin(self.ledger.version, self.now, self._job())
+                self._begin_save()
                 begun = True
             await asyncio.sleep(0.01)
 
@@ -313,7 +332,7 @@ class Coordinator:
         return await peer.receive(), is_shard
 
     async def _serve_subscriber(self, peer: Peer) -> None:
-        peer.send(Happened(as_line(Began(self.now, "", self.terms.policy, "whole", 0))))
+        peer.send(Happened(as_line(Began(self.now, "", self.terms.policy, self.apply, 0))))
         self._subscribers.add(peer)
         try:
             while True:
@@ -386,13 +405,17 @@ class Coordinator:
 
     def _set_up_shards(self) -> None:
         assert self._described is not None
-        for number, part in enumerate(self._described.cut(self.terms.shards)):
+        folder = str(self._restored.folder.resolve()) if self._restored else ""
+        version = self._restored.version if self._restored else 0
+        for number, pieces in enumerate(self._cut()):
             record = f"{self.terms.record}/shard-{number}-{self.generation}.rec" if self.terms.record else ""
-            setup = Setup(part.start, part.stop, record=record, key=self._key, at_a_time=self._at_a_time)
-            if self._restored:
-                version, folder = self._restored.version, str(self._restored.folder.resolve())
-                setup = Setup(part.start, part.stop, folder, version, record, self._key, self._at_a_time)
+            setup = Setup(pieces, folder, version, record, self._key, self._streams, self._at_a_time)
             self._shards[number].send(setup, self._description)
+
+    def _cut(self) -> list[Ranges]:
+        """The pieces of the model that each shard holds: one, or where they are streamed, several."""
+        assert self._described is not None
+        return self._described.deal(self.terms.shards, self.terms.slices if self._streams else 1)
 
     def fail(self, reason: str) -> None:
         """This generation is over."""
@@ -422,6 +445,8 @@ class Coordinator:
                     return
                 member.heard = self.now
                 match message:
+                    case Soon():
+                        self._soon(member, message)
                     case Ready():
                         self._ready(member, message)
                     case Want():
@@ -470,13 +495,12 @@ class Coordinator:
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
         member = Member(worker, incarnation, peer, self.now)
         self.roster.enter(member)
-        shards = tuple(
-            (*self._addresses[number], part.start, part.stop)
-            for number, part in enumerate(self._described.cut(self.terms.shards) if self._described else ())
-        )
+        cut = self._cut() if self._described else ()
+        shards = tuple((*self._addresses[number], pieces) for number, pieces in enumerate(cut))
         policy, ticket = self.ledger.policy, greeting.ticket(self._key, worker, incarnation)
-        asks = self._at_a_time > 0
-        peer.send(Welcome(worker, incarnation, shards, self.terms.lease, policy.streamed, ticket, policy.mixes, asks))
+        asks, gated = self._at_a_time > 0, policy.streamed and policy.takes_turns
+        lease, mixes = self.terms.lease, policy.mixes
+        peer.send(Welcome(worker, incarnation, shards, lease, gated, ticket, mixes, asks, self._streams))
         self._ask_for_weights()
         self._admit_waiting()
         return member
@@ -489,7 +513,7 @@ class Coordinator:
             raise WireError(f"The description of the model cannot be read: {error}.") from None
         if self._described is None:
             try:
-                described.cut(self.terms.shards)
+                described.deal(self.terms.shards, 1)
             except ValueError as error:
                 raise WireError(f"The model cannot be cut: {error}; use fewer servers.") from None
             self._described, self._description = described, text
@@ -647,6 +671,17 @@ class Coordinator:
         given = self.samples.take(member.worker, want.number, want.count, want.epochs)
         member.peer.send(Given(want.number, *given) if given else Given(want.number))
 
+    def _soon(self, member: Member, soon: Soon) -> None:
+        """It will be ready, and can begin to push."""
+        if not 1 <= soon.iteration <= member.iteration or not 1 <= soon.batch_size <= MOST_SAMPLES:
+            raise WireError(f"Iteration {soon.iteration} of {soon.batch_size} samples was not granted to this worker.")
+        if soon.iteration == member.iteration and not (member.announced or member.answered):
+            if not 0 <= soon.base_version <= self.ledger.version:
+                raise WireError("An update must be of a version that there was.")
+            member.announced = True
+            self._observer.pulled(self.now, member.worker, soon.base_version)
+            self._carry_out(self.ledger.ready(member.worker, soon.batch_size, self.now))
+
     def _ready(self, member: Member, ready: Ready) -> None:
         if not 1 <= ready.iteration <= member.iteration:
             raise WireError(f"Iteration {ready.iteration} was not granted to this worker.")
@@ -661,9 +696,11 @@ class Coordinator:
         if not 0 <= ready.compute_seconds < math.inf:
             raise WireError(f"Computing took {ready.compute_seconds} s, says this worker, and that cannot be.")
         member.ready = ready
-        now = self.now
-        self._observer.pulled(now, member.worker, ready.base_version)
-        self._carry_out(self.ledger.ready(member.worker, now, ready.compute_seconds))
+        if not member.announced:
+            member.announced = True
+            now = self.now
+            self._observer.pulled(now, member.worker, ready.base_version)
+            self._carry_out(self.ledger.ready(member.worker, ready.batch_size, now, ready.compute_seconds))
         self._whole(member)
 
     def _arrived(self, shard: int, update: Identity) -> None:
@@ -701,7 +738,10 @@ class Coordinator:
 
     def _drop_parts(self, member: Member) -> None:
         """Of an update that will never be whole."""
-        for shard in member.parts:
+        if self._streams and member.announced and not member.answered:
+            self._settled(member.identity)
+            self._tell_shards(Drop(member.identity))
+        for shard in () if self._streams else member.parts:
             self._shards[shard].send(Drop(member.identity))
         member.parts = set()
         if self.samples and member.ready:
@@ -719,15 +759,53 @@ class Coordinator:
         member = self.roster.members[grant.worker]
         self._drop_parts(member)
         member.iteration += 1
-        member.answered = member.turned = False
-        member.granted = Granted(member.iteration, self.ledger.version, grant.batch_size)
+        member.answered = member.turned = member.announced = False
+        pull = not self._streams or member.applied != self.ledger.version
+        member.granted = Granted(member.iteration, self.ledger.version, grant.batch_size, pull)
         member.peer.send(member.granted)
 
     def _turn(self, turn: policies.Turn) -> None:
-        if self.ledger.policy.streamed:
-            member = self.roster.members[turn.worker]
-            member.turned = True
-            member.peer.send(Turned(member.iteration))
+        if not self.ledger.policy.streamed:
+            return
+        member = self.roster.members[turn.worker]
+        iteration = member.iteration
+
+        def now() -> None:
+            if self.roster.takes_part(member) and member.iteration == iteration:
+                member.turned = True
+                member.peer.send(Turned(iteration))
+
+        self._unless_put_off(now)
+
+    def _stream(self, stream: policies.Stream) -> None:
+        members = [self.roster.members[worker] for worker in stream.workers]
+        identities = [member.identity for member in members]
+
+        def now() -> None:
+            known = {
+                identity: weight
+                for member, identity, weight in zip(members, identities, stream.weights, strict=True)
+                if self.roster.takes_part(member) and member.identity == identity  # it may have left meanwhile
+            }
+            self._streams_issued += 1
+            self._streaming |= known.keys()
+            order = Stream(self._streams_issued, tuple(known), tuple(known.values()), stream.in_order)
+            self._tell_shards(order)
+
+        self._unless_put_off(now)
+
+    def _unless_put_off(self, do: Callable[[], None]) -> None:
+        """Do it now, or when the checkpoint that is due has been made."""
+        if self._put_off is None:
+            do()
+        else:
+            self._put_off.append(do)
+
+    def _settled(self, update: Identity) -> None:
+        """Streamed: the shards are done with an update."""
+        self._streaming.discard(update)
+        if self._put_off is not None and not self._streaming:
+            self._save_now()
 
     def _decided(self, update: Update) -> Identity:
         """An update that waits no longer."""
@@ -740,10 +818,16 @@ class Coordinator:
     def _apply(self, apply: policies.Apply) -> None:
         kept = dict(self._kept.values())
         identities = tuple(kept.get(update) or self._decided(update) for update in apply.updates)
-        self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix))
+        if not self._streams:  # there they have applied it
+            self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix))
         self._trained(*identities)
         for identity in identities:
             self._applied[identity.worker, identity.incarnation] = identity.iteration
+            member = self.roster.members.get(identity.worker)
+            if member and member.incarnation == identity.incarnation:
+                member.applied = self.ledger.version
+        for identity in identities:
+            self._settled(identity)
 
     def _trained(self, *updates: Identity) -> None:
         """The samples of these updates are done."""
@@ -757,6 +841,7 @@ class Coordinator:
 
     def _discard(self, discard: policies.Discard) -> None:
         identity = self._decided(discard.update)
+        self._settled(identity)
         self._tell_shards(Drop(identity))
         if self.samples:
             self.samples.dropped(identity)
@@ -791,8 +876,21 @@ class Coordinator:
     # Checkpoints
 
     def _save_if_due(self) -> None:
-        if self._saver and self._saver.is_due(self.ledger.version, self.now):
-            self._saver.begin(self.ledger.version, self.now, self._job())
+        if self._saver and self._put_off is None and self._saver.is_due(self.ledger.version, self.now):
+            self._begin_save()
+
+    def _begin_save(self) -> None:
+        """Now, or, streamed, as soon as the shards are done with what they were told of: nothing new is begun before."""
+        self._put_off = []
+        if not self._streaming:
+            self._save_now()
+
+    def _save_now(self) -> None:
+        assert self._saver is not None
+        put_off, self._put_off = self._put_off or [], None
+        self._saver.begin(self.ledger.version, self.now, self._job())
+        for do in put_off:
+            do()
 
     def _order_save(self, version: int, folder: Path) -> None:
         self._tell_shards(Save(version, str(folder.resolve())))

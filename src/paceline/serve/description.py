@@ -9,6 +9,9 @@ from paceline.model.layout import Layout
 from paceline.model.spec import OptimizerSpec, is_elementwise
 
 
+LEAST = 1 << 13  # elements in a slice, if it can be helped: below, its head and its step cost more than its bytes
+
+
 @dataclass(frozen=True)
 class Description:
     """A model's layout and its optimizer. Every worker of a job must bring the same."""
@@ -19,9 +22,23 @@ class Description:
 
     MOST = 16 << 20  # bytes of JSON
 
-    def cut(self, shards: int) -> tuple[range, ...]:
-        """The elements that each of so many shards holds."""
-        return self.layout.cut(shards, anywhere=is_elementwise(self.optimizer.name))
+    def deal(self, shards: int, slices: int) -> list[tuple[tuple[int, int], ...]]:
+        """Cut the model into so many slices or a few more, and deal them out to shards like cards.
+
+        So every part of the model is spread over all shards. Slices are not made too small, and where an optimizer
+        looks at whole tensors, there are as many as the tensors allow. ValueError if there are more shards.
+        """
+        anywhere = is_elementwise(self.optimizer.name)
+        rows = max(1, min(-(-slices // shards), self.layout.size // (shards * LEAST)))
+        while True:
+            try:
+                cut = self.layout.cut(shards * rows, anywhere)
+                break
+            except ValueError:
+                if rows == 1:
+                    raise
+                rows -= 1
+        return [tuple((each.start, each.stop) for each in cut[shard::shards]) for shard in range(shards)]
 
     def differs_from(self, other: Description) -> str | None:
         """One sentence that names the first difference that matters, or None. `self` is what is here, `other` there.

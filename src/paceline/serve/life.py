@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.model.half import WIDTH
 from paceline.serve.door import Door
+from paceline.serve.exchange import Backward, Exchange, Part, visits
 from paceline.serve.messages import (
     Accepted,
     Beat,
@@ -45,6 +46,8 @@ from paceline.serve.messages import (
     Refused,
     Resume,
     Resumed,
+    Returned,
+    Soon,
     Turned,
     Want,
     Weights,
@@ -68,8 +71,7 @@ FROM_COORDINATOR = Reader(
     | Beat
     | Leave
 )
-FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Go | Pushed | Weights)
-ELEMENT = WIDTH["float32"]
+FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Go | Pushed | Returned | Weights)
 CUT_SECONDS = 30.0  # a connection over which nothing gets through for so long, before a lease is agreed on, is lost
 PARTING = 5.0  # seconds to wait for the server's answer when we have said that we leave
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
@@ -89,23 +91,6 @@ def attempts(seconds: float) -> Iterator[float]:
     while (left := end - time.monotonic()) > 0:
         yield min(pause, left)
         pause = min(2 * pause, LONGEST_PAUSE)
-
-
-class _Part:
-    """One shard, and the part of the model that it holds."""
-
-    def __init__(self, door: Door, start: int, stop: int) -> None:
-        self.door, self._start, self._stop = door, start, stop
-        self.channel: Channel | None = None
-        self.version = -1  # of what was last pulled from it
-
-    def mine(self, flat: memoryview, width: int = ELEMENT) -> memoryview:
-        return flat[self._start * width : self._stop * width]
-
-    def hang_up(self) -> None:
-        if self.channel:
-            self.channel.close()
-            self.channel = None
 
 
 class Life:
@@ -133,7 +118,9 @@ class Life:
             raise
         lease = self.welcome.lease
         self._control.bear_silence(lease)  # the server answers every Beat
-        self._parts = [_Part(door.at(host, port), start, stop) for host, port, start, stop in self.welcome.shards]
+        self._parts = [
+            Part(number, door.at(host, port), pieces) for number, (host, port, pieces) in enumerate(self.welcome.shards)
+        ]
         self._threads = ThreadPoolExecutor(max(1, len(self._parts)), thread_name_prefix="paceline")
         self._sending = threading.Lock()
         self._unanswered: dict[str, Any] = {}  # what is said again on a new connection
@@ -151,8 +138,11 @@ class Life:
         """Wait for the next Grant, and pull the model into `weights`. If asked to, give them first."""
         while not isinstance(message := self._hear(), Granted):
             if isinstance(message, Give):
-                self._on_all(lambda part: self._ask(part, Begin(), part.mine(weights)))
-        self._pull_all(message.version, weights)
+                self._on_all(partial(self._begin, weights))
+        if message.pull:
+            self._pull_all(message.version, weights)
+        else:
+            self.version = message.version
         self.granted = message
         return message
 
@@ -160,17 +150,34 @@ class Life:
         self,
         ready: Callable[[int, int], Ready],
         gradient: memoryview,
+        weights: memoryview,
         rates: Sequence[float],
         dtype: str,
+        soon: Soon | None = None,
+        backward: Backward | None = None,
     ) -> None:
-        """Say that the gradient is there (`ready(iteration, version)`), and push it when it is our turn."""
+        """Say that the gradient is there (`ready(iteration, version)`), and push it when it is our turn.
+
+        Streamed, what comes back for it is in `weights` then. backward: the gradient is still being computed.
+        """
         assert self.granted is not None
         iteration = self.granted.iteration
-        self._say(ready(iteration, self.version), unanswered="Granted")
-        if self._newest > iteration or (self.welcome.gated and not self._await_turn(iteration)):
-            return  # it was cancelled meanwhile
-        push = Push(iteration, tuple(rates), dtype)
-        self._on_all(lambda part: self._push(part, push, gradient))
+        if soon:
+            self._say(soon, unanswered="Turned")
+        else:
+            self._say(ready(iteration, self.version), unanswered="Granted")
+        if self._newest <= iteration and (not self.welcome.gated or self._await_turn(iteration)):
+            if self.welcome.streamed:
+                self._stream(iteration, gradient, weights, tuple(rates), dtype, backward)
+            else:
+                if backward:
+                    backward.wait(0)
+                push = Push(iteration, tuple(rates), dtype)
+                self._on_all(lambda part: self._push(part, push, gradient))
+        if soon:
+            with self._sending:
+                self._unanswered.pop("Turned", None)
+            self._say(ready(iteration, self.version), unanswered="Granted")
 
     def take(self, want: Want) -> Given:
         """Samples to train on."""
@@ -326,10 +333,37 @@ class Life:
 
     # Shards
 
-    def _push(self, part: _Part, push: Push, gradient: memoryview) -> None:
-        self._ask(part, push, part.mine(gradient, WIDTH[push.dtype]), May() if self.welcome.asks else None)
+    def _stream(
+        self,
+        iteration: int,
+        gradient: memoryview,
+        weights: memoryview,
+        rates: tuple[float, ...],
+        dtype: str,
+        backward: Backward | None,
+    ) -> None:
+        """Push piece by piece, and take in what comes back meanwhile."""
+        exchange = Exchange(lambda piece: Push(iteration, rates, dtype, piece), gradient, WIDTH[dtype], weights, _heed)
+        coming = [
+            self._threads.submit(self._with, part, partial(exchange.receive, part)) for part in self._parts
+        ]
+        for part, piece in visits(self._parts, self.welcome.worker, from_the_end=backward is not None):
+            if backward:
+                backward.wait(part.pieces[piece][0])
+            if self._ended:
+                raise self._ended
+            exchange.send(part, piece)
+        for each in coming:
+            each.result()
 
-    def _ask(self, part: _Part, message: Any, body: memoryview, may: May | None = None) -> None:
+    def _begin(self, weights: memoryview, part: Part) -> None:
+        for piece in range(len(part.pieces)):
+            self._ask(part, Begin(piece), part.piece(weights, piece))
+
+    def _push(self, part: Part, push: Push, gradient: memoryview) -> None:
+        self._ask(part, push, part.piece(gradient, 0, WIDTH[push.dtype]), May() if self.welcome.asks else None)
+
+    def _ask(self, part: Part, message: Any, body: memoryview, may: May | None = None) -> None:
         """Send it, and again until it is answered. `may`: ask first."""
 
         def do(channel: Channel) -> None:
@@ -341,13 +375,23 @@ class Life:
 
         self._with(part, do)
 
-    def _pull(self, pull: Pull, weights: memoryview, part: _Part) -> None:
-        place = part.mine(weights)
+    def _pull(self, pull: Pull, weights: memoryview, part: Part) -> None:
+        scratch = bytearray()
+
+        def place(message: Any, size: int) -> memoryview:
+            nonlocal scratch
+            if isinstance(message, Weights):
+                return part.piece(weights, message.piece)
+            scratch = bytearray(size)
+            return memoryview(scratch)
 
         def do(channel: Channel) -> int:
             channel.send(pull)
-            answer = channel.receive(lambda _message, _size: place)
-            _heed(answer)
+            left = len(part.pieces)
+            while left:
+                answer = channel.receive(place)
+                _heed(answer)
+                left -= not isinstance(answer, Returned)  # of a push that was sent twice
             return int(answer.version)
 
         part.version = self._with(part, do)
@@ -365,7 +409,7 @@ class Life:
             version = max(part.version for part in self._parts)
         self.version = version
 
-    def _with(self, part: _Part, do: Callable[[Channel], Any]) -> Any:
+    def _with(self, part: Part, do: Callable[[Channel], Any]) -> Any:
         """Do something with a shard, and again on a new connection when the old one is lost."""
         pauses: Iterator[float] | None = None  # from the first failure on: a transfer may itself take long
         while True:
@@ -386,7 +430,7 @@ class Life:
                     raise WireError(f"The shard at {where} cannot be reached any more: {error}.") from None
                 self._over.wait(pause or 0.0)
 
-    def _connect(self, part: _Part) -> Channel:
+    def _connect(self, part: Part) -> Channel:
         channel, generation = part.door.open(FROM_SHARD)
         if generation != self.generation:
             channel.close()
@@ -396,7 +440,7 @@ class Life:
         channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
         return channel
 
-    def _on_all(self, do: Callable[[_Part], Any]) -> list[Any]:
+    def _on_all(self, do: Callable[[Part], Any]) -> list[Any]:
         """Do the same with every shard, side by side."""
         if len(self._parts) == 1:
             return [do(self._parts[0])]

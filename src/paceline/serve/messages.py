@@ -1,11 +1,11 @@
 """What is said on the wire, by whom to whom. Every message is a small typed struct; bytes travel beside it as a body.
 
-    worker ── Join, Resume, Want, Ready, Measured, Finish, Beat, Leave ──▶ coordinator
+    worker ── Join, Resume, Want, Soon, Ready, Measured, Finish, Beat, Leave ──▶ coordinator
     worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Finished, Beat, Leave, Expelled ── coordinator
     worker ── Begin (+ weights), May, Push (+ gradient), Pull ──▶ shard
-    worker ◀── Begun, Go, Pushed, Weights (+ weights), Expelled ── shard
+    worker ◀── Begun, Go, Pushed or Returned (+ weights), Weights (+ weights), Expelled ── shard
     shard ── Register, Loaded, Begun, Arrived, Saved, Failed, Beat ──▶ coordinator
-    shard ◀── Setup, Giver, Apply, Drop, Keep, Fence, Save, Stop ── coordinator
+    shard ◀── Setup, Giver, Apply or Stream, Drop, Keep, Fence, Save, Stop ── coordinator
     anybody ── Subscribe ──▶ coordinator ── Happened … ──▶ anybody
 
 An update's identity is (worker, incarnation, iteration): sent twice, it is applied once. An incarnation is a number
@@ -15,7 +15,11 @@ connection is lost comes back as the same incarnation with Resume, and both side
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]  # elements of the model: start, stop
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -91,12 +95,13 @@ class Welcome(Message, frozen=True):
 
     worker: int
     incarnation: int
-    shards: tuple[tuple[str, int, int, int], ...]  # host ("": as mine), port, and the elements each holds: start, stop
+    shards: tuple[tuple[str, int, Ranges], ...]  # host ("": as mine), port, and the pieces of the model that each holds
     lease: float  # seconds of silence that are borne
     gated: bool  # does it wait for Turned before it pushes?
     ticket: bytes  # to show when it calls as this incarnation
     mixes: bool = False  # does it make its own steps, and push weights instead of gradients?
     asks: bool = False  # does it ask a shard before it pushes, so that one pushes after the other?
+    streamed: bool = False  # is each piece that it pushes applied and returned by itself?
 
 
 class Resumed(Message, frozen=True):
@@ -105,6 +110,14 @@ class Resumed(Message, frozen=True):
 
 class Give(Message, frozen=True):
     """Give the shards the weights that the model begins with."""
+
+
+class Soon(Message, frozen=True):
+    """A gradient is being computed, and its first pieces can be pushed: Ready will follow."""
+
+    iteration: int
+    base_version: int
+    batch_size: int
 
 
 class Ready(Message, frozen=True):
@@ -130,6 +143,7 @@ class Granted(Message, frozen=True):
     iteration: int
     version: int
     batch_size: int | None
+    pull: bool = True  # else what was returned is of this version
 
 
 class Cancelled(Message, frozen=True):
@@ -189,7 +203,9 @@ class Hello(Message, frozen=True):
 
 
 class Begin(Message, frozen=True):
-    """The weights the model begins with, this shard's part. The body is float32."""
+    """The weights the model begins with, a piece of this shard's. The body is float32."""
+
+    piece: int = 0
 
 
 class May(Message, frozen=True):
@@ -206,6 +222,7 @@ class Push(Message, frozen=True):
     iteration: int
     rates: tuple[float, ...]  # the learning rate of each parameter group
     dtype: str = "float32"  # of the body: float32, bfloat16 or float16
+    piece: int = 0  # of this shard's
 
 
 class Pull(Message, frozen=True):
@@ -220,10 +237,18 @@ class Pushed(Message, frozen=True):
     iteration: int
 
 
+class Returned(Message, frozen=True):
+    """Streamed: the piece that was pushed has been applied; the body is that piece of the model, in float32."""
+
+    iteration: int
+    piece: int
+
+
 class Weights(Message, frozen=True):
-    """This shard's part of the model; the body is float32."""
+    """A piece of this shard's part of the model; the body is float32."""
 
     version: int
+    piece: int = 0
 
 
 # Shard and coordinator
@@ -239,12 +264,12 @@ class Register(Message, frozen=True):
 class Setup(Message, frozen=True):
     """Which part of which model it holds. The body is the Layout and OptimizerSpec as JSON."""
 
-    start: int
-    stop: int
+    pieces: Ranges
     checkpoint: str = ""  # a folder to begin from; else the weights come from a worker
     version: int = 0  # of the model in it
     record: str = ""  # a file to write every update to
     key: bytes = b""  # by which workers' tickets are known
+    streamed: bool = False  # are pieces applied as they come?
     at_a_time: int = 0  # transfers that there may be at a time in each direction, to begin with; 0: any number
 
 
@@ -293,8 +318,20 @@ class Apply(Message, frozen=True):
     mix: float | None
 
 
+class Stream(Message, frozen=True):
+    """Streamed: each piece of these updates is applied as soon as all of them have sent it.
+
+    in_order: and after all that the log has for that piece before this. Then it is returned to them.
+    """
+
+    number: int
+    updates: tuple[Identity, ...]
+    weights: tuple[float, ...]
+    in_order: bool = True
+
+
 class Drop(Message, frozen=True):
-    """An update is discarded."""
+    """An update is discarded; streamed, what is not applied of it yet."""
 
     update: Identity
 

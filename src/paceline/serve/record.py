@@ -132,10 +132,11 @@ def start_of(path: Path) -> Path:
 
 def _set_up(setup: Setup, description: bytes, path: Path) -> Store:
     described = Description.from_json(description)
-    store = Store(Slice(described.layout, setup.start, setup.stop, described.optimizer))
+    ((start, stop),) = setup.pieces
+    store = Store(Slice(described.layout, start, stop, described.optimizer))
     if setup.checkpoint:
         arrays, meta = checkpoint.load(start_of(path))
-        store.slice.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
+        store.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
         store.version = setup.version
     return store
 

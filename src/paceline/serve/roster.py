@@ -16,6 +16,8 @@ class Member:
         self.iteration = 0
         self.granted: Granted | None = None  # the last one
         self.turned = False
+        self.announced = False  # has the policy been told that it is ready?
+        self.applied = -1  # version that its last update made
         self.ready: Ready | None = None
         self.parts: set[int] = set()  # shards at which this iteration's update is in
         self.answered = False  # has this iteration's update arrived, whole?

@@ -99,7 +99,7 @@ class Server:
             where = f"{self._address.host}:{self.port or self._address.port}"
             raise ServerError(f"{where} cannot be listened on: {error.strerror}; choose another --port.") from None
         if self._observer:
-            self._observer.began(self.coordinator.now, "", self._terms.policy, "whole", 0)
+            self._observer.began(self.coordinator.now, "", self._terms.policy, self.coordinator.apply, 0)
         if not self._own_shards:
             return
         # Each shard is a core's work, and they share the machine.

@@ -8,6 +8,9 @@ Threads, none of which touches a tensor under a lock for long:
 
 A pull must not see half of an update. Weights are sent in pieces, each only when the socket can take it; before an
 update is applied, pulls under way are given a copy of what they have begun to send. So a slow reader delays nobody.
+
+Streamed, pieces of the slice are moved one by one (`stream.py`), by the thread that received the last one it took, and a
+copy of each goes back to its worker, over a thread of that worker's own, so that both ways of a connection are in use.
 """
 
 from __future__ import annotations
@@ -29,7 +32,6 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from paceline.model.half import WIDTH, widen
 from paceline.model.slice import Slice
 from paceline.serve import checkpoint, greeting
 from paceline.serve.description import Description
@@ -39,7 +41,6 @@ from paceline.serve.messages import (
     Apply,
     Arrived,
     Beat,
-    Begin,
     Begun,
     Challenge,
     Drop,
@@ -48,39 +49,33 @@ from paceline.serve.messages import (
     Faulted,
     Fence,
     Giver,
-    Go,
     Hello,
     Identity,
     Keep,
     Loaded,
-    May,
-    Proof,
-    Pull,
-    Push,
-    Pushed,
     Refused,
     Register,
     Save,
     Saved,
     Setup,
     Stop,
+    Stream,
     Weights,
 )
 from paceline.serve.record import Recording
 from paceline.serve.store import Fenced, Held, Store
+from paceline.serve.stream import Streams, Work
 from paceline.serve.tls import Tls
-from paceline.serve.turnstile import Pass, Turnstile
+from paceline.serve.turnstile import Turnstile
 from paceline.serve.variables import SHARD_TOKEN, TOKEN
+from paceline.serve.visit import FROM_WORKER, NEARLY, Visit
 from paceline.serve.wire import Channel, Closed, Pieces, Reader, WireError
 
 log = logging.getLogger(__name__)
 
-FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Giver | Apply | Drop | Keep | Fence | Save | Stop)
-FROM_WORKER = Reader(Proof | Hello | Begin | May | Push | Pull)
+FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Giver | Apply | Stream | Drop | Keep | Fence | Save | Stop)
 BEAT_SECONDS = 1.0
-STRETCH = 1 << 18  # elements of a gradient that are looked at together, while they are in the cache
 STRANGERS = 64  # connections that may be in the midst of their greeting
-NEARLY = 1 << 18  # bytes before the end of a transfer, when the next is let begin: the link must not be idle
 CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for so long is ended
 
 
@@ -100,12 +95,14 @@ class Shard:
         self._over = threading.Event()
         self._strangers = threading.BoundedSemaphore(STRANGERS)
         self._state = threading.Condition()  # guards all that follows
-        self._store: Store | None = None
+        self._store: Store | Streams | None = None
         self._giver: tuple[int, int] | None = None  # who is to give the weights that the model begins with
         self._given = False  # has it?
         self._applying = False
         self._pulls: set[Pieces] = set()
         self._workers: dict[Channel, Hello] = {}
+        self._visits: dict[tuple[int, int], Visit] = {}  # streamed: worker, incarnation → its newest connection
+        self._given_pieces: set[int] = set()
         self._recording: Recording | None = None
         self.pushes: Turnstile | None = None  # where workers take turns on the link, in either direction
         self._pulling: Turnstile | None = None
@@ -128,7 +125,7 @@ class Shard:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # to close it would not wake who waits for a caller
             self._listener.close()
-            if self._recording and self._store:
+            if self._recording and isinstance(self._store, Store):
                 self._recording.close(self._store)
             with self._state:
                 for channel in self._workers:
@@ -142,24 +139,24 @@ class Shard:
         with self._sending, contextlib.suppress(OSError):  # if it is gone, `run` ends
             self._coordinator.send(message)
 
-    def opened(self) -> Store:
+    def opened(self) -> Store | Streams:
         """The store, as soon as there is one: a worker may be quicker than the coordinator's Setup."""
         with self._state:
             while self._store is None:
                 self._state.wait()
             return self._store
 
-    def room(self) -> torch.Tensor:
+    def room(self, piece: int) -> torch.Tensor:
         store = self.opened()
         with self._state:
-            return store.room()
+            return store.room(piece)
 
-    def free(self, buffer: torch.Tensor) -> None:
+    def free(self, piece: int, buffer: torch.Tensor) -> None:
         with self._state:
-            self.opened().free(buffer)
+            self.opened().free(piece, buffer)
 
-    def begin(self, hello: Hello, buffer: torch.Tensor) -> None:
-        """The weights the model begins with. A second worker gives them if the first one died over it.
+    def begin(self, hello: Hello, piece: int, buffer: torch.Tensor) -> None:
+        """The weights a piece begins with. A second worker gives them if the first one died over it.
 
         Only from whom the coordinator has named. It may have been quicker than that order, so it is waited for.
         """
@@ -175,12 +172,15 @@ class Shard:
                     raise WireError("This worker was not asked for the weights that the model begins with.")
                 if self._given:
                     return  # sent again, since the answer was lost
-                store.slice.weights.copy_(buffer)
+                store.slices[piece].weights.copy_(buffer)
             finally:
-                store.free(buffer)
+                store.free(piece, buffer)
+            self._given_pieces.add(piece)
+            if len(self._given_pieces) < len(store.slices):
+                return
             self._given = True
             store.version = 0
-            if self._recording:
+            if self._recording and isinstance(store, Store):
                 self._recording.begin(store)
             self._state.notify_all()
         self.tell(Begun(hello.worker, hello.incarnation))
@@ -188,21 +188,78 @@ class Shard:
     def _is_over(self, hello: Hello) -> bool:
         return self._over.is_set() or not self.opened().accepts(hello.worker, hello.incarnation)
 
-    def put(self, update: Identity, held: Held, total: float) -> None:
-        """An update is in, of this sum. A NaN in it, and it is as if it had never come."""
+    def put(self, update: Identity, piece: int, held: Held, total: float) -> bool:
+        """An update is in, of this sum. A NaN in it, and it is as if it had never come.
+
+        True if it is answered as a piece that comes back, when it has been applied, and needs no other answer.
+        """
         store = self.opened()
-        fault = store.fault(held, looked_at=math.isfinite(total))
+        fault = store.fault(held, piece, looked_at=math.isfinite(total))
+        if fault:
+            self.free(piece, held.gradient)
+            raise WireError(f"The update was refused: {fault}.")
+        if isinstance(store, Streams):
+            self._put_piece(store, update, piece, held)
+            return True
         with self._state:
-            if fault:
-                store.free(held.gradient)
-                raise WireError(f"The update was refused: {fault}.")
             new = store.put(update, held)
         if new:
             self.tell(Arrived(update))
+        return False
+
+    def visited(self, visit: Visit, hello: Hello) -> None:
+        """From now on a worker's pieces go back over this connection."""
+        with self._state:
+            self._visits[hello.worker, hello.incarnation] = visit
+
+    def _put_piece(self, store: Streams, update: Identity, piece: int, held: Held) -> None:
+        with self._state:
+            if store.is_over(update, piece):  # sent again, since the answer was lost; or it came too late
+                store.free(piece, held.gradient)
+                work = None
+                self._return(store, update, piece)
+            else:
+                work = store.put(update, piece, held)
+        self._stream(store, work)
+
+    def _return(self, store: Streams, update: Identity, piece: int, weights: torch.Tensor | None = None) -> None:
+        """Send a worker the piece that it pushed; what there is now, if nothing else is said."""
+        visit = self._visits.get((update.worker, update.incarnation))
+        if visit:
+            visit.give_back(update.iteration, piece, self._copy(store, piece) if weights is None else weights)
+
+    def _copy(self, store: Streams, piece: int) -> torch.Tensor:
+        """A piece as it is, when nobody is moving it."""
+        while store.is_busy(piece):
+            self._state.wait(1.0)
+        return store.slices[piece].weights.clone()
+
+    def _stream(self, store: Streams, work: Work | None) -> None:
+        """Apply what can be applied to a piece, one after the other, and send it back."""
+        while work:
+            weights = work.apply()
+            with self._state:
+                following, whole = store.applied(work)
+                for update in work.updates:
+                    self._return(store, update, work.piece, weights)
+                self._state.notify_all()
+            for update in whole:
+                self.tell(Arrived(update))
+            work = following
+
+    def send_pieces(self, visit: Visit, version: int) -> None:
+        """Streamed: send the weights, each piece as it is now. All that the log counts is in them."""
+        store = self.opened()
+        assert isinstance(store, Streams)
+        for piece in range(len(store.slices)):
+            with self._state:
+                copy = self._copy(store, piece)
+            visit.give(Weights(version, piece), copy)
 
     def send_weights(self, channel: Channel, version: int) -> None:
         """Send the weights when they are of this version or newer."""
         store = self.opened()
+        assert isinstance(store, Store)
         self._await_version(store, version)
         entered = self._pulling.enter() if self._pulling else None
         with self._state:
@@ -249,28 +306,49 @@ class Shard:
                 self.tell(Failed(str(error)))
             return
         store = self.opened()
-        if self._recording:
+        if self._recording and isinstance(store, Store):
             self._recording.order(order, store)
-        if isinstance(order, Apply):
-            self._apply(store, order)
-        elif isinstance(order, Save):
-            self._save(store, order)
-        else:
-            with self._state:
-                if isinstance(order, Giver):
-                    self._giver, self._given = (order.worker, order.incarnation), False
-                else:
-                    store.carry_out(order)
-                if isinstance(order, Fence):
+        match order:
+            case Giver(worker, incarnation):
+                with self._state:
+                    self._giver, self._given = (worker, incarnation), False
+                    self._given_pieces.clear()
+                    self._state.notify_all()
+            case Fence(worker, incarnation):
+                with self._state:
+                    store.fence(worker, incarnation)
                     self._hang_up_on(order)
-                self._state.notify_all()
+                    self._state.notify_all()
+            case Save():
+                self._save(store, order)
+            case _ if isinstance(store, Streams):
+                self._carry_out_streamed(store, order)
+            case Apply():
+                self._apply(store, order)
+            case _:
+                with self._state:
+                    store.carry_out(order)
+
+    def _carry_out_streamed(self, store: Streams, order: Any) -> None:
+        with self._state:
+            if isinstance(order, Stream):
+                works = store.order(order)
+            elif isinstance(order, Drop):
+                works, here = store.drop(order.update)
+                for piece in here:
+                    self._return(store, order.update, piece)
+            else:
+                raise WireError(f"A {type(order).__name__} is out of place where updates are streamed.")
+        for work in works:
+            self._stream(store, work)
 
     def _set_up(self, order: Setup) -> None:
         described = Description.from_json(bytes(self._body))
-        store = Store(Slice(described.layout, order.start, order.stop, described.optimizer))
+        slices = [Slice(described.layout, start, stop, described.optimizer) for start, stop in order.pieces]
+        store = Streams(slices) if order.streamed else Store(*slices)
         if order.checkpoint:
             arrays, meta = checkpoint.load_shard(Path(order.checkpoint), self._number)
-            store.slice.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
+            store.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
             store.version = order.version
         if order.record:
             kept = msgspec.structs.replace(order, key=b"")
@@ -309,10 +387,14 @@ class Shard:
             if hello.worker == fence.worker and hello.incarnation < fence.incarnation:
                 channel.cut()
 
-    def _save(self, store: Store, order: Save) -> None:
+    def _save(self, store: Store | Streams, order: Save) -> None:
         """Copy what there is now, and write it while the log goes on."""
-        tensors, meta = store.slice.state()
-        arrays = {name: np.array(tensor.numpy()) for name, tensor in tensors.items()}
+        with self._state:
+            if isinstance(store, Streams):
+                while not store.is_quiet:
+                    self._state.wait(1.0)
+            tensors, meta = store.state()
+            arrays = {name: np.array(tensor.numpy()) for name, tensor in tensors.items()}
 
         def write() -> None:
             fault = ""
@@ -364,7 +446,7 @@ class Shard:
                 self._workers[channel] = hello
             if self._pulling:
                 channel.hold_little_back(NEARLY)
-            _Worker(self, channel, hello).run()
+            Visit(self, channel, hello, streamed=isinstance(opened, Streams)).run()
         except Closed:
             pass
         except (OSError, ValueError) as error:
@@ -372,8 +454,10 @@ class Shard:
             self._turn_away(channel, error)
         finally:
             with self._state:
-                if channel:
-                    self._workers.pop(channel, None)
+                if channel and (gone := self._workers.pop(channel, None)):
+                    known = self._visits.get((gone.worker, gone.incarnation))
+                    if known and known.channel is channel:
+                        del self._visits[gone.worker, gone.incarnation]
             if channel:
                 channel.close()
             sock.close()
@@ -384,99 +468,6 @@ class Shard:
                 channel.send(Expelled(str(error)) if isinstance(error, Fenced) else Refused(str(error)))
         if isinstance(error, WireError):
             self.tell(Faulted(str(error)))
-
-
-class _Worker:
-    """One worker's connection."""
-
-    def __init__(self, shard: Shard, channel: Channel, hello: Hello) -> None:
-        self._shard, self._channel, self._hello = shard, channel, hello
-        self._buffer: torch.Tensor | None = None
-        self._narrow: bytearray | None = None  # where two-byte elements are received
-        self._looked_at, self._sum = 0, math.nan  # elements that have come, and their sum if it is known
-        self._pass: Pass | None = None  # it may push
-
-    def run(self) -> None:
-        self._elements = self._shard.opened().slice.weights.numel()
-        torch.set_num_threads(1)  # of this thread: what it adds up is small, and the other cores have work
-        try:
-            while True:
-                message = self._channel.receive(self._into, self._look)
-                match message:
-                    case Push(iteration, rates, dtype):
-                        self._pushed(iteration, rates, dtype)
-                    case Pull(version):
-                        self._shard.send_weights(self._channel, version)
-                    case May():
-                        self._let_push()
-                        self._channel.send(Go())
-                    case Begin():
-                        self._shard.begin(self._hello, self._received("A Begin"))
-                        self._channel.send(Begun(self._hello.worker, self._hello.incarnation))
-                    case _:
-                        raise WireError(f"A {type(message).__name__} is out of place here.")
-        finally:
-            self._pushed_all()
-            if self._buffer is not None:
-                self._shard.free(self._buffer)
-
-    def _let_push(self) -> None:
-        if self._shard.pushes and not self._pass:
-            self._pass = self._shard.pushes.enter()
-
-    def _pushed_all(self) -> None:
-        if self._pass:
-            self._pass.leave()
-            self._pass = None
-
-    def _into(self, message: Any, size: int) -> memoryview:
-        """Where a body goes: its size is known before a byte of it is read."""
-        if not isinstance(message, Push | Begin):
-            raise WireError(f"A {type(message).__name__} has no body.")
-        dtype = message.dtype if isinstance(message, Push) else "float32"
-        if dtype not in WIDTH:
-            raise WireError(f"A gradient is sent as {', '.join(WIDTH)}, not as {dtype!r:.80}.")
-        due = self._elements * WIDTH[dtype]
-        if size != due:
-            raise WireError(f"{self._elements} elements of {dtype} are {due} bytes, not {size}.")
-        self._buffer = self._shard.room()
-        self._looked_at, self._sum = 0, 0.0 if dtype == "float32" else math.nan
-        self._size, self._seen = due, 0
-        if dtype == "float32":
-            return self._buffer.numpy().data.cast("B")
-        if self._narrow is None:
-            self._narrow = bytearray(due)
-        return memoryview(self._narrow)
-
-    def _look(self, received: int) -> None:
-        """Add up what has come while it is still in the cache. A finite sum has only finite terms."""
-        if self._pass:
-            self._pass.moved(received - self._seen)
-            self._seen = received
-            if self._size - received <= NEARLY:
-                self._pass.leave()
-        there = received // WIDTH["float32"]
-        if self._buffer is None or math.isnan(self._sum):
-            return
-        if there - self._looked_at >= STRETCH or there == self._elements:
-            self._sum += self._buffer[self._looked_at : there].sum().item()
-            self._looked_at = there
-
-    def _received(self, what: str) -> torch.Tensor:
-        buffer, self._buffer = self._buffer, None
-        if buffer is None:
-            raise WireError(f"{what} must have a body.")
-        return buffer
-
-    def _pushed(self, iteration: int, rates: tuple[float, ...], dtype: str) -> None:
-        self._pushed_all()
-        buffer = self._received("A push")
-        if dtype != "float32" and self._narrow is not None:
-            widen(self._narrow, dtype, buffer.numpy())
-        self._shard.put(
-            Identity(self._hello.worker, self._hello.incarnation, iteration), Held(buffer, rates), self._sum
-        )
-        self._channel.send(Pushed(iteration))
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ replayed by the same code that ran it.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,43 +27,75 @@ class Held(NamedTuple):
     rates: tuple[float, ...]
 
 
-class Store:
-    """A slice of the model at a version, and what may change it."""
+class Shared:
+    """What all shards have: slices of the model at a version, and whom they accept updates from."""
 
-    def __init__(self, part: Slice) -> None:
-        self.slice = part
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self.slices = tuple(slices)
         self.version = -1  # of the weights; -1: there are none yet
-        self._waiting: dict[Identity, Held] = {}
-        self._newest: dict[int, tuple[int, int]] = {}  # worker → the newest (incarnation, iteration) that is in
         self._fence: dict[int, int] = {}  # worker → the oldest incarnation that is accepted
-        self._kept: dict[int, Held] = {}
-        self._slot_of: dict[Identity, int] = {}
-        self._spare: list[torch.Tensor] = []
+        self._spare: list[list[torch.Tensor]] = [[] for _ in slices]
 
-    def room(self) -> torch.Tensor:
-        """A buffer to receive an update into. Give it to `put`, or back with `free`."""
-        return self._spare.pop() if self._spare else torch.empty_like(self.slice.weights)
+    def room(self, piece: int = 0) -> torch.Tensor:
+        """A buffer to receive an update of a slice into. Give it to `put`, or back with `free`."""
+        spare = self._spare[piece]
+        return spare.pop() if spare else torch.empty_like(self.slices[piece].weights)
 
-    def free(self, buffer: torch.Tensor) -> None:
-        self._spare.append(buffer)
+    def free(self, piece: int, buffer: torch.Tensor) -> None:
+        self._spare[piece].append(buffer)
 
     def accepts(self, worker: int, incarnation: int) -> bool:
         return incarnation >= self._fence.get(worker, 0)
 
-    def fault(self, held: Held, looked_at: bool = False) -> str | None:
+    def fence(self, worker: int, incarnation: int) -> None:
+        """Of this worker, nothing older than this incarnation is accepted any more."""
+        self._fence[worker] = max(incarnation, self._fence.get(worker, 0))
+
+    def fault(self, held: Held, piece: int = 0, looked_at: bool = False) -> str | None:
         """One sentence if an update must not come near the model. looked_at: its elements are known to be finite."""
-        groups = len(self.slice.spec.settings_of_groups)
+        part = self.slices[piece]
+        groups = len(part.spec.settings_of_groups)
         if len(held.rates) != groups or not all(math.isfinite(rate) and rate >= 0 for rate in held.rates):
             return f"there must be {groups} learning rates from 0 up, not {list(held.rates)!r:.80}"
-        return None if looked_at else self.slice.check(held.gradient)
+        return None if looked_at else part.check(held.gradient)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+        """All that is needed to go on from here; the tensors are the live ones."""
+        tensors, pieces = dict[str, torch.Tensor](), []
+        for number, part in enumerate(self.slices):
+            of_it, meta = part.state()
+            tensors |= {f"{number}/{name}": tensor for name, tensor in of_it.items()}
+            pieces.append(meta)
+        return tensors, {"pieces": pieces}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
+        """Take over what `state` gave. ValueError if it does not belong here."""
+        pieces = meta.get("pieces")
+        if not isinstance(pieces, list) or len(pieces) != len(self.slices):
+            raise ValueError("the checkpoint was cut otherwise: resume with as many servers, and --apply, as there were")
+        for number, (part, its) in enumerate(zip(self.slices, pieces, strict=True)):
+            prefix = f"{number}/"
+            part.load({name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}, its)
+
+
+class Store(Shared):
+    """One slice of the model, and updates that count when they are whole."""
+
+    def __init__(self, part: Slice) -> None:
+        super().__init__((part,))
+        self.slice = part
+        self._waiting: dict[Identity, Held] = {}
+        self._newest: dict[int, tuple[int, int]] = {}  # worker → the newest (incarnation, iteration) that is in
+        self._kept: dict[int, Held] = {}
+        self._slot_of: dict[Identity, int] = {}
 
     def put(self, update: Identity, held: Held) -> bool:
         """An update is in, whole. False if it was in already: sent twice, it is applied once."""
         if not self.accepts(update.worker, update.incarnation):
-            self.free(held.gradient)
+            self.free(0, held.gradient)
             raise Fenced("This worker has been given up; it must join again.")
         if (update.incarnation, update.iteration) <= self._newest.get(update.worker, (0, 0)):
-            self.free(held.gradient)
+            self.free(0, held.gradient)
             return False
         self._newest[update.worker] = (update.incarnation, update.iteration)
         self._waiting[update] = held
@@ -95,14 +128,14 @@ class Store:
                 self._release(update)
             case Keep(update, slot):
                 if slot in self._kept:
-                    self.free(self._kept[slot].gradient)
+                    self.free(0, self._kept[slot].gradient)
                 self._kept[slot] = self._waiting.pop(update)
                 self._slot_of = {known: at for known, at in self._slot_of.items() if at != slot} | {update: slot}
             case Fence(worker, incarnation):
-                self._fence[worker] = max(incarnation, self._fence.get(worker, 0))
+                self.fence(worker, incarnation)
 
     def _release(self, update: Identity) -> None:
         """An update is decided: its buffer may be used again."""
         held = self._waiting.pop(update, None)
         if held is not None:
-            self.free(held.gradient)
+            self.free(0, held.gradient)
