@@ -182,6 +182,7 @@ class Coordinator:
         self._decide: dict[type, Callable[[Any], None]] = {
             policies.Grant: self._grant,
             policies.Turn: self._turn,
+            policies.Stream: self._stream,
             policies.Apply: self._apply,
             policies.Discard: self._discard,
             policies.Keep: self._keep,
@@ -657,7 +658,7 @@ class Coordinator:
         member.ready = ready
         now = self.now
         self._observer.pulled(now, member.worker, ready.base_version)
-        self._carry_out(self.ledger.ready(member.worker, now, ready.compute_seconds))
+        self._carry_out(self.ledger.ready(member.worker, ready.batch_size, now, ready.compute_seconds))
         self._whole(member)
 
     def _arrived(self, shard: int, update: Identity) -> None:
@@ -722,6 +723,9 @@ class Coordinator:
             member = self.roster.members[turn.worker]
             member.turned = True
             member.peer.send(Turned(member.iteration))
+
+    def _stream(self, stream: policies.Stream) -> None:
+        """Said of what is pipelined. The shards apply it whole, by the Apply that follows."""
 
     def _decided(self, update: Update) -> Identity:
         """An update that waits no longer."""
