@@ -115,6 +115,13 @@ def shown(decision: Decision) -> str:
             return repr(wake_at(time))
 
 
+def streamed(policy: Policy) -> Policy:
+    """The policy, under a driver that applies slices as they come."""
+    assert policy.streamable
+    policy.streamed = True
+    return policy
+
+
 class Conversation:
     def __init__(self, policy: Policy, workers: str = "", batch: int = 32) -> None:
         self.policy = policy
