@@ -59,7 +59,7 @@ class Task:
     worker: int
     iteration: int
     batch_size: int | None
-    company: set[int]  # everyone who was a member at any time since the Grant
+    company: set[int]  # everyone who was a member at any time since the Grant or, streamed, since the Turn before it
     version: int = -1  # of the model that was pulled for it
 
 
@@ -71,13 +71,17 @@ class Judge:
     turns: float = float("inf")  # the largest number of seats in its ring, if it has one
     ring: bool = False  # is staleness bounded by the number of seats?
     at_once: bool = False  # is every update applied as it arrives?
+    streamed: bool = False  # does a worker's model come back to it with its push, from its Turn on?
     fresh: bool = False  # is every update that is applied computed from the newest model?
 
     now: float = 0.0
     version: int = 0
     does: dict[int, str] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)  # member → completed iterations
-    slowest: int = 0
+    slowest: int = 0  # of those who have been granted; the others hold nobody back
+    since: dict[int, set[int]] = field(
+        default_factory=dict
+    )  # streamed: member → who was one since it asked for a model
     grants: dict[int, int] = field(default_factory=dict)  # member → Grants since it joined
     running: dict[int, Task] = field(default_factory=dict)
     waiting: list[Task] = field(default_factory=list)  # arrived, and not yet decided
@@ -109,19 +113,24 @@ class Judge:
             case Joined(_, worker):
                 self.done[worker] = self.slowest
                 self.grants[worker] = 0
-                for task in [*self.running.values(), *self.waiting]:
-                    task.company.add(worker)
+                tasks = [*self.running.values(), *self.waiting]
+                for company in [*(task.company for task in tasks), *self.since.values()]:
+                    company.add(worker)
             case Left(_, worker):
                 del self.done[worker], self.grants[worker]
+                self.since.pop(worker, None)
                 self.running.pop(worker, None)
                 self.departures += 1
             case Granted(_, worker, batch_size, progress_gap):
-                assert progress_gap == self.done[worker] - min(self.done.values())
+                if not self.grants[worker]:
+                    self.done[worker] = self.slowest
+                assert progress_gap == self.done[worker] - self.slowest
                 assert progress_gap <= self.gap, f"worker {worker} is too far ahead"
                 assert batch_size is None or batch_size >= 1
                 self.grants[worker] += 1
                 self.granted_ever[worker] = self.granted_ever.get(worker, 0) + 1
                 self.running[worker] = Task(worker, self.grants[worker], batch_size, set(self.done))
+                self.running[worker].company |= self.since.pop(worker, set())
             case Pulled(_, worker, version):
                 assert 0 <= version <= self.version, "nobody can have a version that is not made yet"
                 self.running[worker].version = version
@@ -152,8 +161,10 @@ class Judge:
                 raise AssertionError("a run begins once, before everything else")
         if self.at_once and not isinstance(event, Arrived):
             assert not self.waiting, "an update was left lying"
-        if self.done:
-            self.slowest = min(self.done.values())
+        if self.streamed and isinstance(event, Joined | Turned | Cancelled):
+            self.since[event.worker] = set(self.done)
+        if begun := [done for worker, done in self.done.items() if self.grants[worker]]:
+            self.slowest = min(begun)
 
     def _apply(self, worker: int, iteration: int, staleness: int) -> Task:
         # Two incarnations of one worker may each have an update of that number; the trace tells them by staleness.
@@ -180,7 +191,7 @@ class Judge:
         return matching[0]
 
 
-def judge_of(spec: str) -> Judge:
+def judge_of(spec: str, streamed: bool = False) -> Judge:
     """A judge who knows what the policy of that name promises."""
     name, _, options = spec.partition(":")
     given = dict(part.split("=", 1) for part in options.split(",")) if options and "(" not in options else {}
@@ -199,5 +210,5 @@ def judge_of(spec: str) -> Judge:
             return Judge(at_once=True)
         case "r2sp":
             groups = given.get("groups", "all")
-            return Judge(ring=True, turns=int(groups) if groups.isdigit() else float("inf"))
+            return Judge(ring=True, streamed=streamed, turns=int(groups) if groups.isdigit() else float("inf"))
     return Judge()

@@ -94,7 +94,7 @@ def with_every_policy(*drivers: str) -> pytest.MarkDecorator:
 
 def run(driver: str, spec: str, job: Job) -> tuple[list[Event], Judge]:
     events = list(DRIVERS[driver](make(spec), job))
-    return events, judge_of(spec).watch(events)
+    return events, judge_of(spec, job.streamed).watch(events)
 
 
 @with_every_policy(*DRIVERS)

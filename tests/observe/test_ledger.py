@@ -17,8 +17,9 @@ from paceline.observe.events import (
 )
 from paceline.observe.events import Turned as TurnedEvent
 from paceline.observe.ledger import Ledger
-from paceline.observe.observer import Recorder
+from paceline.observe.observer import Observer, Recorder
 from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Turn, Update, WakeAt, make
+from paceline.policies.asp import ASP
 
 
 class Scripted(Policy):
@@ -30,7 +31,7 @@ class Scripted(Policy):
     def joined(self, worker: int, now: float) -> list[Decision]:
         return self.says
 
-    def ready(self, worker: int, now: float) -> list[Decision]:
+    def ready(self, worker: int, batch_size: int, now: float) -> list[Decision]:
         return self.says
 
     def arrived(self, update: Update, now: float) -> list[Decision]:
@@ -69,7 +70,7 @@ def test_what_happened_is_written_before_what_was_decided() -> None:
     decisions = book.says(Grant(0), WakeAt(5.0)).joined(0, 1.0)
     assert decisions == [Grant(0), WakeAt(5.0)], "all decisions are handed on, in their order"
     assert book.events == [Joined(1.0, 0), Granted(1.0, 0, None, 0)]
-    book.says(Turn(0)).ready(0, 2.0)
+    book.says(Turn(0)).ready(0, 32, 2.0)
     assert book.events == [Computed(2.0, 0), TurnedEvent(2.0, 0)]
     mine = update(0)
     book.says(Apply((mine,), (1.0,)), Grant(0, 64)).arrived(mine, 3.0)
@@ -86,7 +87,7 @@ def test_what_a_driver_knows_beside_is_written_down_too() -> None:
     book = Book()
     book.says().joined(0, 1.0, incarnation=2)
     assert book.events == [Joined(1.0, 0, 2)]
-    book.says().ready(0, 2.0, seconds=0.5)
+    book.says().ready(0, 32, 2.0, seconds=0.5)
     assert book.events == [Computed(2.0, 0, 0.5)]
     book.says().arrived(Update(0, 1, 0, 32, 1.0, loss=0.25), 3.0)
     assert book.events == [Arrived(3.0, 0, 1, 32, 0.25)]
@@ -123,7 +124,7 @@ def test_the_gap_is_taken_at_the_grant_after_the_push_has_counted() -> None:
 def test_a_joiner_starts_at_the_slowest_members_progress() -> None:
     book = Book()
     for worker in range(2):
-        book.says().joined(worker, 0.0)
+        book.says(Grant(worker)).joined(worker, 0.0)
     for done in (1, 2, 3):
         book.says().arrived(update(0, done), 1.0)
     book.says().arrived(update(1), 1.0)
@@ -132,6 +133,23 @@ def test_a_joiner_starts_at_the_slowest_members_progress() -> None:
     book.says().arrived(update(2), 3.0)
     book.says(Grant(2), Grant(0)).left(1, 3.0)  # the slowest is gone
     assert book.events[1:] == [Granted(3.0, 2, None, 0), Granted(3.0, 0, None, 1)]
+
+
+def test_a_joiner_who_waits_for_its_first_grant_holds_nobody_back() -> None:
+    """A barrier that lets nobody in until it closes: those who then go on are level, the joiners among them."""
+    book = Book()
+    for worker in range(2):
+        book.says(Grant(worker)).joined(worker, 0.0)
+    book.says().arrived(update(0), 1.0)
+    for worker in (2, 3):
+        book.says().joined(worker, 1.5)
+    book.says(*map(Grant, range(4))).arrived(update(1), 2.0)
+    assert book.events[1:] == [Granted(2.0, worker, None, 0) for worker in range(4)]
+    book.says().joined(4, 3.0)
+    book.says().left(4, 3.5)  # it never began
+    book.says().arrived(update(0, 2), 4.0)
+    book.says(Grant(0)).woke(4.0)
+    assert book.events == [Granted(4.0, 0, None, 1)]
 
 
 def test_every_decision_that_is_an_event_is_written() -> None:
@@ -151,4 +169,20 @@ def test_where_pushes_are_free_nobody_need_be_asked() -> None:
     events.clear()
     free.turned(0, 1.0)
     assert events == [Computed(1.0, 0), TurnedEvent(1.0, 0)]
-    assert not Ledger(make("r2sp"), Recorder(events.append)).pushes_freely
+    for spec in ("bsp", "ssp", "dssp", "r2sp", "groups"):
+        assert Ledger(make(spec), Recorder(events.append)).pushes_freely
+
+
+def test_where_something_comes_of_it_the_policy_is_told_who_is_ready() -> None:
+    for spec in ("asp", "ssp", "dssp", "r2sp"):
+        policy = make(spec)
+        policy.streamed = True
+        assert not Ledger(policy, Observer()).pushes_freely
+    assert not Ledger(make("bsp:pipeline=true"), Observer()).pushes_freely
+    assert not Ledger(Scripted(), Observer()).pushes_freely
+
+    class Asks(ASP):
+        def ready(self, worker: int, batch_size: int, now: float) -> list[Decision]:
+            return super().ready(worker, batch_size, now)
+
+    assert not Ledger(Asks(), Observer()).pushes_freely, "one who answers for itself is asked, whatever it inherits"

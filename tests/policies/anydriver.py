@@ -24,6 +24,7 @@ from paceline.policies import (
     Grant,
     Keep,
     Policy,
+    Stream,
     Turn,
     Update,
     WakeAt,
@@ -52,12 +53,14 @@ class Task:
     base_version: int
     batch_size: int
     granted_at: float
-    company: set[int]  # every id that was a member at any time since the Grant
+    company: set[int]  # every id that was a member at any time since its model came, or began to come, to the worker
     computed_at: float | None = None  # when the worker was ready to push
     turn: bool = False  # may it push?
     cancelled: bool = False
     departed: bool = False  # its worker left after the update had arrived
     passed_over: bool = False  # it lost its turn: whatever it brings must be discarded
+    gone: bool = False  # its worker left before the update had arrived
+    stream: Stream | None = None  # what was said of how it is applied
     notes: dict[str, Any] = field(default_factory=dict)  # for promises to write on
 
 
@@ -68,6 +71,7 @@ class Promise:
     def before(self, driver: AnyDriver) -> None: ...
     def granted(self, driver: AnyDriver, task: Task) -> None: ...
     def turned(self, driver: AnyDriver, task: Task) -> None: ...
+    def cancelled(self, driver: AnyDriver, task: Task) -> None: ...
     def applied(self, driver: AnyDriver, tasks: list[Task]) -> None: ...
     def after(self, driver: AnyDriver, decisions: list[Decision]) -> None: ...
 
@@ -77,6 +81,7 @@ class AnyDriver:
         self.make = make
         self.policy = make()
         self.gated = self.policy.streamed  # does a worker wait for its Turn before it pushes?
+        self.in_slices = self.policy.streamed or self.policy.pipelined  # are they applied as they come, by a Stream?
         self.promises = promises
 
         self.now = 0.0
@@ -85,6 +90,9 @@ class AnyDriver:
         self.progress: dict[int, int] = {}  # member → completed iterations
         self.iterations: dict[int, int] = {}  # member → Grants since it joined
         self.running: dict[int, Task] = {}  # member → its unanswered Grant
+        self.latest: dict[int, Task] = {}  # member → its last Grant
+        self.since: dict[int, set[int]] = {}  # gated: member → every id that was one since it last asked for a model
+        self.streams: list[tuple[Stream, list[Task]]] = []  # in the order in which they were told, until applied
         self.cancelled: list[Task] = []  # whose answers may still come
         self.unsettled: dict[Update, list[Task]] = {}
         self.kept: dict[int, tuple[Update, Task]] = {}  # slot → what is there
@@ -101,16 +109,20 @@ class AnyDriver:
 
     def joins(self, worker: int) -> None:
         assert worker not in self.progress
-        self.progress[worker] = min(self.progress.values(), default=0)
+        self.progress[worker] = self.slowest
         self.iterations[worker] = 0
         tasks = [*self.running.values(), *(task for tasks in self.unsettled.values() for task in tasks)]
-        for task in tasks:
-            task.company.add(worker)
+        for company in [*(task.company for task in tasks), *self.since.values()]:
+            company.add(worker)
+        self._asks_for_a_model(worker)
         self._tell("joined", worker, self.now)
 
     def leaves(self, worker: int) -> None:
         del self.progress[worker], self.iterations[worker]
-        self.running.pop(worker, None)
+        self.latest.pop(worker, None)
+        self.since.pop(worker, None)
+        if running := self.running.pop(worker, None):
+            running.gone = True
         self.cancelled = [task for task in self.cancelled if task.worker != worker]
         for tasks in self.unsettled.values():
             for task in tasks:
@@ -121,7 +133,7 @@ class AnyDriver:
         """The task's gradient is there, and its worker asks to push it."""
         assert task.computed_at is None
         task.computed_at = self.now
-        self._tell("ready", task.worker, self.now)
+        self._tell("ready", task.worker, task.batch_size, self.now)
 
     def pushes(self, task: Task) -> None:
         """The task's whole update is in."""
@@ -219,7 +231,14 @@ class AnyDriver:
 
     @property
     def slowest(self) -> int:
-        return min(self.progress.values())
+        """The least progress of those who have ever been granted; the others start there, and hold nobody back."""
+        begun = [done for worker, done in self.progress.items() if self.iterations[worker]]
+        return min(begun, default=0)
+
+    def _asks_for_a_model(self, worker: int) -> None:
+        """From here on it may come: with a push, where that is streamed, or when there is room for a start."""
+        if self.gated:
+            self.since[worker] = set(self.progress)
 
     def _tell(self, method: str, *arguments: Any) -> None:
         self.broken = True  # until it is through
@@ -247,14 +266,16 @@ class AnyDriver:
                 require(worker in self.progress, f"{decision} goes to one who is no member")
                 require(worker not in self.running, f"{decision} goes to one who has a Grant already")
                 require(batch_size is None or batch_size >= 1, f"{decision}: no such batch")
+                if not self.iterations[worker]:
+                    self.progress[worker] = self.slowest
                 self.iterations[worker] += 1
-                self.running[worker] = task = Task(
+                self.running[worker] = self.latest[worker] = task = Task(
                     worker=worker,
                     iteration=self.iterations[worker],
                     base_version=self.version,
                     batch_size=batch_size or 32 + 16 * (worker % 3),
                     granted_at=self.now,
-                    company=set(self.progress),
+                    company=self.progress.keys() | self.since.get(worker, set()),
                 )
                 for promise in self.promises:
                     promise.granted(self, task)
@@ -262,19 +283,27 @@ class AnyDriver:
                 require(worker in self.running, f"{decision}, but it runs nothing")
                 task = self.running.pop(worker)
                 task.cancelled = True
-                if not self.gated:  # where a Turn gates the push, one that was cancelled without it never pushes
+                if task.turn or not self.gated:  # where a Turn gates the push, one cancelled without it never pushes
                     self.cancelled.append(task)
+                self._asks_for_a_model(worker)
+                for promise in self.promises:
+                    promise.cancelled(self, task)
             case Turn(worker):
                 waiting = [t for t in [*self.cancelled, *self.running.values()] if t.worker == worker]
                 waiting = [task for task in waiting if self.waiting_for_turn(task)]
                 require(bool(waiting), f"{decision}, but it did not ask for one")
                 for task in waiting:
                     task.turn = True
+                    self._asks_for_a_model(worker)
                     for promise in self.promises:
                         promise.turned(self, task)
+            case Stream():
+                self._judge_stream(decision)
             case Discard(update):
-                self._settle(update, decision)
+                task = self._settle(update, decision)
+                require(task.stream is None or task.cancelled, f"{decision}, but it was streamed, and may be applied")
             case Keep(update, slot):
+                require(not self.in_slices, f"{decision}, but its slices may be applied")
                 self.kept[slot] = (update, self._settle(update, decision))
             case Apply(updates, weights, mix):
                 require(len(updates) > 0, "an Apply of nothing")
@@ -285,6 +314,9 @@ class AnyDriver:
                 tasks = [kept[update] if update in kept else self._settle(update, decision) for update in updates]
                 for task in tasks:
                     require(not task.passed_over, f"{decision}: worker {task.worker} had lost this turn")
+                    require(not task.cancelled, f"{decision}: worker {task.worker} had been cancelled")
+                if self.in_slices:
+                    self._judge_slices(decision, tasks)
                 for promise in self.promises:
                     promise.applied(self, tasks)
                 self.applications.update(task.worker for task in tasks)
@@ -292,6 +324,39 @@ class AnyDriver:
             case WakeAt(time):
                 require(self.now < time < math.inf, f"{decision} at {self.now}")
                 self.wake = time
+
+    def _judge_stream(self, stream: Stream) -> None:
+        """Before its slices flow: of members who are ready, each once."""
+        require(self.in_slices, f"{stream}, but updates are applied whole")
+        require(len(stream.workers) == len(stream.weights) > 0, f"{stream}: one weight for each worker, please")
+        require(all(0 < weight < math.inf for weight in stream.weights), f"{stream}: such weights cannot be")
+        tasks = []
+        for worker in stream.workers:
+            task = self.latest.get(worker)
+            require(task is not None and task.computed_at is not None, f"{stream}: worker {worker} is not ready")
+            assert task is not None
+            require(task.turn and not task.cancelled, f"{stream}: worker {worker} may not push")
+            require(task.stream is None, f"{stream}: worker {worker}'s update is streamed already")
+            task.stream = stream
+            tasks.append(task)
+        self.streams.append((stream, tasks))
+
+    def _judge_slices(self, apply: Apply, tasks: list[Task]) -> None:
+        """An Apply only says that all of one Stream is in."""
+        stream = tasks[0].stream
+        require(stream is not None, f"{apply}, but worker {tasks[0].worker}'s update was not streamed")
+        assert stream is not None
+        place = next(i for i, (each, _) in enumerate(self.streams) if each is stream)
+        weights = dict(zip(stream.workers, stream.weights, strict=True))
+        alive = [task for task in self.streams[place][1] if not (task.cancelled or task.gone)]
+        require(tasks == alive, f"{apply} is not of those of {stream} who are left, in its order")
+        wanted = tuple(weights[task.worker] for task in tasks)
+        require(apply.weights == wanted, f"{apply}, but the weights of the Stream were {wanted}")
+        if stream.in_order:
+            earlier = [task for each, tasks in self.streams[:place] if each.in_order for task in tasks]
+            overtaken = [task.worker for task in earlier if not (task.cancelled or task.gone)]
+            require(not overtaken, f"{apply} overtook what was streamed before, of workers {overtaken}")
+        del self.streams[place]
 
     def _settle(self, update: Update, decision: Decision) -> Task:
         require(update in self.unsettled, f"{decision}: {update} has not arrived, or was settled before")

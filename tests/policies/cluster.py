@@ -37,14 +37,14 @@ def run(
 ) -> Story:
     """Run until so many updates have arrived. `computing` is what workers report as compute_seconds, if not all.
 
-    Where the policy is streamed, a worker asks for its Turn after that time, and its push takes no time.
+    Where the policy hears it, a worker asks for its Turn after that time, and its push takes no time.
     """
     story = Story(batches={worker: [] for worker in seconds})
     now, version, number, wake = 0.0, 0, 0, float("inf")
     done = dict.fromkeys(seconds, 0)
     iterations = dict.fromkeys(seconds, 0)
     running: dict[int, tuple[int, int]] = {}  # worker → iteration and base version of its Grant
-    asking: set[int] = set(seconds) if policy.streamed else set()  # who is to ask before it pushes
+    asking: set[int] = set()  # who is to ask before it pushes
     arrived_at: dict[int, float] = {}
     heap: list[tuple[float, int, int, int]] = []  # time, number, worker, iteration
 
@@ -57,6 +57,8 @@ def run(
                 case Grant(worker, granted_batch):
                     assert worker not in running
                     iterations[worker] += 1
+                    if policy.hears_ready:
+                        asking.add(worker)
                     running[worker] = (iterations[worker], version)
                     story.batches[worker].append(granted_batch or batch)
                     story.gaps.append(done[worker] - min(done.values()))
@@ -92,10 +94,8 @@ def run(
             continue  # it was cancelled, and never heard of again
         if worker in asking:
             arrived_at[worker] = now
-            hear(tell(policy.ready, worker, now))
+            hear(tell(policy.ready, worker, story.batches[worker][-1], now))
             continue
-        if policy.streamed:
-            asking.add(worker)
         _, base_version = running.pop(worker)
         done[worker] += 1
         arrived_at.setdefault(worker, now)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Turn, Update, WakeAt
+from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Stream, Turn, Update, WakeAt
 
 LETTERS = string.ascii_lowercase
 
@@ -79,6 +79,17 @@ def turn(worker: str) -> Expected:
     return _expected(Turn, f"turn({worker!r})", lambda turn: LETTERS[turn.worker] == worker)
 
 
+def streams(workers: str, weights: tuple[float, ...] | None = None, in_order: bool = True) -> Expected:
+    """The pushes of these workers are applied together, as they come."""
+
+    def fits(stream: Stream) -> bool:
+        right = "".join(LETTERS[worker] for worker in stream.workers) == workers and stream.in_order == in_order
+        return right and (weights is None or _close(stream.weights, weights))
+
+    text = f"streams({workers!r}" + (f", {weights}" if weights else "") + ("" if in_order else ", in_order=False")
+    return _expected(Stream, text + ")", fits)
+
+
 def wake_at(time: float) -> Expected:
     return _expected(WakeAt, f"wake_at({time:.6g})", lambda wake: _close([wake.time], [time]))
 
@@ -98,8 +109,17 @@ def shown(decision: Decision) -> str:
             return repr(cancelled(LETTERS[worker]))
         case Turn(worker):
             return repr(turn(LETTERS[worker]))
+        case Stream(workers, weights, in_order):
+            return repr(streams("".join(LETTERS[worker] for worker in workers), weights, in_order))
         case WakeAt(time):
             return repr(wake_at(time))
+
+
+def streamed(policy: Policy) -> Policy:
+    """The policy, under a driver that applies slices as they come."""
+    assert policy.streamable
+    policy.streamed = True
+    return policy
 
 
 class Conversation:
@@ -132,7 +152,8 @@ class Conversation:
     def is_ready(self, worker: str, at: float | None = None) -> Conversation:
         self._pass_time(at)
         assert worker in self.open, f"{worker} has nothing to be ready with"
-        return self._hear(self.policy.ready(LETTERS.index(worker), self.now))
+        _, batch, _ = self.grants[worker][-1]
+        return self._hear(self.policy.ready(LETTERS.index(worker), batch, self.now))
 
     def arrives(
         self, worker: str, at: float | None = None, iteration: int | None = None, compute: float | None = None

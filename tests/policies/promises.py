@@ -16,12 +16,19 @@ VARIANTS = [
     "bsp:fraction=0.5",
     "bsp:tune_batches=true",
     "bsp:weights=mean",
+    "bsp:pipeline=true",
+    "bsp:pipeline=true,weights=mean",
+    "bsp:pipeline=true,tune_batches=true",
     "ksync:k=2",
     "kbatch:k=2",
     "asp:weights=mean",
+    "asp" + STREAMED,
+    "asp:weights=mean" + STREAMED,
     "ssp:staleness=0",
     "ssp:staleness=1",
+    "ssp:staleness=1,weights=mean" + STREAMED,
     "dssp:low=1,high=3",
+    "dssp:low=1,high=3,weights=mean" + STREAMED,
     "dssp:low=1,high=3,bounded=false",
     "dssp:low=2,high=2",
     "r2sp:groups=2",
@@ -31,6 +38,7 @@ VARIANTS = [
     "r2sp:relax=1.5,patience=0.3,weights=mean",
     "r2sp" + STREAMED,
     "r2sp:patience=0.5,tune_batches=true" + STREAMED,
+    "r2sp:relax=0.3,patience=0.3,weights=mean" + STREAMED,
     "safa:lag=1",
     "safa:limit=3",
     "safa:fraction=1,lag=0,limit=0.5",
@@ -54,7 +62,8 @@ SPECS = [*names(), *VARIANTS]
 
 # Here every member's update is applied again and again, if everyone takes the same time.
 ALL_ARE_APPLIED = [
-    *("asp", "asp:weights=mean", "bsp", "bsp:tune_batches=true", "bsp:weights=mean"),
+    *("asp", "asp:weights=mean", "asp" + STREAMED, "asp:weights=mean" + STREAMED),
+    *("bsp", "bsp:tune_batches=true", "bsp:weights=mean", "bsp:pipeline=true", "bsp:pipeline=true,weights=mean"),
     *("ssp", "ssp:staleness=0", "ssp:staleness=1"),
     *("dssp", "dssp:low=1,high=3", "dssp:low=1,high=3,bounded=false", "dssp:low=2,high=2"),
     *("r2sp", "r2sp:groups=2", "r2sp:groups=auto", "r2sp:tune_batches=true", "r2sp" + STREAMED),
@@ -105,7 +114,8 @@ class AppliesAtOnce(Promise):
 class StalenessWithin(Promise):
     """An update is applied at most N−1 versions after the one it was computed from.
 
-    N counts every member seen since the worker's Grant; `turns` says how many take turns if that is not everyone.
+    N counts every member seen since the worker's Grant, or streamed since its Turn, when its model began to come back;
+    `turns` says how many take turns if that is not everyone.
     """
 
     def __init__(self, turns: Callable[[Policy], float] | None = None) -> None:
@@ -176,6 +186,7 @@ class RingOrder(Promise):
         self.ring = [seat.number for seat in driver.policy.ring]  # type: ignore[attr-defined]
         self.members = {seat.number: set(seat.members) for seat in driver.policy.ring}  # type: ignore[attr-defined]
         self.seat_of = {worker: number for number, workers in self.members.items() for worker in workers}
+        self.pace = driver.policy.pace.slowest  # type: ignore[attr-defined]
         self.granted_now: list[Task] = []
         self.turns: list[set[int]] = []  # who took them, in this answer
 
@@ -184,8 +195,18 @@ class RingOrder(Promise):
 
     def turned(self, driver: AnyDriver, task: Task) -> None:
         if driver.gated:
+            task.notes["turned at"] = driver.now
             self.pushing.append(task)
             self.turns.append({task.worker})
+
+    def cancelled(self, driver: AnyDriver, task: Task) -> None:
+        """It lost its turn while it computed, or is overdue with its push."""
+        policy: Any = driver.policy
+        if not task.passed_over:
+            overdue = driver.now - task.notes["turned at"]
+            least = (1 + policy.patience) * min(self.pace, policy.pace.slowest)
+            require(overdue >= least * (1 - 1e-9), f"worker {task.worker}'s push was cancelled after {overdue} s")
+            task.passed_over = True
 
     def applied(self, driver: AnyDriver, tasks: list[Task]) -> None:
         members = [task for task in tasks if not task.departed]  # what the departed left goes with any turn

@@ -2,7 +2,7 @@
 
 from paceline.policies.asp import ASP
 from policies.cluster import run, steady
-from policies.conversation import Conversation, applied, granted
+from policies.conversation import Conversation, applied, granted, streamed, streams, turn
 
 
 def test_each_update_is_applied_as_it_comes_and_its_worker_goes_on() -> None:
@@ -23,3 +23,25 @@ def test_joins_and_leaves_hold_nobody_up() -> None:
 def test_nobody_ever_waits() -> None:
     story = run(ASP(), {0: steady(1.0), 1: steady(7.3), 2: steady(0.4)}, updates=200)
     assert sum(story.waited.values()) == 0
+
+
+def test_streamed_what_an_update_weighs_is_said_before_it_is_pushed() -> None:
+    talk = Conversation(streamed(ASP(weights="mean")), workers="ab")
+    talk.is_ready("a", at=1.0).answers(turn("a"), streams("a", (0.5,), in_order=False))
+    talk.joins("c", at=1.5).answers(granted("c"))
+    talk.is_ready("b", at=2.0).answers(turn("b"), streams("b", (1 / 3,), in_order=False))
+    talk.arrives("b", at=2.5).answers(applied("b", (1 / 3,)), granted("b"))  # it may overtake
+    talk.arrives("a", at=3.0).answers(applied("a", (0.5,)), granted("a"))
+
+
+def test_streamed_one_who_comes_back_is_announced_anew() -> None:
+    talk = Conversation(streamed(ASP()), workers="a")
+    talk.is_ready("a", at=1.0)
+    talk.leaves("a", at=1.5).answers()
+    talk.joins("a", at=2.0).answers(granted("a"))
+    talk.is_ready("a", at=3.0).answers(turn("a"), streams("a", (1.0,), in_order=False))
+    talk.arrives("a", at=3.5).answers(applied("a"), granted("a"))
+
+
+def test_whole_nothing_is_said_of_slices() -> None:
+    Conversation(ASP(), workers="a").is_ready("a", at=1.0).answers(turn("a"))

@@ -5,7 +5,7 @@ import pytest
 from paceline.policies import PolicyError
 from paceline.policies.bsp import BSP
 from policies.cluster import run, steady
-from policies.conversation import Conversation, applied, discarded, granted
+from policies.conversation import Conversation, applied, discarded, granted, streams, turn
 
 
 def test_the_barrier_closes_when_everyone_has_arrived() -> None:
@@ -106,3 +106,114 @@ def test_a_pipeline_needs_everyone() -> None:
         BSP(pipeline=True, backup=1)
     assert BSP(pipeline=True).pipelined
     assert not BSP().pipelined
+
+
+# Pipelined: a round is settled when all its members are ready
+
+
+def pipelined(workers: str, **options: str) -> Conversation:
+    return Conversation(BSP(pipeline=True, **options), workers=workers)  # type: ignore[arg-type]
+
+
+def test_pipelined_the_last_one_to_be_ready_settles_the_round() -> None:
+    talk = pipelined("abc", weights="mean")
+    talk.is_ready("b", at=1.0).answers(turn("b"))
+    talk.is_ready("a", at=2.0).answers(turn("a"))
+    talk.arrives("b", at=2.5).answers()  # all of it is in before anybody knows who will be applied together
+    third = (1 / 3,) * 3
+    talk.is_ready("c", at=3.0).answers(turn("c"), streams("bac", third))
+    talk.arrives("c", at=4.0).answers()
+    talk.arrives("a", at=5.0).answers(applied("bac", third), granted("b"), granted("c"), granted("a"))
+    talk.is_ready("a", at=6.0).answers(turn("a"))
+    assert talk.staleness == [0, 0, 0]
+
+
+def test_pipelined_one_who_leaves_while_others_wait_for_it_settles_the_round() -> None:
+    talk = pipelined("abc")
+    for worker in "ab":
+        talk.is_ready(worker, at=1.0)
+    talk.arrives("a", at=1.5).answers()
+    talk.leaves("c", at=2.0).answers(streams("ab"))
+    talk.arrives("b", at=3.0).answers(applied("ab"), granted("a"), granted("b"))
+
+
+def test_pipelined_all_was_in_when_the_one_who_was_missing_left() -> None:
+    talk = pipelined("abc")
+    for worker in "ab":
+        talk.is_ready(worker, at=1.0)
+        talk.arrives(worker).answers()
+    talk.leaves("c", at=2.0).answers(streams("ab"), applied("ab"), granted("a"), granted("b"))
+
+
+def test_pipelined_one_who_joins_before_the_round_is_settled_is_in_it() -> None:
+    talk = pipelined("ab")
+    talk.is_ready("a", at=1.0).answers(turn("a"))
+    talk.joins("c", at=1.5).answers(granted("c"))
+    talk.is_ready("b", at=2.0).answers(turn("b"))
+    talk.is_ready("c", at=3.0).answers(turn("c"), streams("abc"))
+
+
+def test_pipelined_one_who_joins_after_that_waits_for_the_next() -> None:
+    talk = pipelined("ab")
+    for worker in "ab":
+        talk.is_ready(worker, at=1.0)
+    talk.answers(turn("b"), streams("ab"))
+    talk.joins("c", at=1.5).answers()
+    talk.joins("d", at=1.5).answers()
+    talk.arrives("a", at=2.0).answers()
+    talk.leaves("d", at=2.5).answers()
+    talk.arrives("b", at=3.0).answers(applied("ab"), granted("a"), granted("b"), granted("c"))
+    for worker in "abc":
+        talk.is_ready(worker, at=4.0)
+    talk.answers(turn("c"), streams("abc"))
+
+
+def test_pipelined_one_who_leaves_in_mid_push_is_missing() -> None:
+    talk = pipelined("abc", weights="mean")
+    for worker in "abc":
+        talk.is_ready(worker, at=1.0)
+    talk.arrives("a", at=2.0).answers()
+    talk.leaves("c", at=2.5).answers()
+    talk.arrives("b", at=3.0).answers(applied("ab", (1 / 3, 1 / 3)), granted("a"), granted("b"))
+
+
+def test_pipelined_what_a_leaver_had_brought_still_counts() -> None:
+    talk = pipelined("ab")
+    for worker in "ab":
+        talk.is_ready(worker, at=1.0)
+    talk.arrives("a", at=2.0).answers()
+    talk.leaves("a", at=2.5).answers()
+    talk.joins("a", at=2.75).answers()  # anew; its old update is in this round, and it is in the next
+    talk.arrives("b", at=3.0).answers(applied("ab"), granted("b"), granted("a"))
+
+
+def test_pipelined_but_not_if_it_left_before_the_round_was_settled() -> None:
+    talk = pipelined("ab")
+    talk.is_ready("a", at=1.0)
+    talk.arrives("a", at=2.0).answers()
+    talk.leaves("a", at=2.5).answers(discarded("a"))
+    talk.joins("a", at=2.75).answers(granted("a"))
+    talk.is_ready("b", at=3.0).answers(turn("b"))
+    talk.is_ready("a", at=4.0).answers(turn("a"), streams("ba"))
+
+
+def test_pipelined_when_all_of_a_round_have_left_the_next_begins() -> None:
+    for brought in (True, False):
+        talk = pipelined("ab")
+        for worker in "ab":
+            talk.is_ready(worker, at=1.0)
+        talk.joins("c", at=1.5).answers()
+        if brought:
+            talk.arrives("a", at=2.0).answers()
+        talk.leaves("a", at=2.5).answers()
+        talk.leaves("b", at=3.0).answers(*[applied("a")] * brought, granted("c"))
+        talk.is_ready("c", at=4.0).answers(turn("c"), streams("c"))
+        talk.arrives("c", at=5.0).answers(applied("c"), granted("c"))
+
+
+def test_pipelined_weights_of_tuned_batches_are_known_when_they_are_ready() -> None:
+    policy = BSP(pipeline=True, tune_batches=True)
+    slow, fast = (lambda batch: batch / 100), (lambda batch: batch / 200)
+    story = run(policy, {0: slow, 1: fast}, updates=60, batch=100)
+    assert story.batches[1][-1] == pytest.approx(200, abs=2)
+    assert sorted(story.weights[-1]) == pytest.approx([1.0, 2.0], abs=0.02)

@@ -8,7 +8,7 @@ from paceline.policies.dssp import DSSP
 from paceline.policies.ssp import SSP
 from policies.anydriver import AnyDriver
 from policies.cluster import run, steady
-from policies.conversation import Conversation, applied, granted
+from policies.conversation import Conversation, applied, granted, streamed, streams, turn
 from policies.histories import STEPS, Step, act
 from policies.promises import fresh
 
@@ -88,3 +88,12 @@ def test_with_low_equal_to_high_it_is_ssp_decision_by_decision(bounded: bool, st
     driver.shadows.append(DSSP(low=1, high=1, bounded=bounded))  # hears the same, and must say the same
     for step in steps:
         act(driver, step)
+
+
+def test_streamed_each_update_is_a_stream_of_its_own() -> None:
+    talk = Conversation(streamed(DSSP(low=1, high=3)), workers="ab")
+    talk.is_ready("a", at=1.0).answers(turn("a"), streams("a", (1.0,), in_order=False))
+    talk.is_ready("b", at=1.5).answers(turn("b"), streams("b", (1.0,), in_order=False))
+    talk.arrives("a", at=2.0).answers(applied("a"), granted("a"))
+    talk.leaves("b", at=2.5).answers()
+    talk.is_ready("a", at=3.0).answers(turn("a"), streams("a", (1.0,), in_order=False))

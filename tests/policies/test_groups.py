@@ -169,3 +169,9 @@ def test_each_group_has_an_inner_policy_of_its_own() -> None:
 @pytest.mark.parametrize("policy", [fl_r2sp(), Groups(outer="asp")])
 def test_it_takes_turns_if_the_outer_policy_does(policy: Policy) -> None:
     assert policy.takes_turns == policy.outer.takes_turns  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("given", [{"inner": "bsp:pipeline=true"}, {"outer": "bsp:pipeline=true"}])
+def test_neither_can_be_pipelined(given: dict[str, str]) -> None:
+    with pytest.raises(PolicyError, match="neither inner nor outer can be pipelined"):
+        Groups(**given)  # type: ignore[arg-type]

@@ -118,15 +118,15 @@ def test_the_recent_maximum_covers_one_to_two_rounds(values: list[float], member
 def test_sum_gives_every_update_its_own_learning_rate() -> None:
     weigher = Weigher("sum")
     for each in (update(0, 32), update(1, 64), update(0, 16)):
-        weigher.see(each)
+        weigher.see(each.worker, each.batch_size)
         assert weigher.in_round([each], members=2) == (1.0,)
     assert weigher.together([update(0, 32), update(1, 64)]) == (1.0, 1.0)
 
 
 def test_sum_scales_with_a_tuned_batch() -> None:
     weigher = Weigher("sum", tuned=True)
-    weigher.see(update(0, 512))
-    weigher.see(update(0, 1264))
+    weigher.see(0, 512)
+    weigher.see(0, 1264)
     assert weigher.in_round([update(0, 1264)], members=3) == (1264 / 512,)
 
 
@@ -140,20 +140,20 @@ def test_mean_of_updates_applied_one_by_one_sums_to_1_over_a_round() -> None:
     for _ in range(2):
         weights: list[float] = []
         for worker, batch in batches.items():
-            weigher.see(update(worker, batch))
+            weigher.see(worker, batch)
             weights += weigher.in_round([update(worker, batch)], members=3)
     assert weights == pytest.approx([32 / 192, 96 / 192, 64 / 192])
 
 
 def test_in_the_mean_those_not_heard_of_yet_are_taken_to_be_average() -> None:
     weigher = Weigher("mean")
-    weigher.see(update(0, 32))
+    weigher.see(0, 32)
     assert weigher.in_round([update(0, 32)], members=4) == (0.25,)
 
 
 def test_the_mean_forgets_one_who_left() -> None:
     weigher = Weigher("mean")
     for worker in (0, 1):
-        weigher.see(update(worker, 32))
+        weigher.see(worker, 32)
     weigher.forget(1)
     assert weigher.in_round([update(0, 32)], members=1) == (1.0,)

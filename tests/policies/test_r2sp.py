@@ -5,16 +5,20 @@ from itertools import count, pairwise
 
 import pytest
 
-from paceline.policies import Policy
 from paceline.policies.fewest import FewestGroups
 from paceline.policies.r2sp import R2SP
 from policies.cluster import run, steady
-from policies.conversation import Conversation, applied, cancelled, discarded, granted, turn, wake_at
-
-
-def streamed(policy: Policy) -> Policy:
-    policy.streamed = True
-    return policy
+from policies.conversation import (
+    Conversation,
+    applied,
+    cancelled,
+    discarded,
+    granted,
+    streamed,
+    streams,
+    turn,
+    wake_at,
+)
 
 
 def three(**options: float) -> Conversation:
@@ -306,14 +310,14 @@ def test_tuned_batches_travel_and_scale_the_learning_rate() -> None:
 
 def test_streamed_the_push_is_gated_in_ring_order() -> None:
     talk = Conversation(streamed(R2SP(relax=1.0)), workers="abc")
-    talk.is_ready("a", at=2.0).answers(turn("a"))
+    talk.is_ready("a", at=2.0).answers(turn("a"), streams("a"))
     talk.arrives("a", at=3.0).answers(applied("a"), granted("a"), granted("b"))  # T is 3 s, the gap 1 s
     talk.wakes().answers(granted("c"))
-    talk.is_ready("a", at=5.0).answers(turn("a"))
+    talk.is_ready("a", at=5.0).answers(turn("a"), streams("a"))
     talk.is_ready("c", at=5.5).answers()  # b's turn comes first
     talk.arrives("a", at=6.0).answers(applied("a"), granted("a"))
-    talk.is_ready("b").answers(turn("b"))
-    talk.wakes().answers(turn("c"))
+    talk.is_ready("b").answers(turn("b"), streams("b"))
+    talk.wakes().answers(turn("c"), streams("c"))
     assert talk.now == 7.0
     talk.arrives("c", at=7.5).answers()  # it overtook b on the way, but is not applied before it
     talk.arrives("b", at=7.75).answers(applied("b"), granted("b"), applied("c"), granted("c"))
@@ -323,24 +327,24 @@ def test_streamed_the_push_is_gated_in_ring_order() -> None:
 def test_streamed_the_wait_for_a_turn_is_no_part_of_the_iteration_time() -> None:
     policy = R2SP(relax=1.0)
     talk = Conversation(streamed(policy), workers="ab")
-    talk.is_ready("a", at=2.0).answers(turn("a"))
+    talk.is_ready("a", at=2.0).answers(turn("a"), streams("a"))
     talk.arrives("a", at=4.0).answers(applied("a"), granted("a"), granted("b"))
     talk.is_ready("b", at=5.0).answers()  # it waits for a
-    talk.is_ready("a", at=7.0).answers(turn("a"))
+    talk.is_ready("a", at=7.0).answers(turn("a"), streams("a"))
     talk.arrives("a", at=8.0).answers(applied("a"), granted("a"))
-    talk.wakes().answers(turn("b"))
+    talk.wakes().answers(turn("b"), streams("b"))
     talk.arrives("b", at=10.0)
     assert policy.pace.slowest == 4.0  # b took 1 s to compute and 1 s to push; the 4 s between do not count
 
 
 def test_streamed_what_an_overdue_worker_computed_is_not_pushed() -> None:
     talk = Conversation(streamed(R2SP(relax=1.0, patience=1.0)), workers="ab")
-    talk.is_ready("a", at=1.0).answers(turn("a"))
+    talk.is_ready("a", at=1.0).answers(turn("a"), streams("a"))
     talk.arrives("a", at=2.0).answers(applied("a"), granted("a"), granted("b"))
-    talk.is_ready("a", at=3.0).answers(turn("a"))
+    talk.is_ready("a", at=3.0).answers(turn("a"), streams("a"))
     talk.arrives("a", at=4.0).answers(applied("a"), granted("a"))
     talk.is_ready("a", at=5.0).answers()
-    talk.wakes().answers(turn("a"))  # b has lost its turn
+    talk.wakes().answers(turn("a"), streams("a"))  # b has lost its turn
     assert talk.now == 6.0
     talk.arrives("a", at=6.5).answers(applied("a"), granted("a"))
     talk.is_ready("b", at=8.0).answers(cancelled("b"), granted("b"))
@@ -348,34 +352,101 @@ def test_streamed_what_an_overdue_worker_computed_is_not_pushed() -> None:
 
 def test_streamed_one_who_dies_in_mid_push_is_not_waited_for() -> None:
     talk = Conversation(streamed(R2SP(relax=1.0)), workers="ab")
-    talk.is_ready("a", at=1.0).answers(turn("a"))
+    talk.is_ready("a", at=1.0).answers(turn("a"), streams("a"))
     talk.arrives("a", at=2.0).answers(applied("a"), granted("a"), granted("b"))
-    talk.is_ready("a", at=3.0).answers(turn("a"))
-    talk.is_ready("b", at=4.0).answers(turn("b"))
+    talk.is_ready("a", at=3.0).answers(turn("a"), streams("a"))
+    talk.is_ready("b", at=4.0).answers(turn("b"), streams("b"))
     talk.arrives("b", at=5.0).answers()
     talk.leaves("a", at=5.5).answers(applied("b"), granted("b"))
 
 
 def test_streamed_one_who_hangs_in_mid_push_is_given_up() -> None:
     talk = Conversation(streamed(R2SP(relax=1.0, patience=1.0)), workers="ab")
-    talk.is_ready("a", at=1.0).answers(turn("a"))
+    talk.is_ready("a", at=1.0).answers(turn("a"), streams("a"))
     talk.arrives("a", at=2.0).answers(applied("a"), granted("a"), granted("b"))
-    talk.is_ready("a", at=3.0).answers(turn("a"))
+    talk.is_ready("a", at=3.0).answers(turn("a"), streams("a"))
     talk.is_ready("b", at=3.5).answers()
-    talk.wakes().answers(turn("b"))
+    talk.wakes().answers(turn("b"), streams("b"))
     talk.arrives("b", at=4.5).answers()  # behind a, whose push may take 2 T
     while talk.now < 7.0:
         talk.answers()
         talk.wakes()
-    talk.answers(applied("b"), granted("b"))
-    talk.arrives("a", at=8.0).answers(discarded("a"), granted("a"))
+    talk.answers(cancelled("a"), applied("b"), granted("b"), granted("a"))  # the shards skip what is missing of it
+    talk.arrives("a", at=8.0, iteration=2).answers(discarded("a"))
+
+
+@pytest.mark.parametrize("comes", ["while it computes", "while it waits", "while it pushes", "after that", "never"])
+def test_streamed_what_was_cancelled_in_mid_push_is_never_applied_and_grants_nothing(comes: str) -> None:
+    talk = Conversation(streamed(R2SP(relax=1.0, patience=1.0)), workers="ab")
+
+    def perhaps(moment: str) -> None:
+        if comes == moment:
+            talk.arrives("a", iteration=2).answers(discarded("a"))
+
+    talk.is_ready("a", at=1.0).answers(turn("a"), streams("a"))
+    talk.arrives("a", at=2.0).answers(applied("a"), granted("a"), granted("b"))
+    talk.is_ready("a", at=3.0).answers(turn("a"), streams("a"))
+    talk.is_ready("b", at=3.5).answers()
+    talk.wakes().answers(turn("b"), streams("b"))
+    talk.arrives("b", at=4.5).answers()
+    while talk.now < 7.0:
+        talk.wakes()
+    talk.answers(cancelled("a"), applied("b"), granted("b"), granted("a"))
+    perhaps("while it computes")
+    talk.is_ready("a", at=8.0).answers()
+    perhaps("while it waits")
+    talk.wakes().answers(turn("a"), streams("a"))
+    perhaps("while it pushes")
+    talk.arrives("a", at=10.0).answers(applied("a"), granted("a"))
+    perhaps("after that")
+    talk.is_ready("b").answers()
+    talk.wakes().answers(turn("b"), streams("b"))  # the order is as ever
+
+
+def test_streamed_what_was_cancelled_before_its_turn_is_discarded_if_it_is_pushed_all_the_same() -> None:
+    talk = Conversation(streamed(R2SP(relax=1.0, patience=1.0)), workers="ab")
+    talk.is_ready("a", at=1.0)
+    talk.arrives("a", at=2.0)
+    talk.is_ready("a", at=3.0)
+    talk.arrives("a", at=4.0)
+    talk.is_ready("a", at=5.0).answers()
+    talk.wakes().answers(turn("a"), streams("a"))  # b has lost its turn
+    talk.is_ready("b", at=6.5).answers(cancelled("b"))
+    talk.arrives("b", iteration=1).answers(discarded("b"))
+    talk.arrives("a", at=6.75).answers(applied("a"), granted("a"))
+    talk.wakes().answers(granted("b"))
+
+
+def test_streamed_the_weight_is_settled_with_the_turn() -> None:
+    """c comes while a pushes. Applied whole, a would weigh a third by then."""
+    talk = Conversation(streamed(R2SP(relax=1.0, weights="mean")), workers="a")
+    talk.is_ready("a", at=1.0).answers(turn("a"), streams("a", (1.0,)))
+    talk.arrives("a", at=2.0).answers(applied("a", (1.0,)), granted("a"))
+    talk.joins("b", at=2.5).answers(granted("b"))
+    talk.is_ready("a", at=4.0).answers(turn("a"), streams("a", (0.5,)))
+    talk.joins("c", at=4.25).answers()
+    talk.arrives("a", at=4.5).answers(applied("a", (0.5,)), granted("a"))
+
+
+def test_streamed_what_one_who_leaves_had_brought_is_applied_in_its_place() -> None:
+    """The shards have it between the others, as a version of its own."""
+    talk = Conversation(streamed(R2SP(relax=0.3)), workers="abc")
+    talk.is_ready("a", at=1.0)
+    talk.arrives("a", at=2.0).answers(applied("a"), granted("a"), granted("b"))
+    talk.wakes().answers(granted("c"))
+    for at, worker in enumerate("abc", start=3):
+        talk.is_ready(worker, at=at).answers(turn(worker), streams(worker))
+    talk.arrives("b").answers()
+    talk.leaves("b").answers()
+    talk.arrives("c").answers()
+    talk.arrives("a").answers(applied("a"), granted("a"), applied("b"), applied("c"), granted("c"))
 
 
 def test_streamed_a_lone_push_is_never_given_up() -> None:
     talk = Conversation(streamed(R2SP(patience=1.0)), workers="a")
-    talk.is_ready("a", at=1.0).answers(turn("a"))
+    talk.is_ready("a", at=1.0).answers(turn("a"), streams("a"))
     talk.arrives("a", at=2.0).answers(applied("a"), granted("a"))
-    talk.is_ready("a", at=3.0).answers(turn("a"))
+    talk.is_ready("a", at=3.0).answers(turn("a"), streams("a"))
     while talk.wake < 50.0:
         talk.wakes().answers()
     talk.arrives("a", at=50.0).answers(applied("a"), granted("a"))
@@ -384,15 +455,15 @@ def test_streamed_a_lone_push_is_never_given_up() -> None:
 def test_streamed_a_starter_takes_its_place_in_the_order_of_the_pushes() -> None:
     """a's push is under way when b comes. Were b granted before it is in, a would come twice before b's first turn."""
     talk = Conversation(streamed(R2SP(relax=1.0)), workers="a")
-    talk.is_ready("a", at=1.0).answers(turn("a"))
+    talk.is_ready("a", at=1.0).answers(turn("a"), streams("a"))
     talk.arrives("a", at=2.0).answers(applied("a"), granted("a"))
-    talk.is_ready("a", at=3.0).answers(turn("a"))
+    talk.is_ready("a", at=3.0).answers(turn("a"), streams("a"))
     talk.joins("b", at=4.5).answers()
     talk.arrives("a", at=5.0).answers(applied("a"), granted("a"), granted("b"))
     talk.is_ready("b", at=6.0).answers()
-    talk.is_ready("a", at=6.0).answers(turn("a"))
+    talk.is_ready("a", at=6.0).answers(turn("a"), streams("a"))
     talk.arrives("a", at=7.0).answers(applied("a"), granted("a"))
-    talk.wakes().answers(turn("b"))
+    talk.wakes().answers(turn("b"), streams("b"))
     talk.arrives("b", at=8.5).answers(applied("b"), granted("b"))
     assert talk.staleness[-1] == 1
 

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.policies.ssp import SSP
 from policies.cluster import run, steady
-from policies.conversation import Conversation, applied, granted
+from policies.conversation import Conversation, applied, granted, streamed, streams, turn
 
 
 def test_the_fastest_waits_for_the_slowest() -> None:
@@ -61,3 +61,12 @@ def test_one_who_left_while_waiting_is_not_released() -> None:
 def test_the_gap_is_used_and_not_exceeded(staleness: int) -> None:
     story = run(SSP(staleness), {0: steady(1.0), 1: steady(10.0)}, updates=100)
     assert max(story.gaps) == staleness
+
+
+def test_streamed_each_update_is_a_stream_of_its_own() -> None:
+    talk = Conversation(streamed(SSP(staleness=1)), workers="ab")
+    talk.is_ready("a", at=1.0).answers(turn("a"), streams("a", (1.0,), in_order=False))
+    talk.is_ready("b", at=1.5).answers(turn("b"), streams("b", (1.0,), in_order=False))
+    talk.arrives("a", at=2.0).answers(applied("a"), granted("a"))
+    talk.leaves("b", at=2.5).answers()
+    talk.is_ready("a", at=3.0).answers(turn("a"), streams("a", (1.0,), in_order=False))

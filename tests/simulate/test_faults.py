@@ -81,7 +81,7 @@ def run(
 ) -> tuple[list[Event], Judge]:
     events: list[Event] = []
     Cluster(spec, make(policy), iterations, seed, streamed, Recorder(events.append)).run()
-    return events, judge_of(policy).watch(events)
+    return events, judge_of(policy, streamed).watch(events)
 
 
 def times(events: list[Event], kind: type, worker: int) -> list[float]:

@@ -76,7 +76,9 @@ class Lab:
             from pyroute2.netlink.exceptions import NetlinkError
 
             if isinstance(error, NetlinkError | PermissionError):
-                raise LabError(f"The kernel refuses a part of the lab: {error}; a container may lack the right.") from None
+                raise LabError(
+                    f"The kernel refuses a part of the lab: {error}; a container may lack the right."
+                ) from None
             raise
         return self
 

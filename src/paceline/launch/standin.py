@@ -31,8 +31,30 @@ def wait_until(moment: float) -> None:
         time.sleep(left)
 
 
-def work(address: tuple[str, int], token: bytes, number: int, spec: WorkerSpec, model_bytes: float, seed: int) -> None:
-    """Take part until the job is over."""
+class Backward:
+    """The last two thirds of computing, in which the gradient comes out evenly, from its end to its beginning."""
+
+    def __init__(self, elements: int, began: float, seconds: float) -> None:
+        self._elements, self._began, self._seconds = elements, began, seconds
+
+    def wait(self, start: int) -> None:
+        done = 1 - start / self._elements
+        wait_until(self._began + self._seconds * (1 + 2 * done) / 3)
+
+    def outcome(self) -> tuple[float, float | None]:
+        return self._seconds, None
+
+
+def work(
+    address: tuple[str, int],
+    token: bytes,
+    number: int,
+    spec: WorkerSpec,
+    model_bytes: float,
+    seed: int = 0,
+    overlap: bool = False,
+) -> None:
+    """Take part until the job is over. overlap: push the gradient while it comes out."""
     described = description(model_bytes)
     gradient = np.random.default_rng(number).standard_normal(described.layout.size, dtype=np.float32)
     weights = np.zeros_like(gradient)
@@ -42,11 +64,12 @@ def work(address: tuple[str, int], token: bytes, number: int, spec: WorkerSpec, 
     while True:
         batch = granted.batch_size or spec.batch
         began, seconds = time.perf_counter(), spec.draw(batch, chance)
-        wait_until(began + seconds)
+        wait_until(began + (seconds / 3 if overlap else seconds))
         granted = client.exchange(
             gradient.data.cast("B"),
             weights.data.cast("B"),
             batch_size=batch,
             compute_seconds=time.perf_counter() - began,
             rates=(RATE,),
+            backward=Backward(described.layout.size, began, seconds) if overlap else None,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -47,13 +47,24 @@ def worker_host(number: int) -> str:
     return f"worker{number}"
 
 
-def run(lab: Lab, spec: ClusterSpec, policy: str, iterations: int, seed: int = 0) -> Measured:
+@dataclass(frozen=True)
+class Plan:
+    """What is run."""
+
+    policy: str
+    iterations: int = 20  # of each worker, on average
+    streamed: bool = False
+    overlap: bool = False  # are gradients pushed while they are computed?
+    seed: int = 0
+
+
+def run(lab: Lab, spec: ClusterSpec, plan: Plan) -> Measured:
     """Until every worker has done its iterations, on average."""
     token = secrets.token_bytes(16)
     first = server_host(spec, 0)
     address = (lab.address(first), PORT)
     ours, theirs = lab.pipe()
-    coordinator = lab.start(first, _coordinate, theirs, address, token, policy, spec, iterations)
+    coordinator = lab.start(first, _coordinate, theirs, address, token, spec, plan)
     theirs.close()
     if not ours.poll(30) or ours.recv() != "listening":
         raise LabError("The coordinator did not start.")
@@ -62,7 +73,17 @@ def run(lab: Lab, spec: ClusterSpec, policy: str, iterations: int, seed: int = 0
         for number in range(spec.servers)
     ]
     others += [
-        lab.start(worker_host(number), standin.work, address, token, number, worker, spec.model_bytes, seed)
+        lab.start(
+            worker_host(number),
+            standin.work,
+            address,
+            token,
+            number,
+            worker,
+            spec.model_bytes,
+            plan.seed,
+            plan.overlap,
+        )
         for number, worker in enumerate(spec.workers)
     ]
     try:
@@ -76,11 +97,9 @@ def run(lab: Lab, spec: ClusterSpec, policy: str, iterations: int, seed: int = 0
         lab.stop((coordinator, *others))
 
 
-def _coordinate(
-    pipe: Connection, address: tuple[str, int], token: bytes, policy: str, spec: ClusterSpec, iterations: int
-) -> None:
+def _coordinate(pipe: Connection, address: tuple[str, int], token: bytes, spec: ClusterSpec, plan: Plan) -> None:
     logging.basicConfig(level=logging.WARNING)
-    pipe.send(loop.run(_serve(pipe, address, token, policy, spec, iterations)))
+    pipe.send(loop.run(_serve(pipe, address, token, spec, plan)))
 
 
 class _Goal(Observer):
@@ -96,13 +115,19 @@ class _Goal(Observer):
             self.reached.set()
 
 
-async def _serve(
-    pipe: Connection, address: tuple[str, int], token: bytes, policy: str, spec: ClusterSpec, iterations: int
-) -> Measured:
-    workers = len(spec.workers)
+async def _serve(pipe: Connection, address: tuple[str, int], token: bytes, spec: ClusterSpec, plan: Plan) -> Measured:
+    workers, iterations, policy = len(spec.workers), plan.iterations, plan.policy
     summary, goal = Summary(warm_up=0 if spec.faults else iterations // 4 * workers), _Goal(iterations * workers)
     events: list[Event] = []
-    terms = Terms(shards=spec.servers, workers=workers, token=token, lease=spec.lease, policy=policy)
+    terms = Terms(
+        shards=spec.servers,
+        workers=workers,
+        token=token,
+        lease=spec.lease,
+        policy=policy,
+        streamed=plan.streamed,
+        slices=spec.slices,
+    )
     observer = Tee(Tee(summary, goal), Recorder(events.append))
     server = Server(lambda: make(policy), terms, Address(*address), observer=observer, own_shards=False)
     async with server:

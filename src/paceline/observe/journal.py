@@ -20,6 +20,8 @@ TOLD = ("joined", "ready", "arrived", "measured", "left", "woke")
 class Journal:
     """Stands before a policy, and writes down what goes in and what comes out. In all else it is the policy."""
 
+    hears_ready = True  # all that is told is written down, so that nothing is taken for granted
+
     def __init__(self, policy: Policy, name: str, write: Callable[[str], None]) -> None:
         self._policy, self._write = policy, write
         write(json.dumps({"policy": name, "streamed": policy.streamed}))

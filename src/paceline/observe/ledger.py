@@ -2,7 +2,7 @@
 
 *Staleness* of an update: model versions applied between the pull it was computed from and its own application.
 *Progress gap*: taken at a Grant, the granted worker's completed iterations minus the slowest member's; a joiner starts
-at the slowest member's progress.
+at the slowest member's progress, with its first Grant. Until then it holds nobody back and is not counted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Ledger:
         self.policy = policy
         self.version = 0  # of the model: how many Applies there were
         self.progress = Progress()
+        self._new: set[WorkerId] = set()  # members without a Grant so far
         self._observer = observer
         self._write: dict[type, Callable[[Any, float], None]] = {
             Grant: self._granted,
@@ -31,20 +32,20 @@ class Ledger:
             Keep: self._kept,
             Cancel: self._cancelled,
         }
-        self.pushes_freely = getattr(type(policy), "ready", None) is Policy.ready
+        self.pushes_freely = not policy.hears_ready
 
     def joined(self, worker: WorkerId, now: float, incarnation: int = 1) -> list[Decision]:
-        self.progress.add(worker)
+        self._new.add(worker)
         self._observer.joined(now, worker, incarnation)
         return self._note(self.policy.joined(worker, now), now)
 
-    def ready(self, worker: WorkerId, now: float, seconds: float | None = None) -> list[Decision]:
+    def ready(self, worker: WorkerId, batch_size: int, now: float, seconds: float | None = None) -> list[Decision]:
         """`seconds`: how long the worker has computed, where the driver did not see it begin."""
         self._observer.computed(now, worker, seconds)
-        return self._note(self.policy.ready(worker, now), now)
+        return self._note(self.policy.ready(worker, batch_size, now), now)
 
     def turned(self, worker: WorkerId, now: float) -> None:
-        """What `ready` comes to where the policy never gates a push (`pushes_freely`), without asking it."""
+        """What `ready` comes to where the policy does not hear it (`pushes_freely`), without asking it."""
         self._observer.computed(now, worker)
         self._observer.turned(now, worker)
 
@@ -60,7 +61,10 @@ class Ledger:
         return self._note(self.policy.measured(kind, subject, value, now), now)
 
     def left(self, worker: WorkerId, now: float, lost: bool = False) -> list[Decision]:
-        self.progress.remove(worker)
+        if worker in self._new:
+            self._new.discard(worker)
+        else:
+            self.progress.remove(worker)
         self._observer.left(now, worker, lost)
         return self._note(self.policy.left(worker, now), now)
 
@@ -75,6 +79,9 @@ class Ledger:
         return decisions
 
     def _granted(self, grant: Grant, now: float) -> None:
+        if self._new and grant.worker in self._new:
+            self._new.discard(grant.worker)
+            self.progress.add(grant.worker)
         ahead = self.progress[grant.worker] - self.progress.slowest
         self._observer.granted(now, grant.worker, grant.batch_size, ahead)
 

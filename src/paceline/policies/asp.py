@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from paceline.policies.contract import Decisions, Discard, Grant, Policy, Update, WorkerId, apply_one
-from paceline.policies.pieces import Weigher, Weights
+from paceline.policies.contract import Decisions, Discard, Grant, Update, WorkerId
+from paceline.policies.onebyone import OneByOne
+from paceline.policies.pieces import Weights
 
 
-class ASP(Policy):
+class ASP(OneByOne):
     summary = "apply each update as it comes; nobody ever waits"
-    streamable = True
 
     def __init__(self, weights: Weights = "sum") -> None:
+        super().__init__(weights)
         self.members: set[WorkerId] = set()
-        self.weigher = Weigher(weights)
 
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         self.members.add(worker)
@@ -21,11 +21,12 @@ class ASP(Policy):
     def arrived(self, update: Update, now: float) -> Decisions:
         if update.worker not in self.members:
             return [Discard(update)]
-        self.weigher.see(update)
-        (weight,) = self.weigher.in_round((update,), len(self.members))
-        return [apply_one(update, weight), Grant(update.worker)]
+        return [self._apply(update, len(self.members)), Grant(update.worker)]
 
     def left(self, worker: WorkerId, now: float) -> Decisions:
         self.members.discard(worker)
-        self.weigher.forget(worker)
+        self._forget(worker)
         return []
+
+    def _crowd(self) -> set[WorkerId]:
+        return self.members

@@ -5,6 +5,10 @@ FL-R²SP does inside its groups. The late ones' updates are discarded, and they 
 
 A round is open from one Apply to the next. Whoever joins is granted into the open round at once, because it starts
 level with the slowest and the barrier must wait for it.
+
+Pipelined (`pipeline=true`), a round is settled earlier: when the last of its members is ready to push, a Stream names
+them all, and their slices are applied and returned as they come. From then on nobody can be let in, so whoever joins
+waits for the next round; and whoever leaves before it was wholly in is missing from the Apply.
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from paceline.policies.contract import Apply, Decisions, Discard, Grant, Policy, Update, WorkerId
+from paceline.policies.contract import Apply, Decisions, Discard, Grant, Policy, Stream, Turn, Update, WorkerId
 from paceline.policies.options import PolicyError, Range
-from paceline.policies.pieces import Weigher, Weights
+from paceline.policies.pieces import Announced, Weigher, Weights
 from paceline.policies.tuning import BatchTuner
 
 
@@ -37,6 +41,9 @@ class BSP(Policy):
         self.granted: dict[WorkerId, tuple[int, float]] = {}  # member → round and time of its Grant
         self.pending: list[Update] = []  # arrived in this round
         self.present: dict[WorkerId, None] = {}  # members among them, who wait
+        self.announced: dict[WorkerId, Announced] = {}  # pipelined: members who are ready, until the Stream names them
+        self.promised: dict[WorkerId, float] = {}  # pipelined: what the updates of this round's Stream weigh
+        self.joiners: dict[WorkerId, None] = {}  # pipelined: who came after the Stream, for the next round
         self.weigher = Weigher(weights, tuned=tune_batches)
         self.tuner = BatchTuner(max_growth) if tune_batches else None
 
@@ -44,15 +51,32 @@ class BSP(Policy):
     def least_workers(self) -> int:
         return self.backup + 1
 
+    @property
+    def hears_ready(self) -> bool:
+        return self.pipelined
+
     def joined(self, worker: WorkerId, now: float) -> Decisions:
+        if self.promised:
+            self.joiners[worker] = None
+            return []
         return [self._grant(worker, now)]
+
+    def ready(self, worker: WorkerId, batch_size: int, now: float) -> Decisions:
+        if not self.pipelined:
+            return [Turn(worker)]
+        if worker not in self.granted:
+            return []
+        self.weigher.see(worker, batch_size)
+        self.announced[worker] = Announced(worker, batch_size)
+        return [Turn(worker), *self._stream()]
 
     def arrived(self, update: Update, now: float) -> Decisions:
         worker = update.worker
         if worker not in self.granted:
             return [Discard(update)]
         granted_round, granted_at = self.granted[worker]
-        self.weigher.see(update)
+        if not self.pipelined:
+            self.weigher.see(worker, update.batch_size)
         if self.tuner:
             self.tuner.observe(update, now - granted_at)
         if granted_round < self.round:  # late: its barrier has closed without it
@@ -62,22 +86,48 @@ class BSP(Policy):
         return self._close(now)
 
     def left(self, worker: WorkerId, now: float) -> Decisions:
+        self.joiners.pop(worker, None)
         if self.granted.pop(worker, None) is None:
             return []
         self.present.pop(worker, None)
+        self.announced.pop(worker, None)
         self.weigher.forget(worker)
         if self.tuner:
             self.tuner.forget(worker)
-        return self._close(now)
+        decisions: Decisions = []
+        if self.pipelined and not self.promised:  # the Stream is of members, and cannot name it any more
+            decisions += [Discard(update) for update in self.pending if update.worker == worker]
+            self.pending = [update for update in self.pending if update.worker != worker]
+        return decisions + self._stream() + self._close(now)
+
+    def _stream(self) -> Decisions:
+        """Pipelined: settle the round if all its members are ready."""
+        if not self.announced or len(self.announced) < len(self.granted):
+            return []
+        workers, weights = tuple(self.announced), self.weigher.together(list(self.announced.values()))
+        self.promised = dict(zip(workers, weights, strict=True))
+        self.announced = {}
+        return [Stream(workers, weights)]
 
     def _close(self, now: float) -> Decisions:
         """End the round if enough have arrived."""
-        if not self.pending or (self.granted and len(self.granted) - len(self.present) > self._may_miss()):
+        if not (self.promised if self.pipelined else self.pending):
             return []
-        apply = Apply(tuple(self.pending), self.weigher.together(self.pending))
+        if self.granted and len(self.granted) - len(self.present) > self._may_miss():
+            return []
+        applied = self._apply()
         self.round += 1
-        going, self.present, self.pending = self.present, {}, []
-        return [apply, *(self._grant(worker, now) for worker in going)]
+        going = [*self.present, *self.joiners]
+        self.present, self.joiners, self.promised, self.pending = {}, {}, {}, []
+        return [*applied, *(self._grant(worker, now) for worker in going)]
+
+    def _apply(self) -> Decisions:
+        """What the round came to: nothing, if all who were streamed have left in mid-push."""
+        if not self.pipelined:
+            return [Apply(tuple(self.pending), self.weigher.together(self.pending))]
+        by_worker = {update.worker: update for update in self.pending}
+        updates = tuple(by_worker[worker] for worker in self.promised if worker in by_worker)
+        return [Apply(updates, tuple(self.promised[update.worker] for update in updates))] if updates else []
 
     def _may_miss(self) -> int:
         members = len(self.granted)

@@ -10,12 +10,14 @@ What a driver promises:
    iteration was cancelled in between, its `ready` or `arrived` may still come, or not;
  - a worker that rejoins is a new incarnation: nothing of the old one is reported after its `left`;
  - `Update.iteration` counts the Grants of that worker since it joined, from 1;
- - every `Apply` makes one new version of the model, numbered from 1.
+ - every `Apply` makes one new version of the model, numbered from 1;
+ - where `hears_ready` is false it may leave out `ready`, and take the Turn for granted.
 
 What a policy promises:
  - the same events give the same decisions;
  - every arrived update is applied or discarded, exactly once (a kept one may be applied many times);
  - nothing is left lying when the last member leaves;
+ - where it is streamed or pipelined, every Apply is of one Stream; otherwise there are no Streams;
  - somebody always runs: while there are members, one of them holds an unanswered Grant or a `WakeAt` is set.
 """
 
@@ -52,6 +54,22 @@ class Turn:
     """Push now. Answers `ready`."""
 
     worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """How pushes that begin now are applied, said before they are in; only where the driver streams or pipelines.
+
+    The updates that these workers have last announced by `ready` are applied together, slice by slice: each slice as
+    soon as all of them have sent it and, if `in_order`, after all earlier Streams have been applied to that slice. It
+    is returned to them at once. The Apply that names them follows when all of it is in, with these weights, these
+    updates and no others, in this order; those who left before theirs was in, or were cancelled, are missing from it.
+    If nobody is left, no Apply follows.
+    """
+
+    workers: tuple[WorkerId, ...]
+    weights: tuple[float, ...]
+    in_order: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +115,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Abandon the iteration under way."""
+    """Abandon the iteration under way. Where its push was streamed, what has not been applied yet is skipped."""
 
     worker: WorkerId
 
@@ -109,7 +127,7 @@ class WakeAt:
     time: float
 
 
-Decision: TypeAlias = Turn | Apply | Keep | Discard | Grant | Cancel | WakeAt
+Decision: TypeAlias = Turn | Stream | Apply | Keep | Discard | Grant | Cancel | WakeAt
 Decisions: TypeAlias = list[Decision]
 
 
@@ -122,7 +140,8 @@ class Policy(ABC):
 
     #: Can each slice of an update be applied as it arrives? It can where updates are applied one by one, at once.
     streamable: bool = False
-    #: Set by the driver, before the first event, if it does apply so. A policy may then gate the push by `ready`.
+    #: Set by the driver, before the first event, if it does apply so. A policy then answers `ready` with a Stream,
+    #: and may gate the push by its Turn.
     streamed: bool = False
     #: Are transfers to be let onto the servers' links one after the other, in the order of Turns and Grants?
     takes_turns: bool = False
@@ -130,7 +149,8 @@ class Policy(ABC):
     keeps: bool = False
     #: Are weights of a model pushed instead of gradients, to be mixed into the server's?
     mixes: bool = False
-    #: May a shard answer with its slice as soon as all members' slices are in, before the barrier's Apply?
+    #: May a shard answer with its slice as soon as all members' slices are in, before the barrier's Apply? Which
+    #: members those are is said by a Stream.
     pipelined: bool = False
 
     #: One line for `paceline policies`.
@@ -145,13 +165,20 @@ class Policy(ABC):
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+        if "ready" in cls.__dict__ and "hears_ready" not in cls.__dict__:
+            cls.hears_ready = True  # type: ignore[assignment,method-assign]  # who answers for itself is asked
+
+    @property
+    def hears_ready(self) -> bool:
+        """Must `ready` be told? Where it is answered with a Turn and nothing else, always, a driver may save that."""
+        return False
 
     @abstractmethod
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         """A worker came. It waits for a Grant."""
 
-    def ready(self, worker: WorkerId, now: float) -> Decisions:
-        """A worker has computed its gradient and asks to push it."""
+    def ready(self, worker: WorkerId, batch_size: int, now: float) -> Decisions:
+        """A worker has computed its gradient, of so many samples, and asks to push it."""
         return [Turn(worker)]
 
     @abstractmethod
@@ -164,7 +191,10 @@ class Policy(ABC):
 
     @abstractmethod
     def left(self, worker: WorkerId, now: float) -> Decisions:
-        """A worker left or was given up. What had fully arrived from it still counts."""
+        """A worker left or was given up. What had fully arrived from it still counts.
+
+        But not where a Stream would have to name it that has not been given: a Stream is of members.
+        """
 
     def woke(self, now: float) -> Decisions:
         """A WakeAt has come due."""

@@ -14,23 +14,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from paceline.policies.contract import (
-    Decisions,
-    Discard,
-    Grant,
-    Policy,
-    Update,
-    WorkerId,
-    apply_one,
-    grant_all,
-)
+from paceline.policies.contract import Decisions, Discard, Grant, Update, WorkerId, grant_all
+from paceline.policies.onebyone import OneByOne
 from paceline.policies.options import PolicyError, Range
-from paceline.policies.pieces import Progress, Waiting, Weigher, Weights
+from paceline.policies.pieces import Progress, Waiting, Weights
 
 
-class DSSP(Policy):
+class DSSP(OneByOne):
     summary = "as ssp, with a threshold chosen at run time from `low` to `high`"
-    streamable = True
 
     def __init__(
         self,
@@ -42,9 +33,9 @@ class DSSP(Policy):
         if high < low:
             raise PolicyError(f"dssp: high must be at least low, which is {low}, not {high}.")
         self.low, self.high, self.bounded = low, high, bounded
+        super().__init__(weights)
         self.progress = Progress()
         self.waiting = Waiting()
-        self.weigher = Weigher(weights)
         self.extra: dict[WorkerId, int] = {}  # r_p: extra iterations worker p may still run
         self.pushes: dict[WorkerId, tuple[float, float]] = {}  # table A: latest and second latest push
         self.slowest_at: dict[int, dict[WorkerId, None]] = {}  # progress → members standing there
@@ -60,13 +51,11 @@ class DSSP(Policy):
         worker = update.worker
         if worker not in self.progress:
             return [Discard(update)]
-        self.weigher.see(update)
-        (weight,) = self.weigher.in_round((update,), len(self.progress))
         self._unstand(worker)
         done = self.progress.advance(worker)
         self._stand(worker)
         self.pushes[worker] = (now, self.pushes[worker][0])
-        decisions: Decisions = [apply_one(update, weight)]
+        decisions: Decisions = [self._apply(update, len(self.progress))]
         if self._may_go(worker, done):
             decisions.append(Grant(worker))
         else:
@@ -79,7 +68,7 @@ class DSSP(Policy):
         self._unstand(worker)
         self.progress.remove(worker)
         self.waiting.discard(worker)
-        self.weigher.forget(worker)
+        self._forget(worker)
         del self.extra[worker], self.pushes[worker]
         return self._release()
 
@@ -119,6 +108,9 @@ class DSSP(Policy):
             if wait < shortest:
                 best, shortest = r, wait
         return best
+
+    def _crowd(self) -> Progress:
+        return self.progress
 
     def _release(self) -> Decisions:
         """Line 17: grant everyone whom the slowest has come within `low` of."""

@@ -84,6 +84,8 @@ class Groups(Policy):
             raise PolicyError(
                 "groups: inner and outer cannot both keep updates, so one of them must be another policy."
             )
+        if self.inner.pipelined or self.outer.pipelined:  # a Stream is of the members of one barrier
+            raise PolicyError("groups: neither inner nor outer can be pipelined, so leave pipeline=true out.")
         self.takes_turns = self.outer.takes_turns
         self.keeps = self.inner.keeps or self.outer.keeps
         self.mixes = self.inner.mixes or self.outer.mixes

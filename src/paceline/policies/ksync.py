@@ -33,7 +33,7 @@ class _FirstK(Policy):
         worker = update.worker
         if self.iteration.get(worker) != update.iteration:
             return [Discard(update)]  # an answer to a cancelled Grant; a newer one is out
-        self.weigher.see(update)
+        self.weigher.see(worker, update.batch_size)
         self.running.pop(worker, None)
         self.pending.append(update)
         return self._close() or self._meanwhile(worker)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol, TypeAlias
 
-from paceline.policies.contract import Update, WorkerId
+from paceline.policies.contract import WorkerId
 
 Weights: TypeAlias = Annotated[
     Literal["sum", "mean"],
@@ -153,6 +154,23 @@ class Pace:
         self._warm.discard(worker)
 
 
+class Batch(Protocol):
+    """What is weighed: an update, or the announcement of one."""
+
+    @property
+    def worker(self) -> WorkerId: ...
+    @property
+    def batch_size(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """An update that its worker is ready to push."""
+
+    worker: WorkerId
+    batch_size: int
+
+
 class Weigher:
     """What each update of an Apply weighs (`weights=sum` or `weights=mean`).
 
@@ -167,19 +185,19 @@ class Weigher:
         self._latest: dict[WorkerId, int] = {}
         self._total = 0
 
-    def see(self, update: Update) -> None:
-        """Note an arrived update's batch."""
+    def see(self, worker: WorkerId, batch_size: int) -> None:
+        """Note a worker's batch: once an iteration, when its update arrives or, if it is streamed, is announced."""
         if self._all_equal:
             return
-        self._own.setdefault(update.worker, update.batch_size)
-        self._total += update.batch_size - self._latest.get(update.worker, 0)
-        self._latest[update.worker] = update.batch_size
+        self._own.setdefault(worker, batch_size)
+        self._total += batch_size - self._latest.get(worker, 0)
+        self._latest[worker] = batch_size
 
     def forget(self, worker: WorkerId) -> None:
         self._own.pop(worker, None)
         self._total -= self._latest.pop(worker, 0)
 
-    def together(self, updates: Sequence[Update]) -> tuple[float, ...]:
+    def together(self, updates: Sequence[Batch]) -> tuple[float, ...]:
         """The weights of updates applied together, which are a round of their own."""
         if self._all_equal:
             return (1.0,) * len(updates)
@@ -188,7 +206,7 @@ class Weigher:
             return tuple(update.batch_size / total for update in updates)
         return tuple(self._scale(update) for update in updates)
 
-    def in_round(self, updates: Sequence[Update], members: int) -> tuple[float, ...]:
+    def in_round(self, updates: Sequence[Batch], members: int) -> tuple[float, ...]:
         """The weights of updates that are part of a round in which every one of `members` takes part once."""
         if self._all_equal:
             return (1.0,) * len(updates)
@@ -199,5 +217,5 @@ class Weigher:
             return tuple(update.batch_size / total for update in updates)
         return tuple(self._scale(update) for update in updates)
 
-    def _scale(self, update: Update) -> float:
+    def _scale(self, update: Batch) -> float:
         return update.batch_size / self._own.get(update.worker, update.batch_size)

@@ -17,7 +17,10 @@ at least `relax`·T/N apart, a little less than T/N so that the ring can make up
    ring comes round to it.
  - `groups=M`: M groups take turns instead of N workers, a barrier inside each, so staleness is M−1. `groups=auto`
    finds the fewest that are as fast (see `fewest.py`).
- - Streamed, a turn is a Turn: it gates the push, whose slices are applied and returned as they come.
+ - Streamed, a turn is a Turn and a Stream: it gates the push, whose slices are applied and returned as they come, in
+   the order of the Turns. A push that is overdue would hold up all behind it, so it is cancelled. Each Stream is
+   a version of its own, also that of one who has left; so N counts who was there since a worker's own Turn, when its
+   model began to come back to it.
 """
 
 from __future__ import annotations
@@ -33,14 +36,16 @@ from paceline.policies.contract import (
     Discard,
     Grant,
     Policy,
+    Stream,
     Turn,
     Update,
     WakeAt,
     WorkerId,
+    apply_one,
 )
 from paceline.policies.fewest import LEAST, FewestGroups
 from paceline.policies.options import Range
-from paceline.policies.pieces import Pace, Weigher, Weights
+from paceline.policies.pieces import Announced, Pace, Weigher, Weights
 from paceline.policies.ring import Ring, Seat
 from paceline.policies.tuning import BatchTuner
 
@@ -48,10 +53,10 @@ from paceline.policies.tuning import BatchTuner
 class Push:
     """Streamed: a push under way, or the place in their order where a starter is granted."""
 
-    __slots__ = ("over", "since", "starts", "update", "worker")
+    __slots__ = ("over", "since", "starts", "update", "weight", "worker")
 
-    def __init__(self, worker: WorkerId, since: float, starts: bool = False) -> None:
-        self.worker, self.since, self.starts = worker, since, starts
+    def __init__(self, worker: WorkerId, since: float, weight: float = 1.0, starts: bool = False) -> None:
+        self.worker, self.since, self.weight, self.starts = worker, since, weight, starts
         self.update: Update | None = None  # set when all of it is in
         self.over = False  # its worker has left in the midst of it
 
@@ -94,6 +99,8 @@ class R2SP(Policy):
 
         self.pushes: deque[Push] = deque()  # streamed: who was given the Turn, in order
         self.push_of: dict[WorkerId, Push] = {}
+        self.announced: dict[WorkerId, Announced] = {}  # streamed: what those who wait for their Turn will push
+        self.iteration: dict[WorkerId, int] = {}  # streamed: member → its Grants so far
 
     @property
     def gap(self) -> float:
@@ -101,6 +108,10 @@ class R2SP(Policy):
         return self.relax * (self.pace.slowest or 0.0) / max(len(self.ring), 1)
 
     # What happens
+
+    @property
+    def hears_ready(self) -> bool:
+        return self.streamed
 
     @property
     def least_workers(self) -> int:
@@ -115,35 +126,36 @@ class R2SP(Policy):
             self.search.restart()
         return self._go(now)
 
-    def ready(self, worker: WorkerId, now: float) -> Decisions:
+    def ready(self, worker: WorkerId, batch_size: int, now: float) -> Decisions:
         if not self.streamed:
             return [Turn(worker)]
         if worker not in self.seat_of:
             return []
+        self.weigher.see(worker, batch_size)
         if worker in self.lost:  # what it computed is too old to be pushed
-            self._observe(worker, now - self.began[worker])
             self.lost.discard(worker)
-            self.starters[worker] = None
-            return [Cancel(worker), *self._go(now)]
+            return [self._cancel(worker, now), *self._go(now)]
+        self.announced[worker] = Announced(worker, batch_size)
         self._await_turn(worker, now)
         return self._go(now)
 
     def arrived(self, update: Update, now: float) -> Decisions:
         worker = update.worker
-        if worker not in self.seat_of:
+        if worker not in self.seat_of or (self.streamed and not self._is_awaited(update)):
             return [Discard(update)]
         busy = now - self.began[worker]
         self._observe(worker, busy)
-        self.weigher.see(update)
+        if not self.streamed:
+            self.weigher.see(worker, update.batch_size)
         if self.tuner:
             self.tuner.observe(update, busy)
+        if self.streamed:
+            self.push_of[worker].update = update
+            return self._go(now)
         if worker in self.lost:
             self.lost.discard(worker)
             self.starters[worker] = None
             return [Discard(update), *self._go(now)]
-        if self.streamed:
-            self.push_of[worker].update = update
-            return self._go(now)
         self._await_turn(worker, now)
         self.seat_of[worker].pending.append(update)
         return self._go(now)
@@ -153,7 +165,7 @@ class R2SP(Policy):
         if seat is None:
             return []
         self.ring.rise(worker, seat)
-        for place in (seat.running, seat.present, self.starters, self.began):
+        for place in (seat.running, seat.present, self.starters, self.began, self.announced, self.iteration):
             place.pop(worker, None)
         push = self.push_of.pop(worker, None)
         if push is not None:
@@ -235,9 +247,10 @@ class R2SP(Policy):
         self.waiting.difference_update(seat.present)
         if self.streamed:
             for worker, since in seat.present.items():
-                decisions.append(Turn(worker))
+                weights = self.weigher.in_round((self.announced.pop(worker),), len(self.seat_of))
+                decisions += [Turn(worker), Stream((worker,), weights)]
                 self.began[worker] += now - since
-                self.push_of[worker] = push = Push(worker, now)
+                self.push_of[worker] = push = Push(worker, now, weights[0])
                 self.pushes.append(push)
                 seat.running[worker] = None
             seat.present.clear()
@@ -268,17 +281,16 @@ class R2SP(Policy):
         return max(self.turn_since, since + T) + self.patience * T
 
     def _finish_pushes(self, decisions: Decisions, now: float) -> float:
-        """Streamed: apply what has arrived, in the order of the Turns. Returns when the first is overdue."""
+        """Streamed: apply what has arrived, in the order of the Turns. Returns when the first is overdue.
+
+        What is overdue holds up the shards, which apply in that order too; so it is cancelled.
+        """
         while self.pushes:
             push = self.pushes[0]
             worker, update = push.worker, push.update
-            if push.over:
-                self.orphans += [update] if update else []
-            elif update or push.starts:
-                del self.push_of[worker]
-                decisions += [self._apply([update])] if update else []
-                decisions.append(self._grant(worker, self.seat_of[worker], now))
-            else:
+            if update:  # also of one who has left since: the shards have it in this place
+                decisions.append(apply_one(update, push.weight))
+            if not (update or push.starts or push.over):
                 T = self.pace.slowest
                 deadline = push.since + (1 + self.patience) * T if T else math.inf
                 if now < deadline:
@@ -286,9 +298,23 @@ class R2SP(Policy):
                 if len(self.pushes) == 1 and not self.waiting:
                     break
                 del self.push_of[worker], self.seat_of[worker].running[worker]
-                self.lost.add(worker)
+                decisions.append(self._cancel(worker, now))
+            elif not push.over:
+                del self.push_of[worker]
+                decisions.append(self._grant(worker, self.seat_of[worker], now))
             self.pushes.popleft()
         return math.inf
+
+    def _cancel(self, worker: WorkerId, now: float) -> Cancel:
+        """Streamed: it has lost its turn, and starts again when the next gap allows."""
+        self._observe(worker, now - self.began[worker])
+        self.starters[worker] = None
+        return Cancel(worker)
+
+    def _is_awaited(self, update: Update) -> bool:
+        """Streamed: is this what was given the Turn? Else it was cancelled, and its worker goes on by itself."""
+        push = self.push_of.get(update.worker)
+        return push is not None and not push.starts and update.iteration == self.iteration[update.worker]
 
     # Starting
 
@@ -311,6 +337,8 @@ class R2SP(Policy):
     def _grant(self, worker: WorkerId, seat: Seat, now: float) -> Grant:
         seat.running[worker] = None
         seat.since = self.began[worker] = now
+        if self.streamed:
+            self.iteration[worker] = self.iteration.get(worker, 0) + 1
         batch = self.tuner.batch(worker) if self.tuner else None
         return Grant(worker, batch, len(self.ring) - 1)
 

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from paceline.policies.contract import (
-    Decisions,
-    Discard,
-    Grant,
-    Policy,
-    Update,
-    WorkerId,
-    apply_one,
-    grant_all,
-)
+from paceline.policies.contract import Decisions, Discard, Grant, Update, WorkerId, grant_all
+from paceline.policies.onebyone import OneByOne
 from paceline.policies.options import Range
-from paceline.policies.pieces import Progress, Waiting, Weigher, Weights
+from paceline.policies.pieces import Progress, Waiting, Weights
 
 
-class SSP(Policy):
+class SSP(OneByOne):
     summary = "as asp, but nobody runs more than `staleness` ahead of the slowest"
-    streamable = True
 
     def __init__(
         self,
@@ -28,9 +19,9 @@ class SSP(Policy):
         weights: Weights = "sum",
     ) -> None:
         self.staleness = staleness
+        super().__init__(weights)
         self.progress = Progress()
         self.waiting = Waiting()
-        self.weigher = Weigher(weights)
 
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         self.progress.add(worker)
@@ -40,10 +31,8 @@ class SSP(Policy):
         worker = update.worker
         if worker not in self.progress:
             return [Discard(update)]
-        self.weigher.see(update)
-        (weight,) = self.weigher.in_round((update,), len(self.progress))
         done = self.progress.advance(worker)
-        decisions: Decisions = [apply_one(update, weight)]
+        decisions: Decisions = [self._apply(update, len(self.progress))]
         if done - self.progress.slowest <= self.staleness:
             decisions.append(Grant(worker))
         else:
@@ -55,8 +44,11 @@ class SSP(Policy):
             return []
         self.progress.remove(worker)  # the slowest may be gone: others may now go
         self.waiting.discard(worker)
-        self.weigher.forget(worker)
+        self._forget(worker)
         return self._release()
+
+    def _crowd(self) -> Progress:
+        return self.progress
 
     def _release(self) -> Decisions:
         """Grant everyone within the bound. The slowest always is, so somebody always runs."""

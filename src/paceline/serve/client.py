@@ -19,8 +19,8 @@ import time
 from collections.abc import Sequence
 
 from paceline.serve.door import Door
-from paceline.serve.life import PARTING, Life, Over, Refusal, attempts
 from paceline.serve.exchange import Backward
+from paceline.serve.life import PARTING, Life, Over, Refusal, attempts
 from paceline.serve.messages import Given, Granted, Measured, Ready, Soon, Want
 from paceline.serve.tls import Tls
 from paceline.serve.wire import WireError

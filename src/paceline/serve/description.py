@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from paceline.model.layout import Layout
 from paceline.model.spec import OptimizerSpec, is_elementwise
 
-
 LEAST = 1 << 13  # elements in a slice, if it can be helped: below, its head and its step cost more than its bytes
 
 

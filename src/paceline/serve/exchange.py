@@ -63,7 +63,12 @@ class Exchange:
     """One update, and the weights that come back for it."""
 
     def __init__(
-        self, push: Callable[[int], Push], gradient: memoryview, width: int, weights: memoryview, heed: Callable[[Any], None]
+        self,
+        push: Callable[[int], Push],
+        gradient: memoryview,
+        width: int,
+        weights: memoryview,
+        heed: Callable[[Any], None],
     ) -> None:
         """push: the message for a piece. width: bytes of an element of the gradient. heed: raises if need be."""
         self._push, self._heed = push, heed

@@ -344,9 +344,7 @@ class Life:
     ) -> None:
         """Push piece by piece, and take in what comes back meanwhile."""
         exchange = Exchange(lambda piece: Push(iteration, rates, dtype, piece), gradient, WIDTH[dtype], weights, _heed)
-        coming = [
-            self._threads.submit(self._with, part, partial(exchange.receive, part)) for part in self._parts
-        ]
+        coming = [self._threads.submit(self._with, part, partial(exchange.receive, part)) for part in self._parts]
         for part, piece in visits(self._parts, self.welcome.worker, from_the_end=backward is not None):
             if backward:
                 backward.wait(part.pieces[piece][0])

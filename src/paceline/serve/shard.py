@@ -73,7 +73,9 @@ from paceline.serve.wire import Channel, Closed, Pieces, Reader, WireError
 
 log = logging.getLogger(__name__)
 
-FROM_COORDINATOR = Reader(Challenge | Accepted | Refused | Setup | Giver | Apply | Stream | Drop | Keep | Fence | Save | Stop)
+FROM_COORDINATOR = Reader(
+    Challenge | Accepted | Refused | Setup | Giver | Apply | Stream | Drop | Keep | Fence | Save | Stop
+)
 BEAT_SECONDS = 1.0
 STRANGERS = 64  # connections that may be in the midst of their greeting
 CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for so long is ended

@@ -72,10 +72,13 @@ class Shared:
         """Take over what `state` gave. ValueError if it does not belong here."""
         pieces = meta.get("pieces")
         if not isinstance(pieces, list) or len(pieces) != len(self.slices):
-            raise ValueError("the checkpoint was cut otherwise: resume with as many servers, and --apply, as there were")
+            raise ValueError(
+                "the checkpoint was cut otherwise: resume with as many servers, and --apply, as there were"
+            )
         for number, (part, its) in enumerate(zip(self.slices, pieces, strict=True)):
             prefix = f"{number}/"
-            part.load({name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}, its)
+            mine = {name: each for name, each in tensors.items() if name.startswith(prefix)}
+            part.load({name.removeprefix(prefix): each for name, each in mine.items()}, its)
 
 
 class Store(Shared):

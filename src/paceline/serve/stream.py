@@ -1,8 +1,8 @@
 """Streamed: a shard's pieces of the model, each moved by an update's piece as soon as that is in.
 
-The log says which updates are applied together, by which weights and in which order (`Stream`). What it says holds for
-every piece by itself: piece 3 of an update may be applied before piece 2 of it has come, and while piece 3 of the update
-before is long done. It knows no socket and no thread: whoever calls holds a lock, except over `apply`.
+The log says which updates are applied together, by which weights and in which order (`Stream`). That holds for every
+piece by itself: piece 3 of an update may be applied before piece 2 of it has come, and long after piece 3 of the update
+before. It knows no socket and no thread: whoever calls holds a lock, except over `apply`.
 
     work = streams.put(update, piece, held)     # the gradient of one piece
     while work:

@@ -99,9 +99,7 @@ class Channel:
             for start in range(0, len(body), PIECE):  # a timeout is one of a piece, however much there is to send
                 self._socket.sendall(body[start : start + PIECE])
 
-    def send_pieces(
-        self, message: msgspec.Struct, body: Pieces, sent: Callable[[int], None] | None = None
-    ) -> None:
+    def send_pieces(self, message: msgspec.Struct, body: Pieces, sent: Callable[[int], None] | None = None) -> None:
         """Send a frame whose body may be exchanged for a copy of itself while it is being sent.
 
         sent: is told how many bytes more are out, as they go.

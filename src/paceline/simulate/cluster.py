@@ -66,6 +66,7 @@ class Machine:
         "returning",
         "silent_since",
         "spec",
+        "stops",
         "up",
         "version",
     )
@@ -80,6 +81,7 @@ class Machine:
         self.member = False
         self.paused_until = self.cut_until = 0.0
         self.silent_since = 0.0  # while paused or cut
+        self.stops = 0  # how often what was under way was forgotten
         self.start()
 
     def start(self) -> None:
@@ -96,6 +98,7 @@ class Machine:
 
     def stop(self) -> None:
         """Forget what was under way."""
+        self.stops += 1
         self.compute_ends = self.pull_at = NEVER
         self.returning: Literal["no", "coming", "back"] = "no"  # streamed: the slices that were pushed
         self.go = False  # streamed: it is granted, and waits for the last slice
@@ -177,8 +180,6 @@ class Cluster:
         machine.start()
         machine.incarnation += 1
         machine.up = machine.member = True
-        if self._pipeline:
-            self._pipeline.join(machine)
         self._carry_out(self.ledger.joined(machine.number, self.clock.now, machine.incarnation))
 
     def _grant(self, grant: Grant) -> None:
@@ -187,6 +188,8 @@ class Cluster:
         machine.batch = grant.batch_size or machine.spec.batch
         machine.granted_version = self.ledger.version
         now = self.clock.now
+        if self._pipeline and not self._pipeline.returns_to(machine):
+            self._pipeline.join(machine)
         if not machine.up:
             return  # nobody is there to hear it; its lease will run out
         if self._pipeline and self._pipeline.returns_to(machine):
@@ -243,7 +246,7 @@ class Cluster:
             self.ledger.turned(machine.number, self.clock.now)
             self._push(machine)
         else:
-            self._carry_out(self.ledger.ready(machine.number, self.clock.now))
+            self._carry_out(self.ledger.ready(machine.number, machine.batch, self.clock.now))
 
     def _turn(self, turn: Turn) -> None:
         machine = self.machines[turn.worker]
@@ -290,7 +293,7 @@ class Cluster:
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             do = self._do.get(type(decision))
-            if do is not None:  # updates that are kept or dropped are the ledger's affair: here they have no tensor
+            if do is not None:  # what is streamed, kept or dropped is not our affair: here updates have no tensor
                 do(decision)
 
     def _apply(self, apply: Apply) -> None:
@@ -345,10 +348,10 @@ class Cluster:
         return (spec.one_way(machine.spec) + spec.apply_seconds) / spec.slices + self.trip
 
     def _later(self, machine: Machine, seconds: float, do: Callable[[Machine], None]) -> None:
-        incarnation = machine.incarnation
+        stops = machine.stops
 
         def if_still(_: None) -> None:
-            if machine.incarnation == incarnation and machine.up and machine.member:
+            if machine.stops == stops and machine.up and machine.member:
                 do(machine)
 
         self.clock.at(self.clock.now + seconds, if_still)

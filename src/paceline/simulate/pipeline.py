@@ -14,8 +14,9 @@ class Pipeline:
     """The slices of the rounds under way. Members push them in order, and what is complete flows back in order.
 
     BSP keeps all members in one round until it closes; but when it has closed, a quick one may push slices of the next
-    round while a slow one still pulls, so slices are counted by round. What is complete stays complete: one who joins
-    late pulls it at once, and the others do not pull it again.
+    round while a slow one still pulls, so slices are counted by round. Nothing is complete before all members are
+    ready, and then BSP lets nobody in; so whoever is granted for the first time takes part in the newest round from its
+    first slice on. What is complete stays complete when somebody leaves.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -34,11 +35,16 @@ class Pipeline:
         self._granted: dict[Machine, Callable[[Machine], None]] = {}  # who waits for the last slice, to do what
 
     def join(self, machine: Machine) -> None:
+        """It is granted for the first time."""
+        if self._complete[self._newest]:  # that round is over, but none of its members was there to be granted
+            self._begin_round()
         self._round[machine] = self._newest
         self._sent[machine] = 0
 
     def leave(self, machine: Machine) -> None:
-        round_ = self._round.pop(machine)
+        round_ = self._round.pop(machine, None)
+        if round_ is None:
+            return  # it never got a Grant
         for slice_ in range(self._sent.pop(machine)):
             self._arrived[round_][slice_] -= 1
         self._pulls.pop(machine, None)
@@ -60,14 +66,17 @@ class Pipeline:
     def when_whole(self, machine: Machine, then: Callable[[Machine], None]) -> None:
         """It was granted: call `then` once all slices of the new model have come back to it."""
         if self._newest == self._round[machine]:
-            self._newest += 1
-            counts: dict[int, Any]
-            for counts in (self._arrived, self._complete, self._released):
-                counts.pop(self._newest - 2, None)
+            self._begin_round()
         self._round[machine] = self._newest
         self._sent[machine] = 0
         self._granted[machine] = then
         self._finish(machine)
+
+    def _begin_round(self) -> None:
+        self._newest += 1
+        counts: dict[int, Any]
+        for counts in (self._arrived, self._complete, self._released):
+            counts.pop(self._newest - 2, None)
 
     def _pushed(self, machine: Machine) -> None:
         round_, slice_ = self._round[machine], self._sent[machine]
