@@ -9,8 +9,8 @@ namespaces go, all of it goes. Needs root.
         lab.call("worker", push, lab.address("server"))      # what it returns
 
 The shaper is a token bucket (HTB) with a queue for each peer under it, served in turns, so that flows share a link evenly
-and the rate is the rate. Small packets (acknowledgements, the coordinator's messages) have a queue before the others',
-as they would have under fq_codel, which not every kernel has.
+and the rate is the rate. Acknowledgements, and what goes to and from port SPARSE, have a queue before the others', as they
+would have under fq_codel, which not every kernel has. A flow is never split between two queues: that would reorder it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from typing import Any
 
 MTU = 9000
 FRAME = MTU + 14
-SMALL = 256  # bytes: packets below that go first; a power of two
+ACKNOWLEDGEMENT = 64  # bytes: packets below that have no content; a power of two
+SPARSE = 7000  # a port that little is said over, such as a coordinator's
 NAMESPACES = Path("/run/netns")
 MOST_HOSTS = 250
 STOPPING = 3.0  # seconds that a process has to end before it is killed
@@ -222,8 +223,9 @@ class Lab:
         ip.tc("add-class", "htb", index, handle="1:1", parent="1:", rate=_bits(rate), **common)
         ip.tc("add-class", "htb", index, handle="1:2", parent="1:1", rate=share, prio=0, **common)
         where = {"source": 12, "destination": 16}[by]  # in the IP header
-        small = f"0x0000/{0xFFFF & ~(SMALL - 1):#06x}+2"  # its length
-        ip.tc("add-filter", "u32", index, parent="1:", prio=1, protocol=0x0800, target="1:2", keys=[small])
+        empty = f"0x0000/{0xFFFF & ~(ACKNOWLEDGEMENT - 1):#06x}+2"  # its length
+        for key in (empty, f"{SPARSE << 16:#010x}/0xffff0000+20", f"{SPARSE:#010x}/0x0000ffff+20"):
+            ip.tc("add-filter", "u32", index, parent="1:", prio=1, protocol=0x0800, target="1:2", keys=[key])
         for host, number in self._numbers.items():
             queue = f"1:{number + 16:x}"
             ip.tc("add-class", "htb", index, handle=queue, parent="1:1", rate=share, prio=1, **common)

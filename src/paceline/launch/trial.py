@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from paceline.launch import standin
-from paceline.launch.lab import Lab, LabError
+from paceline.launch.lab import SPARSE, Lab, LabError
 from paceline.observe.events import Event
 from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.observe.summary import Report, Summary
@@ -20,8 +20,6 @@ from paceline.serve.coordinator import Terms
 from paceline.serve.door import Door
 from paceline.serve.server import Address, Server
 from paceline.simulate.spec import ClusterSpec
-
-PORT = 7000
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def run(lab: Lab, spec: ClusterSpec, plan: Plan) -> Measured:
     """Until every worker has done its iterations, on average."""
     token = secrets.token_bytes(16)
     first = server_host(spec, 0)
-    address = (lab.address(first), PORT)
+    address = (lab.address(first), SPARSE)
     ours, theirs = lab.pipe()
     coordinator = lab.start(first, _coordinate, theirs, address, token, spec, plan)
     theirs.close()
@@ -89,7 +87,7 @@ def run(lab: Lab, spec: ClusterSpec, plan: Plan) -> Measured:
     try:
         while not ours.poll(0.1):
             for process in (coordinator, *others):
-                if process.exitcode is not None:
+                if process.exitcode is not None and not ours.poll(1.0):
                     raise LabError(f"{process.name} ended with exit code {process.exitcode} in the midst of the run.")
         measured: Measured = ours.recv()
         return measured

@@ -566,7 +566,8 @@ class Coordinator:
             return
         self._workers_wanted = 1  # later ones come one by one
         self._save_if_due()  # a first one before anything has changed: there is always one to go back to
-        for member in list(self.roster.members.values()):
+        # In the order of their numbers, whoever came first: a ring's neighbours then begin at neighbouring shards.
+        for member in sorted(self.roster.members.values(), key=lambda member: member.worker):
             if not member.admitted:
                 member.admitted = self.joined_ever = True
                 self._carry_out(self.ledger.joined(member.worker, self.now, member.incarnation))

@@ -16,6 +16,7 @@ from paceline.serve.messages import Push, Ranges, Returned
 from paceline.serve.wire import Channel
 
 ELEMENT = 4  # bytes of a weight
+NEARLY = int(__import__("os").environ.get("NEARLY",1 << 16))  # bytes that are still to get to one shard when another is sent to
 
 
 class Backward(Protocol):
@@ -88,6 +89,15 @@ class Exchange:
                     self._send(channel, part, piece)
                 except OSError:
                     channel.cut()
+
+    def drain(self, part: Part) -> None:
+        """Until the shard has nearly all that it was sent."""
+        channel = part.channel
+        if channel:
+            try:
+                channel.drain(NEARLY)
+            except OSError:
+                channel.cut()
 
     def receive(self, part: Part, channel: Channel) -> None:
         """Take in what the shard returns, until all its pieces are back."""

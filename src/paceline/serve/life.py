@@ -345,7 +345,11 @@ class Life:
         """Push piece by piece, and take in what comes back meanwhile."""
         exchange = Exchange(lambda piece: Push(iteration, rates, dtype, piece), gradient, WIDTH[dtype], weights, _heed)
         coming = [self._threads.submit(self._with, part, partial(exchange.receive, part)) for part in self._parts]
+        last: Part | None = None
         for part, piece in visits(self._parts, self.welcome.worker, from_the_end=backward is not None):
+            if last is not None and last is not part:
+                exchange.drain(last)
+            last = part
             if backward:
                 backward.wait(part.pieces[piece][0])
             if self._ended:
@@ -433,6 +437,8 @@ class Life:
         if generation != self.generation:
             channel.close()
             raise Over("The server is of another generation.")
+        if self.welcome.streamed:
+            channel.hold_little_back(int(__import__("os").environ.get("LOWAT","131072")))
         channel.bear_cut(max(1.0, self.welcome.lease))
         channel.bear_silence(self.welcome.lease)  # a shard answers at once, or its answer was lost on the way
         channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))

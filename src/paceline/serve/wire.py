@@ -12,6 +12,7 @@ import contextlib
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,23 @@ PREFIX = struct.Struct("!4sBxHQ")
 MOST_HEAD = 0xFFFF
 CHUNK = 1 << 22  # bytes asked of the kernel at a time
 PIECE = 1 << 22  # bytes of a body sent at a time
+
+
+_TCP_INFO = struct.Struct("=16xI4xI116xII8xQ")  # of Linux's tcp_info: the fields that `_outstanding` needs
+
+
+def _outstanding(sock: Any) -> tuple[int, float]:
+    """Bytes that the peer has not acknowledged, less what one round trip carries, and the rate at which it does.
+
+    Nothing where the system does not tell.
+    """
+    if not hasattr(socket, "TCP_INFO") or not sys.platform.startswith("linux"):
+        return 0, 0.0
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    if len(info) < _TCP_INFO.size:  # a kernel from before 4.9
+        return 0, 0.0
+    mss, unacked, unsent, round_trip, rate = _TCP_INFO.unpack(info)
+    return int(mss * unacked + unsent - rate * round_trip * 1e-6), float(rate)
 
 
 class WireError(ConnectionError):
@@ -154,6 +172,17 @@ class Channel:
         """No more than about so many bytes wait in the kernel to be sent: what counts as sent is on its way."""
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
+
+    def drain(self, size: int) -> None:
+        """Until the peer has all that was sent but for about so many bytes, and what is on its way anyhow.
+
+        The kernel takes far more than the link carries, and would carry it beside what is sent to somebody else next.
+        """
+        while True:
+            waiting, rate = _outstanding(self._socket)
+            if waiting <= size:
+                return
+            time.sleep(min(max((waiting - size) / rate, 2e-4), 0.05) if rate else 1e-3)
 
     def receive(
         self, into: Callable[[Any, int], memoryview] | None = None, seen: Callable[[int], None] | None = None
