@@ -204,7 +204,8 @@ class RingOrder(Promise):
         policy: Any = driver.policy
         if not task.passed_over:
             overdue = driver.now - task.notes["turned at"]
-            least = (1 + policy.patience) * min(self.pace, policy.pace.slowest)
+            # What T was at that moment we cannot see, if this event has changed it; but it is no less than these.
+            least = (1 + policy.patience) * min(self.pace, *policy.pace._mean.values())
             require(overdue >= least * (1 - 1e-9), f"worker {task.worker}'s push was cancelled after {overdue} s")
             task.passed_over = True
 

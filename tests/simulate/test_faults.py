@@ -14,6 +14,7 @@ from paceline.observe.driver import Fault
 from paceline.observe.events import (
     Applied,
     Arrived,
+    Cancelled,
     Computed,
     Event,
     Granted,
@@ -325,6 +326,23 @@ def test_one_who_hangs_loses_its_turn_but_not_its_place(streamed: bool) -> None:
     later = [worker for event in applied if event.time > 36 for worker in event.workers]
     begin = later.index(0)
     assert later[begin : begin + 8] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_streamed_a_push_that_hangs_is_abandoned_and_its_worker_starts_again() -> None:
+    spec = replace(cluster(transfer=1.0), lease=1000.0)
+    calm, _ = run(spec, "r2sp", streamed=True)
+    push = next(event.time for event in calm if isinstance(event, Pushing) and event.worker == 1 and event.time > 15)
+    for into in (0.01, 0.5):  # before a first slice has come back, and while they come
+        fault = Fault(push + into, 1, "cut", 40.0)
+        events, judge = run(replace(spec, faults=(fault,)), "r2sp", streamed=True, iterations=24)
+        cancelled, *later = times(events, Cancelled, 1)
+        assert push < cancelled < push + 40
+        assert all(time > push + 40 for time in later)  # what it began before the link was back is overdue too
+        assert not any(push < time < push + 40 for kind in (Arrived, Computed) for time in times(events, kind, 1))
+        meanwhile = [event for event in events if isinstance(event, Applied) and cancelled < event.time < push + 40]
+        assert {worker for event in meanwhile for worker in event.workers} == {0, 2, 3}
+        assert any(time > push + 40 for time in times(events, Arrived, 1))
+        assert judge.departures == judge.discarded == 0
 
 
 # Chaos

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.judge import judge_of
 from paceline.observe.driver import Fault
-from paceline.observe.events import Event
+from paceline.observe.events import Applied, Event, Granted
 from paceline.observe.observer import Recorder
 from paceline.policies import make
 from paceline.simulate import Cluster, ClusterSpec, WorkerSpec, limit_seconds
@@ -108,6 +108,17 @@ def test_everyone_is_killed_in_mid_round_and_comes_back() -> None:
     judged(cluster(4, faults=faults + back))
 
 
+@pytest.mark.parametrize(("rejoins", "granted"), [(1.9, 1.9), (2.5, 2.75)])
+def test_one_who_joins_when_the_round_is_settled_waits_until_it_closes(rejoins: float, granted: float) -> None:
+    """All are ready at 2 s. If one dies before, the round is settled when it is known to be gone, as it comes back."""
+    faults = (Fault(1.5, 3, "kill"), Fault(rejoins, 3, "rejoin"))
+    events = trace(cluster(4, faults=faults))
+    judge_of("bsp").watch(events)
+    assert [event.time for event in events if isinstance(event, Granted) and event.worker == 3][1] == granted
+    first = next(event for event in events if isinstance(event, Applied))
+    assert set(first.workers) == ({0, 1, 2, 3} if granted == rejoins else {0, 1, 2})
+
+
 def test_the_others_wait_for_the_lease_and_then_go_on() -> None:
     spec = cluster(4, faults=(Fault(2.0, 3, "kill"),))
     untroubled = Cluster(replace(spec, faults=()), make("bsp:pipeline=true"), 12).run()
@@ -117,6 +128,10 @@ def test_the_others_wait_for_the_lease_and_then_go_on() -> None:
 
 
 def judged(spec: ClusterSpec, iterations: int = 12):  # type: ignore[no-untyped-def]
+    return judge_of("bsp").watch(trace(spec, iterations))
+
+
+def trace(spec: ClusterSpec, iterations: int = 12) -> list[Event]:
     events: list[Event] = []
     Cluster(spec, make("bsp:pipeline=true"), iterations, observer=Recorder(events.append)).run()
-    return judge_of("bsp").watch(events)
+    return events

@@ -1,0 +1,39 @@
+"""A journal of decisions: what was told and said, in lines of JSON, and told again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.observe.journal import Journal, read, tell
+from paceline.observe.ledger import Ledger
+from paceline.observe.observer import Observer
+from paceline.policies import Policy, Stream, Update, make
+
+
+def journalled(spec: str, streamed: bool) -> tuple[Journal, list[str]]:
+    policy, lines = make(spec), list[str]()
+    policy.streamed = streamed
+    return Journal(policy, spec, lines.append), lines
+
+
+@pytest.mark.parametrize(
+    ("spec", "streamed"), [("r2sp:weights=mean", True), ("asp", True), ("bsp:pipeline=true", False)]
+)
+def test_a_stream_is_written_down_and_said_again(spec: str, streamed: bool) -> None:
+    journal, lines = journalled(spec, streamed)
+    journal.joined(0, 0.0)
+    said = journal.ready(0, 32, 1.0)
+    journal.arrived(Update(0, 1, 0, 32, 1.0), 1.5)
+    assert Stream((0,), (1.0,), in_order=spec != "asp") in said
+    assert ["Stream", [0], [1.0], spec != "asp"] in json.loads(lines[2])["decided"]
+    policy, entries = read(lines)
+    tellers: list[Policy | Ledger] = [policy, Ledger(read(lines)[0], Observer())]
+    for entry in entries:
+        assert [tell(teller, entry) for teller in tellers] == [entry.decided] * 2
+
+
+def test_who_is_ready_is_always_written_down() -> None:
+    journal, _ = journalled("asp", streamed=False)
+    assert not Ledger(journal, Observer()).pushes_freely  # type: ignore[arg-type]
