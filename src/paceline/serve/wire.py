@@ -182,7 +182,7 @@ class Channel:
             waiting, rate = _outstanding(self._socket)
             if waiting <= size:
                 return
-            time.sleep(min(max((waiting - size) / rate, 2e-4), 0.05) if rate else 1e-3)
+            time.sleep(min(max((waiting - size) / rate, 3e-4), 2e-3) if rate else 1e-3)
 
     def receive(
         self, into: Callable[[Any, int], memoryview] | None = None, seen: Callable[[int], None] | None = None
