@@ -3,7 +3,7 @@
 import gc
 
 import paceline.serve.client
-import paceline.serve.server  # noqa: F401
+import paceline.serve.server
 
 try:
     import torch

@@ -53,6 +53,8 @@ def make(spec: OptimizerSpec, groups_of_tensors: Sequence[Sequence[torch.Tensor]
     for settings in spec.settings_of_groups:
         _trial(spec.name, settings, (1, 1))  # Two dimensions: Muon takes nothing else.
     chosen = _implementation(spec.name)
+    if spec.name == "SGD" and not any(settings.get("momentum") for settings in spec.settings_of_groups):
+        chosen = {"fused": False, "foreach": False}  # as quick in large steps, and less ado in small ones
     groups = [
         {"params": list(tensors), **_without_implementation(settings), **chosen}
         for tensors, settings in zip(groups_of_tensors, spec.settings_of_groups, strict=True)

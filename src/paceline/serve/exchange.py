@@ -16,7 +16,9 @@ from paceline.serve.messages import Push, Ranges, Returned
 from paceline.serve.wire import Channel
 
 ELEMENT = 4  # bytes of a weight
-NEARLY = int(__import__("os").environ.get("NEARLY",1 << 16))  # bytes that are still to get to one shard when another is sent to
+NEARLY = int(
+    __import__("os").environ.get("NEARLY", 1 << 16)
+)  # bytes that are still to get to one shard when another is sent to
 
 
 class Backward(Protocol):

@@ -438,7 +438,7 @@ class Life:
             channel.close()
             raise Over("The server is of another generation.")
         if self.welcome.streamed:
-            channel.hold_little_back(int(__import__("os").environ.get("LOWAT","131072")))
+            channel.hold_little_back(int(__import__("os").environ.get("LOWAT", "131072")))
         channel.bear_cut(max(1.0, self.welcome.lease))
         channel.bear_silence(self.welcome.lease)  # a shard answers at once, or its answer was lost on the way
         channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))

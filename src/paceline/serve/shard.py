@@ -24,6 +24,7 @@ import socket
 import ssl
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ from paceline.serve.messages import (
     Loaded,
     Refused,
     Register,
+    Returned,
     Save,
     Saved,
     Setup,
@@ -224,11 +226,23 @@ class Shard:
                 work = store.put(update, piece, held)
         self._stream(store, work)
 
-    def _return(self, store: Streams, update: Identity, piece: int, weights: torch.Tensor | None = None) -> None:
-        """Send a worker the piece that it pushed; what there is now, if nothing else is said."""
+    def _return(self, store: Streams, update: Identity, piece: int) -> None:
+        """Send a worker a piece that it pushed, as it is now."""
         visit = self._visits.get((update.worker, update.incarnation))
         if visit:
-            visit.give_back(update.iteration, piece, self._copy(store, piece) if weights is None else weights)
+            visit.give(Returned(update.iteration, piece), self._copy(store, piece))
+
+    def _after(self, times: int, store: Streams, piece: int, buffer: torch.Tensor) -> Callable[[], None]:
+        """What is called so many times when a buffer is sent, and then frees it. One that is never sent is let go."""
+        left = [times]
+
+        def sent() -> None:
+            with self._state:
+                left[0] -= 1
+                if left[0] == 0:
+                    store.free(piece, buffer)
+
+        return sent
 
     def _copy(self, store: Streams, piece: int) -> torch.Tensor:
         """A piece as it is, when nobody is moving it."""
@@ -239,12 +253,15 @@ class Shard:
     def _stream(self, store: Streams, work: Work | None) -> None:
         """Apply what can be applied to a piece, one after the other, and send it back."""
         while work:
-            weights = work.apply()
+            work.apply()
+            sent = self._after(len(work.updates), store, work.piece, work.copy)
             with self._state:
                 following, whole = store.applied(work)
-                for update in work.updates:
-                    self._return(store, update, work.piece, weights)
+                visits = [self._visits.get((update.worker, update.incarnation)) for update in work.updates]
                 self._state.notify_all()
+            for update, visit in zip(work.updates, visits, strict=True):
+                if visit:
+                    visit.give(Returned(update.iteration, work.piece), work.copy, sent)
             for update in whole:
                 self.tell(Arrived(update))
             work = following

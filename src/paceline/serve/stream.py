@@ -55,11 +55,12 @@ class Work:
     gradients: tuple[torch.Tensor, ...]
     weights: tuple[float, ...]
     rates: tuple[float, ...]
+    copy: torch.Tensor  # of the piece as it is then
 
-    def apply(self) -> torch.Tensor:
-        """Move it; a copy of what it is then."""
+    def apply(self) -> None:
+        """Move it."""
         self.slice.step(self.gradients, self.weights, self.rates)
-        return self.slice.weights.clone()
+        self.copy.copy_(self.slice.weights)
 
 
 class Streams(Shared):
@@ -180,6 +181,7 @@ class Streams(Shared):
             tuple(each.gradient for each in held),
             tuple(entry.weights.values()),
             held[-1].rates,
+            self.room(number),
         )
 
     def _in_line(self, piece: _Piece) -> _Entry | None:

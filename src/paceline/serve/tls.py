@@ -107,6 +107,9 @@ class TlsSocket:
     def setsockopt(self, *option: Any) -> None:
         self._ssl.setsockopt(*option)
 
+    def getsockopt(self, *option: Any) -> Any:
+        return self._ssl.getsockopt(*option)
+
     def fileno(self) -> int:
         return self._ssl.fileno()
 

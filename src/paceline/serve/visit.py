@@ -6,6 +6,7 @@ import contextlib
 import math
 import queue
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,6 @@ from paceline.serve.messages import (
     Pull,
     Push,
     Pushed,
-    Returned,
 )
 from paceline.serve.store import Held
 from paceline.serve.turnstile import Pass
@@ -48,7 +48,8 @@ class Visit:
         self._looked_at, self._sum = 0, math.nan  # elements that have come, and their sum if it is known
         self._size = self._seen = 0  # bytes of a body, and those that have come
         self._pass: Pass | None = None  # it may push
-        self._out: queue.SimpleQueue[tuple[Any, torch.Tensor | None] | None] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[tuple[Any, torch.Tensor | None, Callable[[], None] | None] | None]
+        self._out = queue.SimpleQueue()
 
     def run(self) -> None:
         """Until the worker hangs up."""
@@ -82,23 +83,21 @@ class Visit:
             if self._buffer is not None:
                 self._shard.free(self._piece, self._buffer)
 
-    def give(self, message: Any, body: torch.Tensor | None = None) -> None:
-        """Send something to the worker."""
+    def give(self, message: Any, body: torch.Tensor | None = None, sent: Callable[[], None] | None = None) -> None:
+        """Send something to the worker. `sent` is called when it is out."""
         if self._streamed:
-            self._out.put((message, body))
+            self._out.put((message, body, sent))
         else:
             self.channel.send(message)
-
-    def give_back(self, iteration: int, piece: int, weights: torch.Tensor) -> None:
-        """Send the worker a piece that it pushed."""
-        self.give(Returned(iteration, piece), weights)
 
     def _send_all(self) -> None:
         """Streamed, what goes out does not wait for what comes in, nor the other way round."""
         with contextlib.suppress(OSError):  # whoever receives here sees it too
             while (what := self._out.get()) is not None:
-                message, body = what
+                message, body, sent = what
                 self.channel.send(message, None if body is None else body.numpy().data.cast("B"))
+                if sent:
+                    sent()
 
     def _let_push(self) -> None:
         if self._shard.pushes and not self._pass:

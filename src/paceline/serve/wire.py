@@ -24,7 +24,7 @@ MAGIC = b"pcln"
 VERSION = 1
 PREFIX = struct.Struct("!4sBxHQ")
 MOST_HEAD = 0xFFFF
-CHUNK = 1 << 22  # bytes asked of the kernel at a time
+CHUNK = 1 << 18  # bytes asked of the kernel at a time
 PIECE = 1 << 22  # bytes of a body sent at a time
 
 
@@ -103,6 +103,7 @@ class Channel:
     def __init__(self, sock: Any, reader: Reader) -> None:
         """`sock`: a socket.socket or a TlsSocket."""
         self._socket = sock
+        self._is_plain = isinstance(sock, socket.socket)
         self._reader = reader
         self._prefix = bytearray(PREFIX.size)
         self._deadline: float | None = None
@@ -112,10 +113,16 @@ class Channel:
 
     def send(self, message: msgspec.Struct, body: memoryview | None = None) -> None:
         """Send a frame; a body goes out as it lies in memory."""
-        self._socket.sendall(encode(message, len(body) if body is not None else 0))
-        if body is not None:
-            for start in range(0, len(body), PIECE):  # a timeout is one of a piece, however much there is to send
-                self._socket.sendall(body[start : start + PIECE])
+        head = encode(message, len(body) if body is not None else 0)
+        if body is None:
+            self._socket.sendall(head)
+            return
+        if self._is_plain:  # in one call, or the head would be a packet of its own
+            body = body[max(0, self._socket.sendmsg((head, body[:PIECE])) - len(head)) :]
+        else:
+            self._socket.sendall(head)
+        for start in range(0, len(body), PIECE):  # a timeout is one of a piece, however much there is to send
+            self._socket.sendall(body[start : start + PIECE])
 
     def send_pieces(self, message: msgspec.Struct, body: Pieces, sent: Callable[[int], None] | None = None) -> None:
         """Send a frame whose body may be exchanged for a copy of itself while it is being sent.
@@ -148,12 +155,18 @@ class Channel:
             yield
         finally:
             self._deadline = None
-            self._socket.settimeout(self._timeout)
+            self._socket.settimeout(None if self._is_plain else self._timeout)
 
-    def bear_silence(self, seconds: float | None) -> None:
-        """From now on, silence for so long is a TimeoutError."""
+    def bear_silence(self, seconds: float) -> None:
+        """From now on, silence for so long is an OSError."""
         self._timeout = seconds
-        self._socket.settimeout(seconds)
+        if not self._is_plain:
+            self._socket.settimeout(seconds)
+            return
+        # The kernel's own, and not Python's, which would wake for every packet to see whether it is in time.
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def bear_cut(self, seconds: float) -> None:
         """A connection over which nothing gets through for about so long ends with an error, though nobody sends."""
@@ -214,7 +227,10 @@ class Channel:
                 if left <= 0:
                     raise TimeoutError("timed out")
                 self._socket.settimeout(left)
-            count = self._socket.recv_into(place, min(len(place), CHUNK))
+            if self._is_plain and self._deadline is None:  # all that is asked for, or what there is before an end
+                count = self._socket.recv_into(place, min(len(place), CHUNK), socket.MSG_WAITALL)
+            else:
+                count = self._socket.recv_into(place, min(len(place), CHUNK))
             if count == 0:
                 if start and len(place) == PREFIX.size:
                     raise Closed("The peer has closed the connection.")
