@@ -14,9 +14,7 @@ def enter(namespace: str) -> None:
 
     netns.setns(namespace)
     with contextlib.suppress(OSError):  # what most machines have, so that figures from two can be compared
-        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(os.environ.get("CC", "cubic"))
-    if os.environ.get("SSAI"):
-        Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text("0")
+        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("cubic")
 
 
 if __name__ == "__main__":

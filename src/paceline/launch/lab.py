@@ -31,6 +31,7 @@ from typing import Any
 MTU = 9000
 FRAME = MTU + 14
 ACKNOWLEDGEMENT = 64  # bytes: packets below that have no content; a power of two
+OWN = 1000.0  # bytes per second of a queue's own
 SPARSE = 7000  # a port that little is said over, such as a coordinator's
 NAMESPACES = Path("/run/netns")
 MOST_HOSTS = 250
@@ -218,7 +219,8 @@ class Lab:
         """A token bucket, and under it a queue for small packets and one for each peer."""
         burst = max(2 * FRAME, int(rate * 0.0005))  # half a millisecond
         common = {"ceil": _bits(rate), "burst": burst, "cburst": burst, "quantum": FRAME}
-        share = _bits(rate / (len(self._numbers) + 1))
+        # A queue's own rate is next to nothing: what it sends it must borrow, or the queues' bursts would add up.
+        share = _bits(OWN)
         ip.tc("add", "htb", index, handle="1:", default=2)
         ip.tc("add-class", "htb", index, handle="1:1", parent="1:", rate=_bits(rate), **common)
         ip.tc("add-class", "htb", index, handle="1:2", parent="1:1", rate=share, prio=0, **common)

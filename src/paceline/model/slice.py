@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class Slice:
         for part, parameter in zip(self._parts, self._parameters, strict=True):
             of_groups[part.group].append(parameter)
         self._optimizer = make(spec, of_groups)
+        # Without the hooks that torch wraps a step in for profilers and compilers: in small steps they take the longest.
+        self._make_step = inspect.unwrap(type(self._optimizer).step)
         self._sum: torch.Tensor | None = None
 
     @property
@@ -79,7 +82,8 @@ class Slice:
             parameter.grad = self._part(total, part)
         try:
             if self._parameters:
-                self._optimizer.step()
+                with torch.no_grad():
+                    self._make_step(self._optimizer)
         finally:
             for parameter in self._parameters:
                 parameter.grad = None  # The caller's buffer is the caller's again.
@@ -201,10 +205,12 @@ class Slice:
         return self._sum
 
     def _part(self, flat: torch.Tensor, part: _Part) -> torch.Tensor:
+        if part.shape == flat.shape:
+            return flat
         return flat[part.start - self.start : part.stop - self.start].view(part.shape)
 
     def _fits(self, tensor: torch.Tensor) -> bool:
-        return tensor.dtype == torch.float32 and tensor.shape == self.weights.shape and tensor.device.type == "cpu"
+        return tensor.dtype is torch.float32 and tensor.shape == self.weights.shape and tensor.is_cpu
 
     def _must_fit(self, tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> None:
         if not tensors or len(tensors) != len(weights):

@@ -1,8 +1,8 @@
-"""Streamed, a worker's side: pieces of a gradient go out to the shards, and pieces of the model come back, both at once.
+"""Streamed, a worker's side: pieces of a gradient go out to the shards while pieces of the model come back.
 
 The shards are visited one after the other, so that each is sent to at the full rate of the link. Worker i begins with
-shard i+1: where there is a shard beside each worker, its pushes then keep clear of what its own shard returns to others,
-and workers that follow one another in the ring follow one another at every shard too.
+shard i+1: where there is a shard beside each worker, its pushes then keep clear of what its own shard returns to
+others, and workers that follow one another in the ring follow one another at every shard too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.serve.messages import Push, Ranges, Returned
 from paceline.serve.wire import Channel
 
 ELEMENT = 4  # bytes of a weight
-NEARLY = int(
+NEARLY = 1 << 17  # bytes that are still on their way to one shard when the next is sent to
     __import__("os").environ.get("NEARLY", 1 << 16)
 )  # bytes that are still to get to one shard when another is sent to
 

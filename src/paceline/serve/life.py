@@ -163,6 +163,9 @@ class Life:
         assert self.granted is not None
         iteration = self.granted.iteration
         if soon:
+            if backward and self._parts:  # a turn that comes too early is time that others wait
+                part, piece = next(visits(self._parts, self.welcome.worker, from_the_end=True))
+                backward.wait(part.pieces[piece][0])
             self._say(soon, unanswered="Turned")
         else:
             self._say(ready(iteration, self.version), unanswered="Granted")
@@ -437,8 +440,6 @@ class Life:
         if generation != self.generation:
             channel.close()
             raise Over("The server is of another generation.")
-        if self.welcome.streamed:
-            channel.hold_little_back(int(__import__("os").environ.get("LOWAT", "131072")))
         channel.bear_cut(max(1.0, self.welcome.lease))
         channel.bear_silence(self.welcome.lease)  # a shard answers at once, or its answer was lost on the way
         channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
