@@ -1,16 +1,16 @@
 """A lab: several hosts with true, separately limited, full-duplex links, on one Linux machine.
 
-Each host is a network namespace. A veth pair joins it to a switch, which is a bridge in a namespace of its own, and both
-ends of the pair are shaped: what the host sends, and what it is sent. Nothing of it is seen from outside, and when the
-namespaces go, all of it goes. Needs root.
+Each host is a network namespace. A veth pair joins it to a switch, which is a bridge in a namespace of its own, and
+both ends of the pair are shaped: what the host sends, and what it is sent. Nothing of it is seen from outside, and when
+the namespaces go, all of it goes. Needs root.
 
     with Lab({"server": 50e6, "worker": 50e6}) as lab:      # bytes per second, each direction
         lab.start("server", serve, lab.address("server"))    # a process on that host
         lab.call("worker", push, lab.address("server"))      # what it returns
 
-The shaper is a token bucket (HTB) with a queue for each peer under it, served in turns, so that flows share a link evenly
-and the rate is the rate. Acknowledgements, and what goes to and from port SPARSE, have a queue before the others', as they
-would have under fq_codel, which not every kernel has. A flow is never split between two queues: that would reorder it.
+The shaper is a token bucket (HTB) with a queue for each peer under it, served in turns, so that flows share a link
+evenly and the rate is the rate. Acknowledgements, and what goes to and from port SPARSE, have a queue before those, as
+they would have under fq_codel, which not every kernel has. A flow is never split between queues: it would be reordered.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Lab:
 
     def start(self, host: str, function: Callable[..., object], *arguments: Any, name: str = "") -> BaseProcess:
         """Call a function in a process of its own on that host. It is forked from one that has torch loaded."""
-        process = _context().Process(
+        process: BaseProcess = _context().Process(
             target=_inside, args=(self.namespace(host), function, arguments), name=name or host
         )
         process.start()

@@ -1,8 +1,8 @@
 """PyTorch's DistributedDataParallel over gloo, on the same hosts, with the same bytes and the same waiting.
 
-It is the real thing: a module wrapped in DDP, whose gradients are reduced in DDP's buckets during the backward pass, and a
-real optimizer's step. Only the computing is stood in for: each of the module's parameters is a part of the model, and
-what computing it would take is waited for, in the forward pass and, with `overlap`, two thirds of it in the backward pass.
+It is the real thing: a module wrapped in DDP, whose gradients are reduced in DDP's buckets during the backward pass,
+and a real optimizer's step. Only the computing is stood in for: each of the module's parameters is a part of the model,
+and what computing it would take is waited for, in the forward pass or, with `overlap`, two thirds in the backward pass.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -73,14 +74,14 @@ class _Model(torch.nn.Module):
     def __init__(self, elements: int, clock: _Clock) -> None:
         super().__init__()
         ends = [elements * part // PARTS for part in range(PARTS + 1)]
-        sizes = [stop - start for start, stop in zip(ends, ends[1:], strict=False)]
+        sizes = [stop - start for start, stop in pairwise(ends)]
         self.parts = torch.nn.ParameterList([torch.zeros(size) for size in sizes])
         self._gradients = [torch.full((size,), 1e-3) for size in sizes]
         self._clock = clock
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for part, gradient in zip(self.parts, self._gradients, strict=True):
-            x = _Wait.apply(x, part, gradient, self._clock)
+            x = _Wait.apply(x, part, gradient, self._clock)  # type: ignore[no-untyped-call]
         return x
 
 
@@ -89,7 +90,7 @@ def train(rank: Rank) -> tuple[float, float]:
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     torch.set_num_threads(1)
     host, port = rank.store
-    store = torch.distributed.TCPStore(host, port, rank.of, rank.number == 0)
+    store = torch.distributed.TCPStore(host, port, rank.of, rank.number == 0)  # type: ignore[attr-defined]
     torch.distributed.init_process_group("gloo", store=store, rank=rank.number, world_size=rank.of)
     chance, clock = chance_of(rank.number, rank.seed), _Clock(rank.overlap)
     size = rank.model_bytes / 4

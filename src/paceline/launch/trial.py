@@ -124,7 +124,6 @@ async def _serve(pipe: Connection, address: tuple[str, int], token: bytes, spec:
         lease=spec.lease,
         policy=policy,
         streamed=plan.streamed,
-        slices=spec.slices,
     )
     observer = Tee(Tee(summary, goal), Recorder(events.append))
     server = Server(lambda: make(policy), terms, Address(*address), observer=observer, own_shards=False)

@@ -50,7 +50,7 @@ class Slice:
         for part, parameter in zip(self._parts, self._parameters, strict=True):
             of_groups[part.group].append(parameter)
         self._optimizer = make(spec, of_groups)
-        # Without the hooks that torch wraps a step in for profilers and compilers: in small steps they take the longest.
+        # Without the hooks that torch wraps a step in for profilers and compilers: of a small step they are the most.
         self._make_step = inspect.unwrap(type(self._optimizer).step)
         self._sum: torch.Tensor | None = None
 

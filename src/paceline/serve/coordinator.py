@@ -122,7 +122,7 @@ class Terms:
     record: Path | None = None  # a folder that shards write every update to
     policy: str = ""  # its name, for the checkpoint and the trace
     streamed: bool = False  # is each piece of an update applied as it comes, where the policy allows it?
-    slices: int = 16  # pieces, at least, that the model is cut into then
+    slices: int | None = None  # pieces that the model is cut into then, at least; None: as many as its size calls for
     tls: ssl.SSLContext | None = None
     began: float | None = None  # the loop's time at which the job began, if it was not now
     awaited: frozenset[int] | None = None  # who took part in the generation before and had not left; None: not known
@@ -881,7 +881,7 @@ class Coordinator:
             self._begin_save()
 
     def _begin_save(self) -> None:
-        """Now, or, streamed, as soon as the shards are done with what they were told of: nothing new is begun before."""
+        """Now, or, streamed, as soon as the shards are done with what they were told of: before, nothing is begun."""
         self._put_off = []
         if not self._streaming:
             self._save_now()

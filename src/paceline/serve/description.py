@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paceline.model.layout import Layout
 from paceline.model.spec import OptimizerSpec, is_elementwise
 
+EACH, FEW, MANY = 1 << 15, 16, 64  # elements in a slice, and how many slices there are, if nobody says
 LEAST = 1 << 13  # elements in a slice, if it can be helped: below, its head and its step cost more than its bytes
 
 
@@ -21,12 +22,15 @@ class Description:
 
     MOST = 16 << 20  # bytes of JSON
 
-    def deal(self, shards: int, slices: int) -> list[tuple[tuple[int, int], ...]]:
+    def deal(self, shards: int, slices: int | None = None) -> list[tuple[tuple[int, int], ...]]:
         """Cut the model into so many slices or a few more, and deal them out to shards like cards.
 
         So every part of the model is spread over all shards. Slices are not made too small, and where an optimizer
         looks at whole tensors, there are as many as the tensors allow. ValueError if there are more shards.
+        slices: None is as many as its size calls for, to be streamed.
         """
+        if slices is None:
+            slices = min(max(FEW, self.layout.size // EACH), MANY)
         anywhere = is_elementwise(self.optimizer.name)
         rows = max(1, min(-(-slices // shards), self.layout.size // (shards * LEAST)))
         while True:

@@ -17,8 +17,6 @@ from paceline.serve.wire import Channel
 
 ELEMENT = 4  # bytes of a weight
 NEARLY = 1 << 17  # bytes that are still on their way to one shard when the next is sent to
-    __import__("os").environ.get("NEARLY", 1 << 16)
-)  # bytes that are still to get to one shard when another is sent to
 
 
 class Backward(Protocol):

@@ -9,7 +9,7 @@ Threads, none of which touches a tensor under a lock for long:
 A pull must not see half of an update. Weights are sent in pieces, each only when the socket can take it; before an
 update is applied, pulls under way are given a copy of what they have begun to send. So a slow reader delays nobody.
 
-Streamed, pieces of the slice are moved one by one (`stream.py`), by the thread that received the last one it took, and a
+Streamed, pieces of the slice are moved one by one (`stream.py`), by the thread that received the last one it took. A
 copy of each goes back to its worker, over a thread of that worker's own, so that both ways of a connection are in use.
 """
 
