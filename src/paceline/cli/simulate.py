@@ -26,6 +26,12 @@ from paceline.simulate import Cluster, ClusterSpec, Result, builtin_names, limit
 from paceline.simulate.chaos import chaos
 from paceline.simulate.read import MOST_SIGMA, describe
 
+Apply = Annotated[str, typer.Option(help="whole, or streamed: slices are applied and returned as they come.")]
+Colocate = Annotated[bool, typer.Option("--colocate", help="A server beside each worker instead of separate ones.")]
+JitterOption = Annotated[
+    float | None, typer.Option("--jitter", help="Log-normal jitter of every compute time; 0.05 is 5%.")
+]
+
 
 def policies() -> None:
     """List the synchronization policies and their options."""
@@ -55,13 +61,9 @@ def simulate(
     ] = None,
     iterations: Annotated[int, typer.Option(min=1, help="Iterations of each worker, on average.")] = 200,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    apply: Annotated[
-        str, typer.Option(help="whole, or streamed: slices are applied and returned as they come.")
-    ] = "whole",
-    colocate: Annotated[
-        bool, typer.Option("--colocate", help="A server beside each worker instead of separate ones.")
-    ] = False,
-    jitter: Annotated[float | None, typer.Option(help="Log-normal jitter of every compute time; 0.05 is 5%.")] = None,
+    apply: Apply = "whole",
+    colocate: Colocate = False,
+    jitter: JitterOption = None,
     faults: Annotated[
         int, typer.Option(min=0, help="So many random kills, pauses, cuts and rejoins, from the seed.")
     ] = 0,
@@ -75,15 +77,7 @@ def simulate(
     specs = split_list(policy or ["bsp,asp,ssp,dssp,r2sp"])
     for spec in specs:
         make(spec)  # a mistake in the last one is found before the first one runs
-    if apply not in ("whole", "streamed"):
-        refuse(f"--apply must be whole or streamed, not {apply!r}.")
-    if jitter is not None and not 0 <= jitter <= MOST_SIGMA:
-        refuse(f"--jitter must be a number from 0 to {MOST_SIGMA:g}, not {jitter:g}; 0.05 is 5%.")
-    described = load_cluster(cluster)
-    if colocate:
-        described = described.colocated()
-    if jitter is not None:
-        described = described.with_jitter(jitter)
+    described = cluster_named(cluster, apply, colocate, jitter)
     if faults:
         described = chaos(described, faults, iterations, seed)
     check_target(trace, "--trace")
@@ -126,6 +120,18 @@ def simulate(
     for path in (trace, plot):
         if path:
             errors.print(f"Written: {path}")
+
+
+def cluster_named(name: str, apply: str, colocate: bool, jitter: float | None) -> ClusterSpec:
+    """The cluster that is asked for, as the options change it."""
+    if apply not in ("whole", "streamed"):
+        refuse(f"--apply must be whole or streamed, not {apply!r}.")
+    if jitter is not None and not 0 <= jitter <= MOST_SIGMA:
+        refuse(f"--jitter must be a number from 0 to {MOST_SIGMA:g}, not {jitter:g}; 0.05 is 5%.")
+    described = load_cluster(name)
+    if colocate:
+        described = described.colocated()
+    return described if jitter is None else described.with_jitter(jitter)
 
 
 def _run(

@@ -16,6 +16,7 @@ they would have under fq_codel, which not every kernel has. A flow is never spli
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ from typing import Any
 
 MTU = 9000
 FRAME = MTU + 14
+LARGEST = 2 * FRAME  # bytes that the kernel may hand on at once: queues take turns by no larger pieces
 ACKNOWLEDGEMENT = 64  # bytes: packets below that have no content; a power of two
 OWN = 1000.0  # bytes per second of a queue's own
 SPARSE = 7000  # a port that little is said over, such as a coordinator's
@@ -206,12 +208,12 @@ class Lab:
                 peer = {"ifname": "eth0", "net_ns_fd": self.namespace(host), "mtu": MTU}
                 switch.link("add", ifname=_port(number), kind="veth", peer=peer, mtu=MTU)
                 port = _index(switch, _port(number))
-                switch.link("set", index=port, master=bridge, state="up")
+                switch.link("set", index=port, master=bridge, state="up", gso_max_size=LARGEST)
                 self._shape(switch, port, self.rates[host], by="source")
                 with IPRoute(netns=self.namespace(host)) as inside:
                     inside.link("set", index=_index(inside, "lo"), state="up")
                     eth0 = _index(inside, "eth0")
-                    inside.link("set", index=eth0, state="up")
+                    inside.link("set", index=eth0, state="up", gso_max_size=LARGEST)
                     inside.addr("add", index=eth0, address=self.address(host), prefixlen=16)
                     self._shape(inside, eth0, self.rates[host], by="destination")
 
@@ -295,10 +297,17 @@ def _context() -> Any:
 def _inside(namespace: str, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     from paceline.launch.inside import enter
 
+    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one who built the lab, who ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     enter(namespace)
     function(*arguments)
+
+
+def _die_with_parent() -> None:
+    """If whoever built the lab is killed, nothing of it goes on."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _answer(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

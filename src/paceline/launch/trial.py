@@ -1,25 +1,67 @@
-"""One policy on one cluster, measured: the real server and real workers in a lab."""
+"""A cluster, built in a lab, and one policy after the other measured on it: the real server and real workers.
+
+Computing is stood in for by waiting (`standin.py`); everything else is as on real machines. What comes out is what the
+simulator gives: the same Report, computed from the same events by the same code.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import secrets
-from dataclasses import dataclass
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from paceline.launch import standin
 from paceline.launch.lab import SPARSE, Lab, LabError
+from paceline.observe.driver import Fault
 from paceline.observe.events import Event
 from paceline.observe.observer import Observer, Recorder, Tee
-from paceline.observe.summary import Report, Summary
+from paceline.observe.summary import Gaps, Report, Summary
 from paceline.policies import make
 from paceline.serve import loop
 from paceline.serve.coordinator import Terms
 from paceline.serve.door import Door
 from paceline.serve.server import Address, Server
-from paceline.simulate.spec import ClusterSpec
+from paceline.simulate.spec import ClusterSpec, limit_seconds
+
+STARTING = 60.0  # seconds that the coordinator may take to listen
+SPILL = 20e6  # bytes of the stream by which a link is measured, at least; and half a second of it
+DDP = "ddp"  # the name of the row
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run."""
+
+    policy: str
+    iterations: int = 20  # of each worker, on average
+    streamed: bool = False
+    overlap: bool = False  # are gradients pushed while they are computed?
+    seed: int = 0
+    exactly: bool = False  # does each worker do just so many iterations, and is the last model checked?
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run cost, after its warm-up."""
+
+    gigabytes: float  # that crossed the hosts' links
+    cpu_seconds: float  # of all processes of the job
+
+    @property
+    def cpu_seconds_per_gigabyte(self) -> float:
+        return self.cpu_seconds / self.gigabytes if self.gigabytes else 0.0
 
 
 @dataclass(frozen=True)
@@ -27,8 +69,13 @@ class Measured:
     """What a run in the lab came to."""
 
     report: Report
-    events: list[Event]
-    seconds: float
+    cost: Cost
+    seconds: float  # from the first event to the last
+    apply: str = "whole"
+    events: list[Event] = field(default_factory=list, repr=False)
+
+
+# The cluster as it is built
 
 
 def hosts(spec: ClusterSpec) -> dict[str, float]:
@@ -45,98 +92,263 @@ def worker_host(number: int) -> str:
     return f"worker{number}"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is run."""
-
-    policy: str
-    iterations: int = 20  # of each worker, on average
-    streamed: bool = False
-    overlap: bool = False  # are gradients pushed while they are computed?
-    seed: int = 0
-
-
-def run(lab: Lab, spec: ClusterSpec, plan: Plan) -> Measured:
-    """Until every worker has done its iterations, on average."""
-    token = secrets.token_bytes(16)
-    first = server_host(spec, 0)
-    address = (lab.address(first), SPARSE)
+def goodput(lab: Lab) -> float:
+    """What a bare TCP stream gets through between two hosts of the lab, as a share of the slower one's rate."""
+    here, there = (list(lab.rates) * 2)[:2]
+    rate = min(lab.rates[here], lab.rates[there])
+    size = int(max(SPILL, rate / 2)) if rate > SPILL else int(rate)
     ours, theirs = lab.pipe()
-    coordinator = lab.start(first, _coordinate, theirs, address, token, spec, plan)
+    listening = lab.start(there, _swallow, theirs, size)
     theirs.close()
-    if not ours.poll(30) or ours.recv() != "listening":
-        raise LabError("The coordinator did not start.")
-    others = [
-        lab.start(server_host(spec, number), _shard, number, address, lab.address(server_host(spec, number)), token)
-        for number in range(spec.servers)
-    ]
-    others += [
-        lab.start(
-            worker_host(number),
-            standin.work,
-            address,
-            token,
+    port = ours.recv()
+    seconds = lab.call(here, _spill, lab.address(there), port, size)
+    listening.join()
+    return float(size / seconds / rate)
+
+
+def as_built(spec: ClusterSpec, share: float, streamed: bool) -> ClusterSpec:
+    """The cluster with the rates that a bare TCP stream reaches, and the slices that the real server makes."""
+    dealt = standin.description(spec.model_bytes).deal(spec.servers)
+    workers = tuple(replace(worker, link=worker.link * share) for worker in spec.workers)
+    slices = sum(len(pieces) for pieces in dealt) if streamed else spec.slices
+    return replace(spec, server_link=spec.server_link * share, workers=workers, slices=slices)
+
+
+def floor(built: ClusterSpec, streamed: bool, overlap: bool = False) -> float:
+    """The limit of what `as_built` gave. With overlap, two thirds of computing and the push may go on at once."""
+    limit = limit_seconds(built, streamed)
+    if not (overlap and streamed):
+        return limit
+    paths = []
+    for worker in built.workers:
+        compute, there = worker.compute_seconds(), built.one_way(worker)
+        slice_ = (there + built.apply_seconds) / built.slices
+        paths.append(max(compute / 3 + there, compute) + slice_ + 4 * built.latency)
+    if built.colocate:
+        link = max(2 * built.one_way(worker) for worker in built.workers)
+    else:
+        link = len(built.workers) * built.model_bytes / (built.servers * built.server_link)
+    return max(max(paths), link, len(built.workers) * built.apply_seconds)
+
+
+# A run
+
+
+def run(lab: Lab, spec: ClusterSpec, plan: Plan, progress: Callable[[float], None] | None = None) -> Measured:
+    """Until every worker has done its iterations, on average. `progress` hears how far it is, from 0 to 1."""
+    job = _Job(lab, spec, plan)
+    try:
+        return job.run(progress or (lambda _: None))
+    finally:
+        job.stop()
+
+
+class _Job:
+    """The processes of one run."""
+
+    def __init__(self, lab: Lab, spec: ClusterSpec, plan: Plan) -> None:
+        self._lab, self._spec, self._plan = lab, spec, plan
+        self._token = secrets.token_bytes(16)
+        first = server_host(spec, 0)
+        self._address = (lab.address(first), SPARSE)
+        self._pipe, theirs = lab.pipe()
+        self._coordinator = lab.start(first, _coordinate, theirs, self._address, self._token, spec, plan)
+        theirs.close()
+        self._shards: list[BaseProcess] = []
+        self._workers: dict[int, tuple[BaseProcess, Any]] = {}
+        self._gone: set[int] = set()  # workers that a fault has killed
+        self._timers: list[threading.Timer] = []
+        self._spent = 0.0  # CPU seconds of workers that were killed
+
+    def run(self, progress: Callable[[float], None]) -> Measured:
+        lab, spec = self._lab, self._spec
+        if not self._pipe.poll(STARTING) or self._pipe.recv()[0] != "listening":
+            raise LabError("The coordinator did not start.")
+        for number in range(spec.servers):
+            host = server_host(spec, number)
+            self._shards.append(lab.start(host, _shard, number, self._address, lab.address(host), self._token))
+        for number in range(len(spec.workers)):
+            self._start_worker(number)
+        before = after = self._so_far()
+        while True:
+            self._must_live()
+            if not self._pipe.poll(0.1):
+                continue
+            what, value = self._pipe.recv()
+            if what == "part":
+                progress(value)
+            elif what == "began":
+                self._plan_faults()
+            elif what == "warm":
+                before = self._so_far()
+            elif what == "over":
+                after = self._so_far()
+                self._pipe.send("noted")
+            elif what == "failed":
+                raise LabError(value)
+            else:
+                cost = Cost((after[0] - before[0]) / 1e9, after[1] - before[1])
+                if self._plan.exactly:
+                    self._audit(value.events)
+                measured: Measured = replace(value, cost=cost)
+                return measured
+
+    def stop(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for number in range(len(self._spec.workers)):
+            with contextlib.suppress(LabError):
+                self._lab.mend(worker_host(number))
+        self._lab.stop([self._coordinator, *self._shards, *(process for process, _ in self._workers.values())])
+
+    def _start_worker(self, number: int) -> None:
+        ours, theirs = self._lab.pipe()
+        worker, plan = self._spec.workers[number], self._plan
+        task = standin.Task(
+            self._address,
+            self._token,
             number,
             worker,
-            spec.model_bytes,
+            self._spec.model_bytes,
             plan.seed,
             plan.overlap,
+            plan.iterations if plan.exactly else None,
         )
-        for number, worker in enumerate(spec.workers)
-    ]
-    try:
-        while not ours.poll(0.1):
-            for process in (coordinator, *others):
-                if process.exitcode is not None and not ours.poll(1.0):
-                    raise LabError(f"{process.name} ended with exit code {process.exitcode} in the midst of the run.")
-        measured: Measured = ours.recv()
-        return measured
-    finally:
-        lab.stop((coordinator, *others))
+        process = self._lab.start(worker_host(number), standin.work, task, theirs)
+        theirs.close()
+        self._workers[number] = (process, ours)
+
+    def _must_live(self) -> None:
+        processes = {"The coordinator": self._coordinator}
+        processes |= {f"Shard {number}": process for number, process in enumerate(self._shards)}
+        if not self._plan.exactly:
+            processes |= {
+                f"Worker {number}": process
+                for number, (process, _) in self._workers.items()
+                if number not in self._gone
+            }
+        for name, process in processes.items():
+            if process.exitcode is not None and not self._pipe.poll(1.0):
+                raise LabError(f"{name} ended with exit code {process.exitcode} in the midst of the run.")
+
+    def _so_far(self) -> tuple[float, float]:
+        """Bytes that have crossed the hosts' links, and CPU seconds spent, so far."""
+        processes = [self._coordinator, *self._shards, *(process for process, _ in self._workers.values())]
+        sent = sum(sent for sent, _ in self._lab.carried().values())
+        return sent, self._spent + sum(_cpu_seconds(process) for process in processes)
+
+    # Faults
+
+    def _plan_faults(self) -> None:
+        for fault in self._spec.faults:
+            timer = threading.Timer(fault.time, self._strike, (fault,))
+            timer.daemon = True
+            timer.start()
+            self._timers.append(timer)
+
+    def _strike(self, fault: Fault) -> None:
+        number = fault.worker
+        process, _ = self._workers[number]
+        host = worker_host(number)
+        if fault.kind == "kill":
+            self._gone.add(number)
+            self._spent += _cpu_seconds(process)
+            process.kill()
+        elif fault.kind == "rejoin":
+            self._gone.discard(number)
+            self._start_worker(number)
+        elif fault.kind == "pause":
+            os.kill(process.pid or 0, signal.SIGSTOP)
+            self._later(fault.seconds, os.kill, process.pid or 0, signal.SIGCONT)
+        else:
+            self._lab.cut(host)
+            self._later(fault.seconds, self._lab.mend, host)
+
+    def _later(self, seconds: float, do: Callable[..., Any], *arguments: Any) -> None:
+        timer = threading.Timer(seconds, do, arguments)
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
+
+    # The proof
+
+    def _audit(self, events: Sequence[Event]) -> None:
+        """Is the last model just what the updates that were applied make of it? Nothing lost, nothing twice."""
+        counts: dict[int, int] = {}
+        for event in events:
+            for worker in getattr(event, "workers", ()):
+                counts[worker] = counts.get(worker, 0) + 1
+        models = [
+            pipe.recv() for number, (_, pipe) in self._workers.items() if number not in self._gone and pipe.poll(10)
+        ]
+        if not models:
+            raise LabError("No worker has handed in the last model.")
+        fault = standin.differs(models[0], counts, self._spec.model_bytes)
+        if fault:
+            raise LabError(f"The model is not what was applied: {fault}.")
 
 
 def _coordinate(pipe: Connection, address: tuple[str, int], token: bytes, spec: ClusterSpec, plan: Plan) -> None:
-    logging.basicConfig(level=logging.WARNING)
-    pipe.send(loop.run(_serve(pipe, address, token, spec, plan)))
+    logging.basicConfig(level=logging.ERROR)
+    try:
+        pipe.send(("done", loop.run(_serve(pipe, address, token, spec, plan))))
+    except Exception as error:
+        pipe.send(("failed", str(error)))
 
 
 class _Goal(Observer):
     """So many updates have arrived."""
 
-    def __init__(self, updates: int) -> None:
-        self._left = updates
+    def __init__(self, pipe: Connection, updates: int, warm_up: int) -> None:
+        self._pipe, self._updates, self._warm_up = pipe, updates, warm_up
+        self._count = self._said = 0
+        self.first: float | None = None
         self.reached = asyncio.Event()
 
+    def granted(self, time: float, *_: Any) -> None:
+        if self.first is None:
+            self.first = time
+            self._pipe.send(("began", 0.0))
+
     def arrived(self, *_: Any) -> None:
-        self._left -= 1
-        if self._left == 0:
+        self._count += 1
+        if self._count == self._warm_up:
+            self._pipe.send(("warm", 0.0))
+        if (part := 100 * self._count // self._updates) > self._said:
+            self._said = part
+            self._pipe.send(("part", part / 100))
+        if self._count == self._updates:
             self.reached.set()
 
 
 async def _serve(pipe: Connection, address: tuple[str, int], token: bytes, spec: ClusterSpec, plan: Plan) -> Measured:
-    workers, iterations, policy = len(spec.workers), plan.iterations, plan.policy
-    summary, goal = Summary(warm_up=0 if spec.faults else iterations // 4 * workers), _Goal(iterations * workers)
+    workers, iterations = len(spec.workers), plan.iterations
+    warm_up = 0 if spec.faults or plan.exactly else iterations // 4 * workers
+    summary, goal = Summary(warm_up), _Goal(pipe, iterations * workers, warm_up)
     events: list[Event] = []
     terms = Terms(
         shards=spec.servers,
         workers=workers,
         token=token,
         lease=spec.lease,
-        policy=policy,
+        policy=plan.policy,
         streamed=plan.streamed,
     )
     observer = Tee(Tee(summary, goal), Recorder(events.append))
-    server = Server(lambda: make(policy), terms, Address(*address), observer=observer, own_shards=False)
+    server = Server(lambda: make(plan.policy), terms, Address(*address), observer=observer, own_shards=False)
     async with server:
-        pipe.send("listening")
+        pipe.send(("listening", 0.0))
         serving = asyncio.ensure_future(server.serve())
         reached = asyncio.ensure_future(goal.reached.wait())
-        await asyncio.wait((serving, reached), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((serving,) if plan.exactly else (serving, reached), return_when=asyncio.FIRST_COMPLETED)
         reached.cancel()
         if serving.done():
             serving.result()
         serving.cancel()
-        return Measured(summary.report(), events, server.coordinator.now)
+        seconds = server.coordinator.now - (goal.first or 0.0)
+        pipe.send(("over", 0.0))
+        await asyncio.to_thread(pipe.recv)  # until what it cost has been noted: with the processes, that would be gone
+        return Measured(summary.report(), Cost(0.0, 0.0), seconds, server.coordinator.apply, events)
 
 
 def _shard(number: int, address: tuple[str, int], listen: str, token: bytes) -> None:
@@ -144,5 +356,80 @@ def _shard(number: int, address: tuple[str, int], listen: str, token: bytes) -> 
 
     from paceline.serve.shard import Shard
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # there are many of them, on the cores of one machine
     Shard(number, Door(*address, token), listen).run()
+
+
+# What others do on the same hosts
+
+
+def run_ddp(lab: Lab, spec: ClusterSpec, plan: Plan, batches: Sequence[int] | None = None) -> Measured:
+    """PyTorch's DDP over gloo; `batches`: how many samples each worker computes, if not its own number."""
+    from paceline.launch import rival
+
+    batches = batches or [worker.batch for worker in spec.workers]
+    port = secrets.randbelow(10_000) + 20_000
+    ranks = [
+        rival.Rank(
+            number,
+            len(spec.workers),
+            (lab.address(worker_host(0)), port),
+            worker,
+            batch,
+            spec.model_bytes,
+            plan.iterations,
+            plan.overlap,
+            plan.seed,
+        )
+        for number, (worker, batch) in enumerate(zip(spec.workers, batches, strict=True))
+    ]
+    began, carried = time.perf_counter(), sum(sent for sent, _ in lab.carried().values())
+    timed = lab.calls([(worker_host(rank.number), rival.train, (rank,)) for rank in ranks])
+    gigabytes = (sum(sent for sent, _ in lab.carried().values()) - carried) / 1e9
+    counted = plan.iterations - plan.iterations // 4
+    seconds = max(took for took, _ in timed)
+    cpu = sum(cpu for _, cpu in timed) * counted
+    report = Report(
+        mean_iteration_seconds=seconds,
+        samples_per_second=sum(batches) / seconds,
+        blocking_seconds=0.0,
+        blocking_by_worker={},
+        communication_seconds=0.0,
+        max_staleness=0,
+        mean_staleness=0.0,
+        max_progress_gap=0,
+        update_gaps=Gaps(1.0, 0.0, 0.0, 0.0),
+        batch_sizes=dict(enumerate(batches)),
+        updates=plan.iterations,
+        discarded=0,
+        warm_up_iterations=plan.iterations // 4 * len(batches),
+    )
+    return Measured(report, Cost(gigabytes * counted / plan.iterations, cpu), time.perf_counter() - began)
+
+
+def _swallow(pipe: Connection, size: int) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        pipe.send(listener.getsockname()[1])
+        peer, _ = listener.accept()
+        place = bytearray(1 << 20)
+        while size > 0 and (count := peer.recv_into(place)):
+            size -= count
+        peer.sendall(b".")
+        peer.close()
+
+
+def _spill(host: str, port: int, size: int) -> float:
+    with socket.create_connection((host, port)) as peer:
+        began = time.perf_counter()
+        peer.sendall(bytes(size))
+        peer.recv(1)
+        return time.perf_counter() - began
+
+
+def _cpu_seconds(process: BaseProcess) -> float:
+    """What a process has spent, in user and in kernel mode."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
