@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -25,6 +26,9 @@ from paceline.observe.plot import Panel, draw
 from paceline.observe.table import Row, comparison
 from paceline.policies import make, split_list
 from paceline.simulate import Cluster, ClusterSpec
+
+
+LEAST_GIGABYTES = 0.05  # that must have been moved for what a GB costs to mean anything
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,9 @@ def lab(
     compare: Annotated[
         bool, typer.Option("--compare-simulation", help="Simulate each run too, and show the error.")
     ] = False,
+    script: Annotated[
+        str | None, typer.Option(help="Run this training script, with its arguments, instead of waiting workers.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write every event to this file, a line of JSON each.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw who does what to this PNG file.")] = None,
@@ -72,6 +79,11 @@ def lab(
     for spec in specs:
         make(spec)
     described = cluster_named(cluster, apply, colocate, jitter)
+    command = tuple(shlex.split(script)) if script else ()
+    if command and not Path(command[0]).is_file():
+        refuse(f"There is no script {command[0]!r}.")
+    if command and (overlap or ddp or compare):
+        refuse("--script runs real training: leave --overlap, --ddp and --compare-simulation out.")
     for option, path in (("--trace", trace), ("--plot", plot)):
         check_target(path, option)
     if importlib.util.find_spec("torch") is None:
@@ -93,7 +105,7 @@ def lab(
                 if apply == "streamed" and not (streamed or made.pipelined):
                     errors.print(f"Note: {spec} cannot be streamed, so it is run whole.")
                 task = progress.add_task(spec, total=1.0)
-                plan = trial.Plan(spec, iterations, streamed, overlap, seed)
+                plan = trial.Plan(spec, iterations, streamed, overlap, seed, script=command)
                 result = trial.run(built_lab, described, plan, partial(_advance, progress, task))
                 in_slices = streamed or made.pipelined
                 built = trial.as_built(described, share, in_slices)
@@ -194,11 +206,12 @@ def _show(described: ClusterSpec, limit: float, share: float, lines: list[Line])
                 seconds = line.row.report.mean_iteration_seconds
                 table.add_row(line.row.policy, f"{seconds:.4f} s", f"{line.simulated:.4f} s", f"{line.error:+.1%}")
         console.print(table)
-    costs = ", ".join(f"{line.row.policy} {line.measured.cost.cpu_seconds_per_gigabyte:.2f}" for line in lines)
+    costs = [(line.row.policy, line.measured.cost) for line in lines if line.measured.cost.gigabytes > LEAST_GIGABYTES]
+    said = ", ".join(f"{name} {cost.cpu_seconds_per_gigabyte:.2f}" for name, cost in costs)
     console.print(
         Text(
             f"The floor is {limit:.4g} s an iteration, at the {share:.1%} of the links' rates that a bare TCP stream "
-            f"reaches here. CPU seconds for a GB moved: {costs}.",
+            f"reaches here.{f' CPU seconds for a GB moved: {said}.' if said else ''}",
             style="dim",
         )
     )

@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +59,30 @@ def check() -> None:
         raise LabError("A lab needs root, to make network namespaces: run it with sudo, or use paceline simulate.")
 
 
+class Command:
+    """A command that runs on a host, with what a process of the lab can be asked."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
+        self._process, self.name, self.pid = process, name, process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.poll()
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def join(self, seconds: float | None = None) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+
 class Lab:
     """Hosts on a switch. Use it as a context manager: it is always torn down."""
 
@@ -69,7 +94,7 @@ class Lab:
         self.rates = dict(rates)
         self._numbers = {host: number for number, host in enumerate(rates)}
         self._name = f"paceline-{os.getpid()}-{_born(os.getpid())}-{next(_numbers)}"
-        self._processes: list[BaseProcess] = []
+        self._processes: list[BaseProcess | Command] = []
 
     def __enter__(self) -> Lab:
         sweep()
@@ -114,12 +139,19 @@ class Lab:
         self._processes.append(process)
         return process
 
+    def spawn(self, host: str, command: Sequence[str], environment: Mapping[str, str]) -> Command:
+        """Run a command on that host. What it prints goes to our standard error."""
+        inside = [sys.executable, "-m", "paceline.launch.inside", self.namespace(host), *command]
+        spawned = Command(subprocess.Popen(inside, env=dict(environment), stdout=sys.stderr.fileno()), host)
+        self._processes.append(spawned)
+        return spawned
+
     def pipe(self) -> tuple[Any, Any]:
         """Two ends, one to keep and one for a process to start."""
         ours, theirs = _context().Pipe()
         return ours, theirs
 
-    def stop(self, processes: Sequence[BaseProcess]) -> None:
+    def stop(self, processes: Sequence[BaseProcess | Command]) -> None:
         """End these processes of the lab."""
         for process in processes:
             process.terminate()
@@ -151,10 +183,6 @@ class Lab:
             results.append(result)
             process.join()
         return results
-
-    def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """The command line by which a command is run on that host."""
-        return [sys.executable, "-m", "paceline.launch.inside", self.namespace(host), *command]
 
     # Links
 
@@ -317,7 +345,7 @@ def _answer(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...])
         pipe.send((False, f"{type(error).__name__}: {error}"))
 
 
-def _wait(process: BaseProcess, seconds: float) -> None:
+def _wait(process: BaseProcess | Command, seconds: float) -> None:
     process.join(seconds)
     if process.is_alive():
         process.kill()

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch import standin
-from paceline.launch.lab import SPARSE, Lab, LabError
+from paceline.launch.lab import SPARSE, Command, Lab, LabError
 from paceline.observe.driver import Fault
 from paceline.observe.events import Event
 from paceline.observe.observer import Observer, Recorder, Tee
@@ -33,6 +34,7 @@ from paceline.serve import loop
 from paceline.serve.coordinator import Terms
 from paceline.serve.door import Door
 from paceline.serve.server import Address, Server
+from paceline.serve.variables import CONNECT, TOKEN, WORKER, WORKERS
 from paceline.simulate.spec import ClusterSpec, limit_seconds
 
 STARTING = 60.0  # seconds that the coordinator may take to listen
@@ -50,6 +52,12 @@ class Plan:
     overlap: bool = False  # are gradients pushed while they are computed?
     seed: int = 0
     exactly: bool = False  # does each worker do just so many iterations, and is the last model checked?
+    script: tuple[str, ...] = ()  # a training script and its arguments, which is run instead of the stand-in
+
+    @property
+    def to_the_end(self) -> bool:
+        """Do workers leave by themselves, and is the job over then?"""
+        return self.exactly or bool(self.script)
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,7 @@ class _Job:
         self._coordinator = lab.start(first, _coordinate, theirs, self._address, self._token, spec, plan)
         theirs.close()
         self._shards: list[BaseProcess] = []
-        self._workers: dict[int, tuple[BaseProcess, Any]] = {}
+        self._workers: dict[int, tuple[BaseProcess | Command, Any]] = {}
         self._gone: set[int] = set()  # workers that a fault has killed
         self._timers: list[threading.Timer] = []
         self._spent = 0.0  # CPU seconds of workers that were killed
@@ -202,6 +210,16 @@ class _Job:
         self._lab.stop([self._coordinator, *self._shards, *(process for process, _ in self._workers.values())])
 
     def _start_worker(self, number: int) -> None:
+        if self._plan.script:
+            variables = {
+                CONNECT: "{}:{}".format(*self._address),
+                TOKEN: self._token.hex(),
+                WORKER: str(number),
+                WORKERS: str(len(self._spec.workers)),
+            }
+            command = [sys.executable, *self._plan.script]
+            self._workers[number] = (self._lab.spawn(worker_host(number), command, os.environ | variables), None)
+            return
         ours, theirs = self._lab.pipe()
         worker, plan = self._spec.workers[number], self._plan
         task = standin.Task(
@@ -219,21 +237,21 @@ class _Job:
         self._workers[number] = (process, ours)
 
     def _must_live(self) -> None:
-        processes = {"The coordinator": self._coordinator}
+        processes: dict[str, BaseProcess | Command] = {"The coordinator": self._coordinator}
         processes |= {f"Shard {number}": process for number, process in enumerate(self._shards)}
-        if not self._plan.exactly:
-            processes |= {
-                f"Worker {number}": process
-                for number, (process, _) in self._workers.items()
-                if number not in self._gone
-            }
+        processes |= {
+            f"Worker {number}": process
+            for number, (process, _) in self._workers.items()
+            if number not in self._gone and not (self._plan.to_the_end and process.exitcode == 0)
+        }
         for name, process in processes.items():
             if process.exitcode is not None and not self._pipe.poll(1.0):
                 raise LabError(f"{name} ended with exit code {process.exitcode} in the midst of the run.")
 
     def _so_far(self) -> tuple[float, float]:
         """Bytes that have crossed the hosts' links, and CPU seconds spent, so far."""
-        processes = [self._coordinator, *self._shards, *(process for process, _ in self._workers.values())]
+        workers = [process for process, _ in self._workers.values()]
+        processes: list[BaseProcess | Command] = [self._coordinator, *self._shards, *workers]
         sent = sum(sent for sent, _ in self._lab.carried().values())
         return sent, self._spent + sum(_cpu_seconds(process) for process in processes)
 
@@ -323,7 +341,7 @@ class _Goal(Observer):
 
 async def _serve(pipe: Connection, address: tuple[str, int], token: bytes, spec: ClusterSpec, plan: Plan) -> Measured:
     workers, iterations = len(spec.workers), plan.iterations
-    warm_up = 0 if spec.faults or plan.exactly else iterations // 4 * workers
+    warm_up = 0 if spec.faults or plan.to_the_end else iterations // 4 * workers
     summary, goal = Summary(warm_up), _Goal(pipe, iterations * workers, warm_up)
     events: list[Event] = []
     terms = Terms(
@@ -340,7 +358,7 @@ async def _serve(pipe: Connection, address: tuple[str, int], token: bytes, spec:
         pipe.send(("listening", 0.0))
         serving = asyncio.ensure_future(server.serve())
         reached = asyncio.ensure_future(goal.reached.wait())
-        await asyncio.wait((serving,) if plan.exactly else (serving, reached), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((serving,) if plan.to_the_end else (serving, reached), return_when=asyncio.FIRST_COMPLETED)
         reached.cancel()
         if serving.done():
             serving.result()
@@ -426,7 +444,7 @@ def _spill(host: str, port: int, size: int) -> float:
         return time.perf_counter() - began
 
 
-def _cpu_seconds(process: BaseProcess) -> float:
+def _cpu_seconds(process: BaseProcess | Command) -> float:
     """What a process has spent, in user and in kernel mode."""
     try:
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
