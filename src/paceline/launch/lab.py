@@ -340,9 +340,11 @@ def _die_with_parent() -> None:
 
 def _answer(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     try:
-        pipe.send((True, function(*arguments)))
+        answer = (True, function(*arguments))
     except Exception as error:
-        pipe.send((False, f"{type(error).__name__}: {error}"))
+        answer = (False, f"{type(error).__name__}: {error}")
+    with contextlib.suppress(OSError):  # whoever asked may be gone
+        pipe.send(answer)
 
 
 def _wait(process: BaseProcess | Command, seconds: float) -> None:
