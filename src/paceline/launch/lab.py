@@ -328,8 +328,11 @@ def _inside(namespace: str, function: Callable[..., object], arguments: tuple[An
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one who built the lab, who ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not (NAMESPACES / namespace).exists():
+        return  # the lab was taken down before this process was up
     enter(namespace)
-    function(*arguments)
+    with contextlib.suppress(BrokenPipeError):  # likewise
+        function(*arguments)
 
 
 def _die_with_parent() -> None:
