@@ -27,7 +27,6 @@ from paceline.observe.table import Row, comparison
 from paceline.policies import make, split_list
 from paceline.simulate import Cluster, ClusterSpec
 
-
 LEAST_GIGABYTES = 0.05  # that must have been moved for what a GB costs to mean anything
 
 

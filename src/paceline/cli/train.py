@@ -20,6 +20,7 @@ from rich.text import Text
 
 from paceline.cli.display import Display
 from paceline.cli.shared import check_target, errors, refuse
+from paceline.cli.simulate import Apply
 from paceline.observe.closing import side_by_side
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
@@ -64,6 +65,7 @@ def run(
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="A policy with options; several are compared: bsp,r2sp.")
     ] = "bsp:weights=mean",
+    apply: Apply = "whole",
     lease: Lease = 30.0,
     restarts: Annotated[int, typer.Option(min=0, help="How often a crashed worker is started again.")] = 1,
     ranks_per_worker: Annotated[
@@ -89,7 +91,7 @@ def run(
 
     specs = split_list([policy])
     for spec in specs:
-        _check_policy(spec, workers)
+        _check_policy(spec, workers, apply)
     _check_script(script)
     check_target(trace, "--trace")
     if len(specs) > 1 and any((checkpoint, resume, record, trace)):
@@ -101,6 +103,7 @@ def run(
         servers,
         workers,
         host or (local.EVERYWHERE if hosts else "127.0.0.1"),
+        apply=apply,
         lease=lease,
         checkpoint=checkpoint,
         every=every,
@@ -146,6 +149,7 @@ def serve(
         typer.Option(min=1, help="The job begins when so many have come; else as Slurm or torchrun say, or 1."),
     ] = None,
     policy: Policy = "bsp:weights=mean",
+    apply: Apply = "whole",
     host: Annotated[
         str, typer.Option(help="Where to listen; another place than loopback needs a token.")
     ] = "127.0.0.1",
@@ -173,11 +177,12 @@ def serve(
         _need_torch()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     wanted = workers or workers_of_launcher() or 1
-    _check_policy(policy, wanted)
+    _check_policy(policy, wanted, apply)
     check_target(trace, "--trace")
     plan = _plan(checkpoint, every, resume)
     tls = _tls(tls_cert, tls_key, tls_ca)
-    terms = Terms(servers, wanted, _token(token_file), lease, plan, record, policy)
+    streamed = apply == "streamed"
+    terms = Terms(servers, wanted, _token(token_file), lease, plan, record, policy, streamed)
 
     summary = Summary()
 
@@ -343,13 +348,15 @@ async def _until_told_to_stop() -> AsyncIterator[asyncio.Future[None]]:
             loop.remove_signal_handler(number)
 
 
-def _check_policy(policy: str, workers: int) -> None:
+def _check_policy(policy: str, workers: int, apply: str) -> None:
+    if apply not in ("whole", "streamed"):
+        refuse(f"--apply must be whole or streamed, not {apply!r}.")
     made = make(policy)
+    if apply == "streamed" and not (made.streamable or made.pipelined):
+        errors.print(f"Note: {policy} cannot be streamed, so its updates are applied whole.")
     least = made.least_workers
     if least > workers:
         refuse(f"{policy} needs {least} workers or more, and there are {workers}; use --workers {least}.")
-    if made.pipelined:
-        errors.print(f"Note: the server does not pipeline yet, so {policy} runs as a plain barrier.")
 
 
 def _check_script(script: list[str]) -> None:

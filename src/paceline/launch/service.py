@@ -26,6 +26,7 @@ class Options:
     workers: int = 1
     host: str = "127.0.0.1"
     port: int = 0
+    apply: str = "whole"
     lease: float = 30.0
     checkpoint: Path | None = None
     every: str | None = None
@@ -42,6 +43,7 @@ class Options:
             "--workers": self.workers,
             "--host": self.host,
             "--port": self.port,
+            "--apply": self.apply,
             "--lease": self.lease,
             "--checkpoint": self.checkpoint,
             "--checkpoint-every": self.every,
