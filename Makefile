@@ -35,9 +35,10 @@ lint: setup      ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: setup     ## what the simulator, one policy decision and one Grant cost
+bench: setup     ## what the simulator, one policy decision and one Grant cost, and the lab's tables (root)
 	@$(BIN)/python benchmarks/simulator.py
 	@$(BIN)/python benchmarks/decisions.py
+	@$(BIN)/python benchmarks/lab.py
 
 clean:           ## remove .venv and caches
 	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -52,6 +52,7 @@ class Plan:
     overlap: bool = False  # are gradients pushed while they are computed?
     seed: int = 0
     exactly: bool = False  # does each worker do just so many iterations, and is the last model checked?
+    sampled: float = 0.0  # every so many seconds, what the workers' links have carried is noted
     script: tuple[str, ...] = ()  # a training script and its arguments, which is run instead of the stand-in
 
     @property
@@ -81,6 +82,8 @@ class Measured:
     seconds: float  # from the first event to the last
     apply: str = "whole"
     events: list[Event] = field(default_factory=list, repr=False)
+    carried: dict[int, list[tuple[float, int, int]]] = field(default_factory=dict, repr=False)
+    # For each worker, if it was asked for: seconds, and bytes that its link had brought and taken by then
 
 
 # The cluster as it is built
@@ -167,6 +170,8 @@ class _Job:
         self._gone: set[int] = set()  # workers that a fault has killed
         self._timers: list[threading.Timer] = []
         self._spent = 0.0  # CPU seconds of workers that were killed
+        self._carried: dict[int, list[tuple[float, int, int]]] = {}
+        self._over = threading.Event()
 
     def run(self, progress: Callable[[float], None]) -> Measured:
         lab, spec = self._lab, self._spec
@@ -189,6 +194,8 @@ class _Job:
                 self._plan_faults()
             elif what == "warm":
                 before = self._so_far()
+                if self._plan.sampled:
+                    threading.Thread(target=self._sample, daemon=True).start()
             elif what == "over":
                 after = self._so_far()
                 self._pipe.send("noted")
@@ -198,10 +205,19 @@ class _Job:
                 cost = Cost((after[0] - before[0]) / 1e9, after[1] - before[1])
                 if self._plan.exactly:
                     self._audit(value.events)
-                measured: Measured = replace(value, cost=cost)
+                measured: Measured = replace(value, cost=cost, carried=self._carried)
                 return measured
 
+    def _sample(self) -> None:
+        """Note what the workers' links have carried, again and again."""
+        while not self._over.wait(self._plan.sampled):
+            for number, (process, _) in self._workers.items():
+                with contextlib.suppress(OSError):
+                    counted = _counted(process)
+                    self._carried.setdefault(number, []).append((time.perf_counter(), *counted))
+
     def stop(self) -> None:
+        self._over.set()
         for timer in self._timers:
             timer.cancel()
         for number in range(len(self._spec.workers)):
@@ -442,6 +458,13 @@ def _spill(host: str, port: int, size: int) -> float:
         peer.sendall(bytes(size))
         peer.recv(1)
         return time.perf_counter() - began
+
+
+def _counted(process: BaseProcess | Command) -> tuple[int, int]:
+    """Bytes that the link of a process's host has brought and taken, since the lab was built."""
+    lines = Path(f"/proc/{process.pid}/net/dev").read_text().splitlines()
+    fields = next(line for line in lines if line.strip().startswith("eth0:")).partition(":")[2].split()
+    return int(fields[0]), int(fields[8])
 
 
 def _cpu_seconds(process: BaseProcess | Command) -> float:

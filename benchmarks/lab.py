@@ -1,0 +1,310 @@
+"""What the lab shows: each table and picture of docs/benchmarks.md#the-lab, measured again.
+
+    python benchmarks/lab.py [NAME …] [--plot FOLDER] [--iterations N]
+
+Needs root. Every figure is a ratio within one run: rows of a table are measured one after the other in one lab.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.launch import trial
+from paceline.launch.lab import Lab
+from paceline.launch.trial import Measured, Plan
+from paceline.observe.driver import Fault
+from paceline.observe.events import Applied, Arrived
+from paceline.policies import make
+from paceline.simulate import Cluster, ClusterSpec, load_cluster
+
+TWO = ("lab-5mb", "lab-1mb")
+
+
+class Bench:
+    """Runs, prints and perhaps draws."""
+
+    def __init__(self, iterations: int, plot: Path | None) -> None:
+        self.iterations, self.plot = iterations, plot
+
+    def run(self, lab: Lab, spec: ClusterSpec, policy: str, **options: Any) -> Measured:
+        return trial.run(lab, spec, Plan(policy, options.pop("iterations", self.iterations), **options))
+
+    def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        print(f"\n### {title}\n")
+        print("| " + " | ".join(headings) + " |")
+        print("|" + "---|" * len(headings))
+        for row in rows:
+            print("| " + " | ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row) + " |")
+
+    def figure(self, name: str, draw: Callable[[Any], None]) -> None:
+        if self.plot is None:
+            return
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        draw(figure)
+        figure.savefig(self.plot / f"lab-{name}.png", dpi=110)
+
+
+def one_server(bench: Bench) -> None:
+    """One server, whole: R²SP at its floor, and its gain over plain BSP."""
+    for name in TWO:
+        spec = load_cluster(name)
+        rows: list[list[object]] = []
+        with Lab(trial.hosts(spec)) as lab:
+            share = trial.goodput(lab)
+            policies = ("bsp", "bsp:pipeline=true", "r2sp:groups=3", "r2sp")
+            results = {policy: bench.run(lab, spec, policy).report for policy in policies}
+        for policy, report in results.items():
+            built = trial.as_built(spec, share, make(policy).pipelined)
+            seconds = report.mean_iteration_seconds
+            gain = results["bsp"].mean_iteration_seconds / seconds
+            rows.append(
+                [policy, seconds, seconds / trial.floor(built, make(policy).pipelined), gain, report.max_staleness]
+            )
+        bench.table(f"{name}: one server", ("policy", "s an iteration", "× floor", "× bsp", "staleness ≤"), rows)
+
+
+def colocated(bench: Bench) -> None:
+    """A shard beside each worker, streamed, against DDP over gloo."""
+    for name, overlap in (("lab-5mb", False), ("lab-1mb", False), ("lab-5mb", True)):
+        spec = load_cluster(name).colocated()
+        with Lab(trial.hosts(spec)) as lab:
+            share = trial.goodput(lab)
+            ours = bench.run(lab, spec, "r2sp", streamed=True, overlap=overlap, iterations=2 * bench.iterations)
+            ddp = trial.run_ddp(lab, spec, Plan(trial.DDP, 2 * bench.iterations, overlap=overlap))
+        floor = trial.floor(trial.as_built(spec, share, True), True, overlap)
+        seconds, theirs = ours.report.mean_iteration_seconds, ddp.report.mean_iteration_seconds
+        title = f"{name}: a shard beside each worker, streamed{', with overlap on both sides' if overlap else ''}"
+        rows = [
+            ["r2sp", seconds, seconds / floor, theirs / seconds, ours.cost.cpu_seconds_per_gigabyte],
+            ["ddp", theirs, theirs / floor, 1.0, ddp.cost.cpu_seconds_per_gigabyte],
+        ]
+        bench.table(title, ("", "s an iteration", "× floor", "× ddp", "CPU s for a GB"), rows)
+
+
+def unequal(bench: Bench) -> None:
+    """One worker of eight at half speed: tuned batches."""
+    spec = load_cluster("lab-unequal").colocated()
+    policy = "r2sp:tune_batches=true"
+    with Lab(trial.hosts(spec)) as lab:
+        ours = bench.run(lab, spec, policy, streamed=True, iterations=4 * bench.iterations).report
+        plan = Plan(trial.DDP, bench.iterations)
+        equal = trial.run_ddp(lab, spec, plan).report
+        same = trial.run_ddp(lab, spec, plan, list(ours.batch_sizes.values())).report
+    rows = [
+        [
+            name,
+            report.mean_iteration_seconds,
+            report.samples_per_second,
+            ours.samples_per_second / report.samples_per_second,
+        ]
+        for name, report in ((policy, ours), ("ddp, equal batches", equal), ("ddp, the same batches", same))
+    ]
+    bench.table(
+        "lab-unequal: one worker of eight at half speed", ("", "s an iteration", "samples/s", "r2sp's gain"), rows
+    )
+
+
+def rates(bench: Bench) -> None:
+    """R²SP's gain over BSP as the link shrinks (INFOCOM fig. 11).
+
+    It is (c + 2X) / max(c + 2X/N, X), for c seconds of computing and X = N·S/B: it grows as long as X < c, and goes
+    back towards 2 when all there is is the network.
+    """
+    base = load_cluster("lab-1mb")
+    found: dict[float, list[tuple[int, float]]] = {}
+    rows: list[list[object]] = []
+    for seconds in (0.8, 0.2):
+        for megabits in (100, 200, 400, 800):
+            link = megabits * 1e6 / 8
+            worker = replace(base.workers[0], link=link, samples_per_second=base.workers[0].batch / seconds)
+            spec = replace(base, server_link=link, workers=(worker,) * len(base.workers))
+            with Lab(trial.hosts(spec)) as lab:
+                bsp, r2sp = (bench.run(lab, spec, policy).report.mean_iteration_seconds for policy in ("bsp", "r2sp"))
+            rows.append([seconds, megabits, bsp, r2sp, bsp / r2sp])
+            found.setdefault(seconds, []).append((megabits, bsp / r2sp))
+    bench.table("lab-1mb at other rates", ("s to compute", "Mbit/s", "bsp", "r2sp", "gain"), rows)
+
+    def draw(figure: Any) -> None:
+        axis = figure.subplots()
+        for seconds, gains in found.items():
+            axis.plot(
+                [str(rate) for rate, _ in gains], [gain for _, gain in gains], "o-", label=f"{seconds} s to compute"
+            )
+        axis.set_xlabel("Mbit/s of every link")
+        axis.set_ylabel("BSP's time / R²SP's")
+        axis.set_ylim(1)
+        axis.legend(frameon=False)
+
+    bench.figure("rates", draw)
+
+
+def relax(bench: Bench) -> None:
+    """Iteration and blocking time against the relaxation, with jitter (fig. 12)."""
+    spec = load_cluster("lab-1mb").with_jitter(0.1)
+    rows: list[list[object]] = []
+    with Lab(trial.hosts(spec)) as lab:
+        for value in (0.05, 0.2, 0.4, 0.6, 0.8, 1.0):
+            report = bench.run(lab, spec, f"r2sp:relax={value}").report
+            rows.append([value, report.mean_iteration_seconds, report.blocking_seconds])
+    bench.table("lab-1mb with 10% jitter: the relaxation", ("relax", "s an iteration", "s blocked"), rows)
+
+    def draw(figure: Any) -> None:
+        axis = figure.subplots()
+        for column, label in ((1, "iteration"), (2, "blocked")):
+            axis.plot([row[0] for row in rows], [row[column] for row in rows], marker="o", label=label)
+        axis.set_xlabel("relax")
+        axis.set_ylabel("seconds")
+        axis.set_ylim(0)
+        axis.legend(frameon=False)
+
+    bench.figure("relax", draw)
+
+
+def gaps(bench: Bench) -> None:
+    """Times between updates (fig. 8), and a worker's bandwidth while it transfers (fig. 9)."""
+    spec = load_cluster("lab-5mb")
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    with Lab(trial.hosts(spec)) as lab:
+        for policy in ("bsp", "asp", "ssp", "r2sp"):
+            measured = bench.run(lab, spec, policy, sampled=0.01)
+            times = [event.time for event in measured.events if isinstance(event, Arrived)]
+            times = times[len(times) // 4 :]
+            found[policy] = ([after - before for before, after in pairwise(times)], active_rates(measured, spec))
+    rows = [
+        [
+            policy,
+            float(np.percentile(between, 5)),
+            float(np.median(between)),
+            float(np.percentile(between, 95)),
+            float(np.mean(rates)) * 8e-6,
+        ]
+        for policy, (between, rates) in found.items()
+    ]
+    headings = ("policy", "gap, 5%", "median", "95%", "Mbit/s while transferring")
+    bench.table("lab-5mb: gaps between updates, and a worker's bandwidth", headings, rows)
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        for policy, (between, rates) in found.items():
+            for axis, values in ((left, between), (right, [8e-6 * rate for rate in rates])):
+                axis.plot(np.sort(values), np.linspace(0, 1, len(values)), label=policy)
+        left.set_xlabel("seconds between updates")
+        right.set_xlabel("Mbit/s of a worker that transfers")
+        left.set_ylabel("share")
+        right.legend(frameon=False)
+
+    bench.figure("gaps", draw)
+
+
+def active_rates(measured: Measured, spec: ClusterSpec) -> list[float]:
+    """Bytes per second of every worker in every sample in which it was transferring."""
+    found = []
+    for number, samples in measured.carried.items():
+        for (t0, *before), (t1, *after) in pairwise(samples):
+            for old, new in zip(before, after, strict=True):
+                rate = (new - old) / (t1 - t0)
+                if rate > 0.02 * spec.workers[number].link:
+                    found.append(rate)
+    return found
+
+
+def simulator(bench: Bench) -> None:
+    """The simulator against the lab."""
+    rows: list[list[object]] = []
+    for name in TWO:
+        spec = load_cluster(name)
+        with Lab(trial.hosts(spec)) as lab:
+            share = trial.goodput(lab)
+            for policy in ("bsp", "bsp:pipeline=true", "asp", "ssp", "r2sp"):
+                seconds = bench.run(lab, spec, policy).report.mean_iteration_seconds
+                built = trial.as_built(spec, share, make(policy).pipelined)
+                simulated = Cluster(built, make(policy), bench.iterations).run().report.mean_iteration_seconds
+                rows.append([name, policy, seconds, simulated, f"{simulated / seconds - 1:+.1%}"])
+    bench.table("The simulator against the lab", ("cluster", "policy", "measured", "simulated", "error"), rows)
+
+
+def growth(bench: Bench) -> None:
+    """2 to 16 workers at one server."""
+    rows: list[list[object]] = []
+    for workers in (2, 4, 8, 16):
+        base = load_cluster("lab-1mb")
+        spec = replace(base, workers=base.workers[:1] * workers)
+        with Lab(trial.hosts(spec)) as lab:
+            share = trial.goodput(lab)
+            ours = bench.run(lab, spec, "r2sp")
+            ddp = trial.run_ddp(lab, spec, Plan(trial.DDP, bench.iterations))
+        floor = trial.floor(trial.as_built(spec, share, False), False)
+        seconds = ours.report.mean_iteration_seconds
+        costs = [measured.cost.cpu_seconds_per_gigabyte for measured in (ours, ddp)]
+        rows.append([workers, seconds, seconds / floor, *costs])
+    headings = ("workers", "s an iteration", "× floor", "CPU s for a GB", "gloo's")
+    bench.table("lab-1mb: growth", headings, rows)
+
+
+def faults(bench: Bench) -> None:
+    """A worker killed, and a link cut for five seconds: how long until the others are as quick as before?"""
+    rows: list[list[object]] = []
+    for what, fault in (("killed", Fault(6.0, 3, "kill", 0.0)), ("link cut for 5 s", Fault(6.0, 3, "cut", 5.0))):
+        for policy, streamed in (("bsp", False), ("r2sp", False), ("r2sp", True)):
+            spec = replace(load_cluster("lab-1mb"), faults=(fault,), lease=2.0)
+            with Lab(trial.hosts(spec)) as lab:
+                measured = bench.run(lab, spec, policy, streamed=streamed, iterations=80)
+            rows.append([what, policy + " (streamed)" * streamed, *recovery(measured, fault)])
+    headings = ("fault", "policy", "before", "slowest round", "rounds until recovered", "applied twice")
+    bench.table("lab-1mb: faults, the others' iterations", headings, rows)
+
+
+def recovery(measured: Measured, fault: Fault) -> tuple[float, float, int, int]:
+    """The others' iteration time before, their slowest one after, how many rounds were slow, and what came twice."""
+    start = next(event.time for event in measured.events)
+    others: dict[int, list[float]] = {}
+    for event in measured.events:
+        if isinstance(event, Arrived) and event.worker != fault.worker:
+            others.setdefault(event.worker, []).append(event.time - start)
+    before = float(np.median([b - a for times in others.values() for a, b in pairwise(times) if b < fault.time]))
+    after = [[b - a for a, b in pairwise(times) if b >= fault.time] for times in others.values()]
+    slow = max(sum(seconds > 1.15 * before for seconds in each) for each in after)
+    seen: dict[tuple[int, int], int] = {}
+    incarnation = 0
+    for event in measured.events:
+        if isinstance(event, Applied):
+            for worker, iteration in zip(event.workers, event.iterations, strict=True):
+                key = (worker, iteration) if worker != fault.worker else (worker, iteration + 10**6 * incarnation)
+                seen[key] = seen.get(key, 0) + 1
+        incarnation += type(event).__name__ == "Joined" and getattr(event, "worker", None) == fault.worker
+    return before, max(max(each) for each in after), slow, sum(count > 1 for count in seen.values())
+
+
+ALL = {
+    each.__name__.replace("_", "-"): each
+    for each in (one_server, colocated, unequal, rates, relax, gaps, simulator, growth, faults)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ALL))
+    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--plot", type=Path)
+    asked = parser.parse_args()
+    unknown = [name for name in asked.names if name not in ALL]
+    if unknown:
+        parser.error(f"there is no {unknown[0]!r}; there are {', '.join(ALL)}")
+    if asked.plot:
+        asked.plot.mkdir(parents=True, exist_ok=True)
+    bench = Bench(asked.iterations, asked.plot)
+    for name in asked.names or ALL:
+        ALL[name](bench)
+
+
+if __name__ == "__main__":
+    main()
