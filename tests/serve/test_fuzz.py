@@ -191,18 +191,23 @@ def fuzz_description(_folder: Path) -> None:
             data = json.dumps(known).encode()
         try:
             described = Description.from_json(data)
-            described.cut(2)
+            described.deal(2)
             assert Description.from_json(described.as_json()) == described
         except ValueError:
             pass
 
 
 def fuzz_checkpoint(folder: Path) -> None:
-    job: dict[str, Any] = {"format": 1, "version": 3, "shards": 1, "description": json.loads(DESCRIPTION)}
+    job: dict[str, Any] = {
+        "format": checkpoint.FORMAT,
+        "version": 3,
+        "shards": 1,
+        "description": json.loads(DESCRIPTION),
+    }
     whole = folder / "version-000000003"
     whole.mkdir()
-    tensors = {"weights": np.zeros(8, dtype=np.float32)}
-    checkpoint.save_shard(whole, 0, tensors, {"start": 0, "stop": 8})
+    tensors = {"0/weights": np.zeros(8, dtype=np.float32)}
+    checkpoint.save_shard(whole, 0, tensors, {"pieces": [{"start": 0, "stop": 8}]})
     (whole / "job.json").write_text(json.dumps(job))
     assert len(checkpoint.weights(checkpoint.read(folder))) == 2
     good = (whole / "shard-0.safetensors").read_bytes()

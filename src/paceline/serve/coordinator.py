@@ -740,8 +740,9 @@ class Coordinator:
     def _drop_parts(self, member: Member) -> None:
         """Of an update that will never be whole."""
         if self._streams and member.announced and not member.answered:
-            self._settled(member.identity)
+            member.dropped = True
             self._tell_shards(Drop(member.identity))
+            self._settled(member.identity)
         for shard in () if self._streams else member.parts:
             self._shards[shard].send(Drop(member.identity))
         member.parts = set()
@@ -760,7 +761,7 @@ class Coordinator:
         member = self.roster.members[grant.worker]
         self._drop_parts(member)
         member.iteration += 1
-        member.answered = member.turned = member.announced = False
+        member.answered = member.turned = member.announced = member.dropped = False
         pull = not self._streams or member.applied != self.ledger.version
         member.granted = Granted(member.iteration, self.ledger.version, grant.batch_size, pull)
         member.peer.send(member.granted)
@@ -772,7 +773,7 @@ class Coordinator:
         iteration = member.iteration
 
         def now() -> None:
-            if self.roster.takes_part(member) and member.iteration == iteration:
+            if self._goes_on(member, iteration):
                 member.turned = True
                 member.peer.send(Turned(iteration))
 
@@ -786,7 +787,7 @@ class Coordinator:
             known = {
                 identity: weight
                 for member, identity, weight in zip(members, identities, stream.weights, strict=True)
-                if self.roster.takes_part(member) and member.identity == identity  # it may have left meanwhile
+                if self._goes_on(member, identity.iteration)
             }
             self._streams_issued += 1
             self._streaming |= known.keys()
@@ -794,6 +795,10 @@ class Coordinator:
             self._tell_shards(order)
 
         self._unless_put_off(now)
+
+    def _goes_on(self, member: Member, iteration: int) -> bool:
+        """Is it still at this iteration? When an order was put off, it may have left or been cancelled meanwhile."""
+        return self.roster.takes_part(member) and member.iteration == iteration and not member.dropped
 
     def _unless_put_off(self, do: Callable[[], None]) -> None:
         """Do it now, or when the checkpoint that is due has been made."""
