@@ -85,7 +85,9 @@ def _wrap_channel(injector: Injector) -> None:
         send(self, message, body)
         injector.at("send", name, "after", self)
 
-    def watched_pieces(self: Channel, message: Any, body: Pieces) -> None:
+    def watched_pieces(
+        self: Channel, message: Any, body: Pieces, sent: Callable[[int], None] | None = None
+    ) -> None:
         name = type(message).__name__
         injector.at("send", name, "before", self)
         half = injector.due("send", name, "half")
@@ -94,7 +96,7 @@ def _wrap_channel(injector: Injector) -> None:
             strike(half, self)
             self._socket.sendall(rest)
             return
-        send_pieces(self, message, body)
+        send_pieces(self, message, body, sent)
         injector.at("send", name, "after", self)
 
     def watched_receive(

@@ -7,7 +7,7 @@ from typing import get_args
 
 from faults.scenario import Fault, Scenario
 from paceline import policies
-from paceline.serve import coordinator, life, shard
+from paceline.serve import coordinator, life, shard, visit
 from paceline.serve.wire import Reader
 
 #: Every registered policy, as options make them differ.
@@ -31,7 +31,7 @@ def names(*readers: Reader) -> list[str]:
 
 def worker_steps() -> list[tuple[str, str, str]]:
     """Where a worker may be struck: send or receive, the message, and when."""
-    said = [name for name in names(coordinator.HEARD_HERE, shard.FROM_WORKER) if name not in SAID_BY_OTHERS]
+    said = [name for name in names(coordinator.HEARD_HERE, visit.FROM_WORKER) if name not in SAID_BY_OTHERS]
     heard = names(life.FROM_COORDINATOR, life.FROM_SHARD)
     steps = []
     for name in said:
@@ -66,7 +66,7 @@ def server_steps() -> list[tuple[str, str, str, str]]:
         steps.append(("coordinator", "receive", name, "after"))
     for name in (*names(life.FROM_SHARD), *(SAID_BY_OTHERS - {"Subscribe"})):
         steps += [("shard", "send", name, when) for when in ("before", "half", "after")]
-    for name in names(shard.FROM_WORKER, shard.FROM_COORDINATOR):
+    for name in names(visit.FROM_WORKER, shard.FROM_COORDINATOR):
         steps += [("shard", "receive", name, when) for when in (("half", "after") if name == "Push" else ("after",))]
     for who, functions in FUNCTIONS.items():
         for name in functions:

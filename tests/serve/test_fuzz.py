@@ -31,7 +31,7 @@ import numpy as np
 
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import OptimizerSpec
-from paceline.serve import checkpoint, coordinator, greeting, life, messages, record, shard
+from paceline.serve import checkpoint, coordinator, greeting, life, messages, record, shard, visit
 from paceline.serve.checkpoint import CheckpointError
 from paceline.serve.description import Description
 from paceline.serve.messages import Challenge
@@ -40,7 +40,7 @@ from paceline.serve.wire import MAGIC, PREFIX, VERSION, Channel, Closed, Reader,
 
 SECONDS = 1.5  # for each of the fuzzers
 MOST = 64 << 20  # bytes that may be allocated at once: far more than is ever needed
-READERS = (coordinator.HEARD_HERE, life.FROM_COORDINATOR, life.FROM_SHARD, shard.FROM_COORDINATOR, shard.FROM_WORKER)
+READERS = (coordinator.HEARD_HERE, life.FROM_COORDINATOR, life.FROM_SHARD, shard.FROM_COORDINATOR, visit.FROM_WORKER)
 DESCRIPTION = Description(
     Layout((Tensor("w", (3, 2)), Tensor("v", (2,), "float16"))), OptimizerSpec("SGD", ({"lr": 0.1},))
 ).as_json()
