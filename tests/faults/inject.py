@@ -15,6 +15,7 @@ from faults.scenario import Fault
 from paceline.serve import checkpoint
 from paceline.serve.peer import Peer
 from paceline.serve.store import Store
+from paceline.serve.stream import Streams, Work
 from paceline.serve.wire import Channel, Pieces, encode
 
 
@@ -85,9 +86,7 @@ def _wrap_channel(injector: Injector) -> None:
         send(self, message, body)
         injector.at("send", name, "after", self)
 
-    def watched_pieces(
-        self: Channel, message: Any, body: Pieces, sent: Callable[[int], None] | None = None
-    ) -> None:
+    def watched_pieces(self: Channel, message: Any, body: Pieces, sent: Callable[[int], None] | None = None) -> None:
         name = type(message).__name__
         injector.at("send", name, "before", self)
         half = injector.due("send", name, "half")
@@ -153,8 +152,12 @@ def _wrap_peer(injector: Injector) -> None:
 
 
 def _wrap_calls(injector: Injector) -> None:
-    for place, name in ((Store, "apply"), (Store, "applied"), (checkpoint, "save_shard"), (checkpoint, "finish")):
-        _wrap_call(injector, place, name)
+    for place in (Store, Work):
+        _wrap_call(injector, place, "apply")
+    for place in (Store, Streams):
+        _wrap_call(injector, place, "applied")
+    for name in ("save_shard", "finish"):
+        _wrap_call(injector, checkpoint, name)
 
 
 def _wrap_call(injector: Injector, place: Any, name: str) -> None:

@@ -96,10 +96,7 @@ class Exchange:
         """Until the shard has nearly all that it was sent."""
         channel = part.channel
         if channel:
-            try:
-                channel.drain(NEARLY)
-            except OSError:
-                channel.cut()
+            channel.drain(NEARLY)
 
     def receive(self, part: Part, channel: Channel) -> None:
         """Take in what the shard returns, until all its pieces are back."""
