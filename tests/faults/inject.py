@@ -152,12 +152,11 @@ def _wrap_peer(injector: Injector) -> None:
 
 
 def _wrap_calls(injector: Injector) -> None:
-    for place in (Store, Work):
-        _wrap_call(injector, place, "apply")
-    for place in (Store, Streams):
-        _wrap_call(injector, place, "applied")
-    for name in ("save_shard", "finish"):
-        _wrap_call(injector, checkpoint, name)
+    places: dict[str, tuple[Any, ...]] = {"apply": (Store, Work), "applied": (Store, Streams)}
+    places |= {"save_shard": (checkpoint,), "finish": (checkpoint,)}
+    for name, where in places.items():
+        for place in where:
+            _wrap_call(injector, place, name)
 
 
 def _wrap_call(injector: Injector, place: Any, name: str) -> None:

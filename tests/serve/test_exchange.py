@@ -141,7 +141,7 @@ def test_what_falls_due_while_there_is_no_connection_is_sent_over_the_next() -> 
     setting.send(2)
     assert not line.sent, "in the order in which they fell due"
     with pytest.raises(Closed):
-        setting.exchange.receive(setting.part, Line())
+        setting.exchange.receive(setting.part, setting.connect(Line()))
     last = setting.connect(Line(*back(0, 1, 2, 3)))
     setting.send(3)
     setting.exchange.receive(setting.part, last)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,7 +44,7 @@ def slices(pieces: int) -> list[Slice]:
     return [Slice(layout, number * EACH, (number + 1) * EACH, SPEC) for number in range(pieces)]
 
 
-def gradient(update: Identity, piece: int) -> torch.Tensor:
+def gradient(update: Identity, piece: int) -> Any:
     """Another one for every update and piece."""
     first = 100 * update.worker + 10 * update.incarnation + update.iteration + piece / 8
     return torch.arange(EACH, dtype=torch.float32) + first
@@ -188,7 +189,7 @@ class Play:
                 reference[piece].step(gradients, work.weights, (1.0,))
             assert torch.equal(self.streams.slices[piece].weights, reference[piece].weights)
         for update, sent in self.all.items():
-            assert self.whole[update] == 1 or sent.dropped and self.whole[update] <= 1
+            assert self.whole[update] == 1 or (sent.dropped and self.whole[update] <= 1)
         assert not self.streams._entries and not self.streams._entry_of and not self.streams._whole, "something is kept"
         assert all(not piece.held and not piece.loose for piece in self.streams._pieces), "a buffer is kept"
 
@@ -259,6 +260,13 @@ def test_who_is_cancelled_before_the_log_names_it_is_not_waited_for() -> None:
     play.order([0, 1], in_order=True)
     play.put(1, 0)
     assert [update.worker for update in play.works[0].updates] == [1]
+
+
+def test_what_was_sent_before_the_log_named_it_goes_with_its_worker() -> None:
+    play = Play(2)
+    play.put(0, 1)
+    play.streams.fence(0, 2)
+    assert not any(piece.held for piece in play.streams._pieces)
 
 
 def test_what_was_applied_before_its_worker_died_stays() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -140,10 +141,10 @@ def test_as_many_are_let_in_as_it_takes_to_fill_the_link(fills: int) -> None:
 def test_where_one_fills_the_link_another_is_tried_less_and_less_often() -> None:
     seen = slots_over(64 * WINDOW * FIRST_PROBE, lambda slots: 100.0)
     assert set(seen) == {1, 2}
-    tries = [number for number, (before, after) in enumerate(zip(seen, seen[1:], strict=False)) if after > before]
+    tries = [number for number, (before, after) in enumerate(itertools.pairwise(seen)) if after > before]
     assert seen.count(2) == WINDOW * len(tries), "each is over after one look"
-    pauses = [after - before for before, after in zip(tries, tries[1:], strict=False)]
-    assert all(after > 1.5 * before for before, after in zip(pauses, pauses[1:], strict=False))
+    pauses = [after - before for before, after in itertools.pairwise(tries)]
+    assert all(after > 1.5 * before for before, after in itertools.pairwise(pauses))
 
 
 def test_what_gains_too_little_is_not_kept() -> None:

@@ -359,7 +359,7 @@ class Shard:
                 raise WireError(f"A {type(order).__name__} is out of place where updates are streamed.")
         for work in works:
             self._stream(store, work)
-        with self._state:  # afterwards: a piece that this very thread is to move is waited for
+        with self._state:  # afterwards: to return a piece is to wait until nobody moves it
             for piece in here:
                 self._return(store, order.update, piece)
 

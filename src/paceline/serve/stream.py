@@ -91,6 +91,14 @@ class Streams(Shared):
         """
         return _key(update) <= self._pieces[piece].newest.get(update.worker, (0, 0)) or self._is_gone(update)
 
+    def fence(self, worker: int, incarnation: int) -> None:
+        """What an older one has sent and the log has not named, it never will. What it has named is dropped by it."""
+        super().fence(worker, incarnation)
+        for number, piece in enumerate(self._pieces):
+            for update in [each for each in piece.held if each.worker == worker and each not in self._entry_of]:
+                if update.incarnation < incarnation:
+                    self.free(number, piece.held.pop(update).gradient)
+
     def put(self, update: Identity, number: int, held: Held) -> Work | None:
         """A piece of an update is in; what can be done then. It must not be over."""
         if not self.accepts(update.worker, update.incarnation):
