@@ -339,4 +339,4 @@ class Director:
 
 def _ends_a_push(event: dict[str, Any]) -> bool:
     """Is a worker lost, or its push cancelled since others wait for it? It may have been in the midst of it."""
-    return event["event"] == "cancelled" or (event["event"] == "left" and event["lost"])
+    return event["event"] == "cancelled" or (event["event"] == "left" and bool(event["lost"]))

@@ -344,12 +344,9 @@ async def _until_told_to_stop() -> AsyncIterator[asyncio.Future[None]]:
 
 
 def _check_policy(policy: str, workers: int) -> None:
-    made = make(policy)
-    least = made.least_workers
+    least = make(policy).least_workers
     if least > workers:
         refuse(f"{policy} needs {least} workers or more, and there are {workers}; use --workers {least}.")
-    if made.pipelined:
-        errors.print(f"Note: the server does not pipeline yet, so {policy} runs as a plain barrier.")
 
 
 def _check_script(script: list[str]) -> None:

@@ -129,6 +129,10 @@ class Terms:
     incarnations: dict[int, int] = field(default_factory=dict)  # the last of each worker, from the generation before
     shard_token: bytes = b""  # what only the server's own shards know; empty: whoever knows the job's may be one
 
+    def streams(self, policy: Policy) -> bool:
+        """Is each piece of an update applied as it comes, under this policy?"""
+        return bool(self.shards) and (policy.pipelined or (self.streamed and policy.streamable))
+
 
 class Coordinator:
     """The policy, at a listening socket."""
@@ -138,7 +142,7 @@ class Coordinator:
     ) -> None:
         self.terms = terms
         policy.streamed = terms.streamed and policy.streamable
-        self._streams = bool(terms.shards) and (policy.streamed or policy.pipelined)
+        self._streams = terms.streams(policy)
         self._loop = asyncio.get_running_loop()
         self.generation = secrets.token_hex(8)
         self._key = secrets.token_bytes(32)  # for workers' tickets
