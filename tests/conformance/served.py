@@ -1,7 +1,7 @@
 """The real parameter server as a Driver: real sockets, a coordinator, two shards and a thread for each worker.
 
-A second of the job lasts a few milliseconds here. Faults are another matter (tests/faults), and so is streaming, which
-the server does not do yet.
+A second of the job lasts a few milliseconds here. Faults are another matter (tests/faults). Where updates are streamed,
+the model is large enough for some pieces on each shard.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from paceline.observe.driver import Job
 from paceline.observe.events import Arrived, Event
 from paceline.policies import Policy
 from paceline.serve.client import Client
+from paceline.serve.description import LEAST
 from paceline.serve.variables import address
 from serve.workers import SIZE, described
 from train.jobs import job as serving
@@ -28,14 +29,14 @@ BATCH = 32
 def served(policy: Policy, job: Job) -> list[Event]:
     """Drive a policy through a job; its trace until the job's iterations have arrived."""
     assert not job.faults, "faults need processes that can be killed"
-    assert not job.streamed, "the server does not stream"
+    size = 6 * LEAST if job.streamed or policy.pipelined else SIZE
     goal = job.iterations * len(job.compute_seconds)
     enough = threading.Event()
 
     def worker(number: int) -> None:
         chance = random.Random(f"{job.seed} {number}")
-        weights, gradient = np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32)
-        client = Client(address(running.address), described(), worker=number)
+        weights, gradient = np.zeros(size, np.float32), np.ones(size, np.float32)
+        client = Client(address(running.address), described(size), worker=number)
         try:
             granted = client.begin(weights.data.cast("B"))
             while not enough.is_set():
@@ -53,9 +54,10 @@ def served(policy: Policy, job: Job) -> list[Event]:
         finally:
             client.close()
 
-    with serving(policy, shards=2, workers=len(job.compute_seconds)) as running:
+    with serving(policy, shards=2, workers=len(job.compute_seconds), streamed=job.streamed) as running:
         running.work(*[lambda _, number=number: worker(number) for number in range(len(job.compute_seconds))])
         running.finish()
+        assert running.coordinator.apply == ("streamed" if size > SIZE else "whole")
     return list(_until(running.events, goal))
 
 

@@ -82,12 +82,11 @@ with_every_simulation = pytest.mark.parametrize("driver", sorted(REPEATABLE))  #
 
 
 def with_every_policy(*drivers: str) -> pytest.MarkDecorator:
-    """Every policy, whole and streamed, with each of these drivers; the server does not stream."""
+    """Every policy, whole and streamed, with each of these drivers."""
     cases = [
         pytest.param(driver, spec, streamed, id=f"{driver}-{spec}{' streamed' if streamed else ''}")
         for driver in drivers
         for spec, streamed in RUNS
-        if not (streamed and driver == "served")
     ]
     return pytest.mark.parametrize(("driver", "spec", "streamed"), cases)
 

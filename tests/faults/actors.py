@@ -98,7 +98,11 @@ def serve(scenario: Scenario, folder: Path, link: socket.socket, trace: Path, po
     inject("coordinator", scenario.faults, folder)
     checkpoints = folder / "checkpoints"
     plan = Plan(checkpoints, updates=scenario.every)
-    terms = Terms(scenario.shards, scenario.workers, TOKEN, scenario.lease, plan, policy=scenario.policy)
+    terms = Terms(
+        *(scenario.shards, scenario.workers, TOKEN, scenario.lease, plan),
+        policy=scenario.policy,
+        streamed=scenario.streamed,
+    )
 
     async def run() -> None:
         with trace.open("w", buffering=1) as lines:
@@ -127,6 +131,16 @@ def hold(scenario: Scenario, folder: Path, number: int, port: int, token: bytes)
 
 
 # A worker
+
+
+class _Computed:
+    """A gradient that is pushed as if it were still being computed: the worker says Soon, and Ready afterwards."""
+
+    def wait(self, start: int) -> None:
+        pass
+
+    def outcome(self) -> tuple[float, float | None]:
+        return 0.001, None
 
 
 def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
@@ -162,6 +176,7 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
             compute_seconds=0.001,
             rates=[1.0],
             taken=[given.number],
+            backward=_Computed() if scenario.streamed and number % 2 else None,
         )
     client.close()
 

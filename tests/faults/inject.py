@@ -15,6 +15,7 @@ from faults.scenario import Fault
 from paceline.serve import checkpoint
 from paceline.serve.peer import Peer
 from paceline.serve.store import Store
+from paceline.serve.stream import Streams, Work
 from paceline.serve.wire import Channel, Pieces, encode
 
 
@@ -85,7 +86,7 @@ def _wrap_channel(injector: Injector) -> None:
         send(self, message, body)
         injector.at("send", name, "after", self)
 
-    def watched_pieces(self: Channel, message: Any, body: Pieces) -> None:
+    def watched_pieces(self: Channel, message: Any, body: Pieces, sent: Callable[[int], None] | None = None) -> None:
         name = type(message).__name__
         injector.at("send", name, "before", self)
         half = injector.due("send", name, "half")
@@ -94,7 +95,7 @@ def _wrap_channel(injector: Injector) -> None:
             strike(half, self)
             self._socket.sendall(rest)
             return
-        send_pieces(self, message, body)
+        send_pieces(self, message, body, sent)
         injector.at("send", name, "after", self)
 
     def watched_receive(
@@ -151,8 +152,11 @@ def _wrap_peer(injector: Injector) -> None:
 
 
 def _wrap_calls(injector: Injector) -> None:
-    for place, name in ((Store, "apply"), (Store, "applied"), (checkpoint, "save_shard"), (checkpoint, "finish")):
-        _wrap_call(injector, place, name)
+    places: dict[str, tuple[Any, ...]] = {"apply": (Store, Work), "applied": (Store, Streams)}
+    places |= {"save_shard": (checkpoint,), "finish": (checkpoint,)}
+    for name, where in places.items():
+        for place in where:
+            _wrap_call(injector, place, name)
 
 
 def _wrap_call(injector: Injector, place: Any, name: str) -> None:

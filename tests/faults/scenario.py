@@ -38,6 +38,7 @@ class Scenario(msgspec.Struct, frozen=True):
     batch: int = 2
     epochs: int = 2
     padding: int = 0  # elements more in each tensor
+    streamed: bool = False  # are updates applied piece by piece? Then there should be padding enough for some pieces
     lease: float = 30.0
     every: int = 4  # a checkpoint every so many updates
     restart: str = "at once"  # a killed worker is started again: at once, or when it was given up ("late")

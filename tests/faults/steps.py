@@ -7,7 +7,7 @@ from typing import get_args
 
 from faults.scenario import Fault, Scenario
 from paceline import policies
-from paceline.serve import coordinator, life, shard
+from paceline.serve import coordinator, life, shard, visit
 from paceline.serve.wire import Reader
 
 #: Every registered policy, as options make them differ.
@@ -15,12 +15,19 @@ POLICIES = (
     *("bsp", "bsp:backup=1", "ksync:k=2", "kbatch:k=2", "asp", "ssp:staleness=2", "dssp:low=1,high=3"),
     *("r2sp", "r2sp:groups=2", "safa", "groups:count=2"),
 )
+#: And those that are applied piece by piece.
+STREAMED = ("bsp:pipeline=true", "r2sp", "asp", "ssp:staleness=2")
+KINDS = (*((policy, False) for policy in POLICIES), *((policy, True) for policy in STREAMED))
+PADDING = 1 << 14  # elements, for some pieces on each of two shards
 assert {policies.registry.split_spec(spec)[0] for spec in POLICIES} >= set(policies.names()), "a policy is missing"
 
 SAID_BY_OTHERS = {"Register", "Loaded", "Begun", "Arrived", "Saved", "Failed", "Faulted", "Subscribe"}
 #: What comes again and again; the fault strikes at the second, in the midst of training.
-AGAIN_AND_AGAIN = {"Want", "Given", "Ready", "Push", "Pushed", "Pull", "Weights", "Granted", "Cancelled"}
-WITH_BODY = {"Begin", "Push", "Weights", "Join"}
+AGAIN_AND_AGAIN = {
+    *("Want", "Given", "Ready", "Push", "Pushed", "Pull", "Weights", "Granted", "Cancelled"),
+    *("Soon", "May", "Go", "Returned"),
+}
+WITH_BODY = {"Begin", "Push", "Weights", "Join", "Returned"}
 AFTER_A_CUT = {"Resume", "Resumed"}
 
 
@@ -31,7 +38,7 @@ def names(*readers: Reader) -> list[str]:
 
 def worker_steps() -> list[tuple[str, str, str]]:
     """Where a worker may be struck: send or receive, the message, and when."""
-    said = [name for name in names(coordinator.HEARD_HERE, shard.FROM_WORKER) if name not in SAID_BY_OTHERS]
+    said = [name for name in names(coordinator.HEARD_HERE, visit.FROM_WORKER) if name not in SAID_BY_OTHERS]
     heard = names(life.FROM_COORDINATOR, life.FROM_SHARD)
     steps = []
     for name in said:
@@ -41,7 +48,28 @@ def worker_steps() -> list[tuple[str, str, str]]:
     return steps
 
 
-def struck(step: tuple[str, str, str], how: str, policy: str, shards: int, restart: str = "at once") -> Scenario:
+def comes_up(name: str, policy: str, streamed: bool) -> bool:
+    """Is there such a message, or call, in such a job?"""
+    match name:
+        case "Soon" | "Returned" | "Stream":
+            return streamed
+        case "May" | "Go":
+            return not streamed and policies.make(policy).takes_turns
+        case "Pushed" | "Apply" | "Keep":
+            return not streamed
+        case _:
+            return True
+
+
+def kind_of(number: int, name: str) -> tuple[str, bool]:
+    """One kind of job after the other, of those in which a message comes up."""
+    kinds = [kind for kind in KINDS if comes_up(name, *kind)]
+    return kinds[number % len(kinds)]
+
+
+def struck(
+    step: tuple[str, str, str], how: str, policy: str, streamed: bool, shards: int, restart: str = "at once"
+) -> Scenario:
     """A job in which a worker is struck at a step."""
     point, name, when = step
     faults = [Fault("worker", point, name, when, 2 if name in AGAIN_AND_AGAIN else 1, how)]
@@ -49,7 +77,10 @@ def struck(step: tuple[str, str, str], how: str, policy: str, shards: int, resta
         faults.append(Fault("worker", "receive", "Granted", "after", 2, "cut"))
     # Whoever is stopped must be given up, so the lease is short; whoever is killed need not.
     lease = 1.5 if how == "SIGSTOP" or restart == "late" else 30.0
-    return Scenario(policy, tuple(faults), shards=shards, lease=lease, restart=restart)
+    padding = PADDING if streamed else 0
+    return Scenario(
+        policy, tuple(faults), shards=shards, lease=lease, restart=restart, streamed=streamed, padding=padding
+    )
 
 
 FUNCTIONS = {"coordinator": ("finish",), "shard": ("apply", "applied", "save_shard")}
@@ -66,7 +97,7 @@ def server_steps() -> list[tuple[str, str, str, str]]:
         steps.append(("coordinator", "receive", name, "after"))
     for name in (*names(life.FROM_SHARD), *(SAID_BY_OTHERS - {"Subscribe"})):
         steps += [("shard", "send", name, when) for when in ("before", "half", "after")]
-    for name in names(shard.FROM_WORKER, shard.FROM_COORDINATOR):
+    for name in names(visit.FROM_WORKER, shard.FROM_COORDINATOR):
         steps += [("shard", "receive", name, when) for when in (("half", "after") if name == "Push" else ("after",))]
     for who, functions in FUNCTIONS.items():
         for name in functions:
@@ -75,9 +106,10 @@ def server_steps() -> list[tuple[str, str, str, str]]:
     return list(dict.fromkeys(steps))
 
 
-def server_struck(step: tuple[str, str, str, str], how: str, policy: str, shards: int) -> Scenario:
+def server_struck(step: tuple[str, str, str, str], how: str, policy: str, streamed: bool, shards: int) -> Scenario:
     """A job in which the coordinator or a shard is struck at a step, after the first checkpoint."""
     who, point, what, when = step
     fault = Fault(who, point, what, when, 1 if what in ("Leave", "Stop", "Saved") else 2, how, saved=True)
     lease = 1.5 if how == "SIGSTOP" else 10.0
-    return Scenario(policy, (fault,), shards=shards, samples=48, lease=lease)
+    padding = PADDING if streamed else 0
+    return Scenario(policy, (fault,), shards=shards, samples=48, lease=lease, streamed=streamed, padding=padding)

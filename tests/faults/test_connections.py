@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from faults.scenario import Fault, Outcome, Scenario
-from faults.steps import AFTER_A_CUT, AGAIN_AND_AGAIN, POLICIES, worker_steps
+from faults.steps import AFTER_A_CUT, AGAIN_AND_AGAIN, PADDING, kind_of, worker_steps
 
 Play = Callable[[Scenario], Outcome]
 #: Nobody greets twice, so what is lost of a greeting is only a slow beginning; and these seldom come up.
@@ -22,15 +22,17 @@ SELDOM = {"Cancelled", "Turned", "Refused", "Expelled", "Beat"}
 GREETING = {"Challenge", "Proof", "Accepted", "Join", "Welcome", "Hello"}
 
 
-def spoiled(name: str, when: str, how: str, policy: str, shards: int) -> Scenario:
+def spoiled(name: str, when: str, how: str, policy: str, shards: int, streamed: bool = False) -> Scenario:
     faults = [Fault("worker", "relay", name, when, 2 if name in AGAIN_AND_AGAIN else 1, how)]
     if name in AFTER_A_CUT:
         faults.append(Fault("worker", "relay", "Granted", "after", 2, "cut"))
-    return Scenario(policy, tuple(faults), shards=shards, lease=2.0)
+    padding = PADDING if streamed else 0
+    return Scenario(policy, tuple(faults), shards=shards, lease=2.0, streamed=streamed, padding=padding)
 
 
 def named(scenario: Scenario) -> str:
-    return f"{scenario.policy}-{scenario.shards}-{scenario.faults[0]}"
+    kind = f"{scenario.policy}{'-streamed' if scenario.streamed else ''}"
+    return f"{kind}-{scenario.shards}-{scenario.faults[0]}"
 
 
 def check(outcome: Outcome, scenario: Scenario) -> None:
@@ -59,14 +61,25 @@ QUICK = [
     spoiled("Give", "before", "cut", "r2sp:groups=2", 1),
     spoiled("Leave", "before", "cut", "asp", 1),
     spoiled("Resumed", "before", "cut", "bsp", 1),
+    spoiled("Push", "half", "cut", "r2sp", 2, streamed=True),
+    spoiled("Push", "after", "reset", "asp", 1, streamed=True),
+    spoiled("Push", "half", "mute", "bsp:pipeline=true", 2, streamed=True),
+    spoiled("Returned", "before", "cut", "asp", 2, streamed=True),  # it was applied, and is asked for again
+    spoiled("Returned", "half", "reset", "bsp:pipeline=true", 1, streamed=True),
+    spoiled("Returned", "before", "mute", "r2sp", 1, streamed=True),
+    spoiled("Soon", "before", "cut", "r2sp", 1, streamed=True),
+    spoiled("Turned", "before", "cut", "r2sp", 2, streamed=True),
+    spoiled("May", "after", "cut", "r2sp", 2),
+    spoiled("Go", "before", "reset", "r2sp", 1),
 ]
 MESSAGES = list(dict.fromkeys(name for _, name, _ in worker_steps()))
 MATRIX = [
-    spoiled(name, when, how, POLICIES[(number + turn) % len(POLICIES)], 1 + (number + turn) % 2)
+    spoiled(name, when, how, kind[0], 1 + (number + turn) % 2, kind[1])
     for number, name in enumerate(MESSAGES)
     for turn, (when, how) in enumerate(
         (when, how) for when in ("before", "half", "after") for how in ("cut", "reset", "mute")
     )
+    for kind in (kind_of(number + turn, name),)
     if not (how == "mute" and name in GREETING)  # that is a wait of ten seconds, and nothing else
 ]
 

@@ -14,16 +14,30 @@ pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from faults.scenario import Fault, Outcome, Scenario
-from faults.steps import POLICIES, server_steps, server_struck
+from faults.steps import KINDS, comes_up, kind_of, server_steps, server_struck
 
 Play = Callable[[Scenario], Outcome]
 STEPS = server_steps()
 #: Every job comes to these.
-ALWAYS = ("Apply", "Granted", "Arrived", "Ready", "Pushed", "Save", "apply", "applied", "save_shard", "finish")
+ALWAYS = (
+    "Apply",
+    "Stream",
+    "Returned",
+    "Granted",
+    "Arrived",
+    "Ready",
+    "Pushed",
+    "Save",
+    "apply",
+    "applied",
+    "save_shard",
+    "finish",
+)
 
 
 def named(scenario: Scenario) -> str:
-    return f"{scenario.policy}-{scenario.shards}-{scenario.faults[0]}"
+    kind = f"{scenario.policy}{'-streamed' if scenario.streamed else ''}"
+    return f"{kind}-{scenario.shards}-{scenario.faults[0]}"
 
 
 def check(outcome: Outcome, scenario: Scenario) -> None:
@@ -52,20 +66,33 @@ QUICK = [
     ("shard", "call", "save_shard", "half"),
     ("shard", "call", "save_shard", "after"),
 ]
+STREAMED = [
+    ("coordinator", "send", "Stream", "half"),
+    ("coordinator", "send", "Save", "after"),
+    ("shard", "receive", "Stream", "after"),
+    ("shard", "receive", "Push", "half"),
+    ("shard", "call", "apply", "before"),
+    ("shard", "call", "applied", "after"),
+    ("shard", "send", "Returned", "half"),
+    ("shard", "call", "save_shard", "before"),
+]
 
 
 def quick() -> list[Scenario]:
     scenarios = []
     for number, step in enumerate(QUICK):
-        policy = POLICIES[number % len(POLICIES)]
-        scenarios.append(server_struck(step, "SIGKILL", policy, 1 + number % 2))
-    scenarios.append(server_struck(("coordinator", "send", "Apply", "after"), "SIGSTOP", "asp", 2))
-    scenarios.append(server_struck(("shard", "call", "apply", "after"), "SIGSTOP", "bsp", 2))
+        scenarios.append(server_struck(step, "SIGKILL", *kind_of(number, step[2]), 1 + number % 2))
+    kinds = [kind for kind in KINDS if kind[1]]
+    for number, step in enumerate(STREAMED):
+        scenarios.append(server_struck(step, "SIGKILL", *kinds[number % len(kinds)], 1 + number // 4 % 2))
+    scenarios.append(server_struck(("coordinator", "send", "Apply", "after"), "SIGSTOP", "asp", False, 2))
+    scenarios.append(server_struck(("shard", "call", "apply", "after"), "SIGSTOP", "bsp", False, 2))
+    scenarios.append(server_struck(("shard", "call", "apply", "after"), "SIGSTOP", "r2sp", True, 2))
     return scenarios
 
 
 def test_the_quick_ones_are_of_the_matrix() -> None:
-    assert set(QUICK) <= set(STEPS)
+    assert {*QUICK, *STREAMED} <= set(STEPS)
 
 
 @pytest.mark.parametrize("scenario", quick(), ids=named)
@@ -77,12 +104,12 @@ def test_a_server_is_struck(scenario: Scenario, play: Play) -> None:
 @pytest.mark.parametrize(
     "scenario",
     [
-        server_struck(step, how, policy, shards)
-        for number, policy in enumerate(POLICIES)
+        server_struck(step, how, *kind, shards)
+        for number, kind in enumerate(KINDS)
         for how in ("SIGKILL", "SIGSTOP")
         for shards in (1 + number % 2,)
         for step in STEPS
-        if how == "SIGKILL" or step[3] == "after"
+        if (how == "SIGKILL" or step[3] == "after") and comes_up(step[2], *kind)
     ],
     ids=named,
 )

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from faults.scenario import Outcome, Scenario
-from faults.steps import POLICIES, struck, worker_steps
+from faults.steps import KINDS, comes_up, kind_of, struck, worker_steps
 
 Play = Callable[[Scenario], Outcome]
 HOW = ("SIGKILL", "SIGSTOP")
@@ -25,7 +25,8 @@ SELDOM = {"Cancelled", "Turned", "Refused", "Expelled", "Beat", "Give", "Begin"}
 
 
 def named(scenario: Scenario) -> str:
-    return f"{scenario.policy}-{scenario.shards}-{scenario.restart.replace(' ', '-')}-{scenario.faults[0]}"
+    kind = f"{scenario.policy}{'-streamed' if scenario.streamed else ''}"
+    return f"{kind}-{scenario.shards}-{scenario.restart.replace(' ', '-')}-{scenario.faults[0]}"
 
 
 def check(outcome: Outcome, scenario: Scenario) -> None:
@@ -38,18 +39,21 @@ def quick() -> list[Scenario]:
     """Each step once, killed at one and stopped at the next, policy after policy."""
     scenarios = []
     for number, step in enumerate(step for step in STEPS if step[1] not in SELDOM or step[1] in ("Give", "Begin")):
-        policy = POLICIES[number % len(POLICIES)]
-        scenarios.append(struck(step, HOW[number % 5 == 0], policy, 1 + number % 2))
-    return scenarios
+        scenarios.append(struck(step, HOW[number % 5 == 0], *kind_of(number, step[1]), 1 + number % 2))
+    for number, step in enumerate(step for step in STEPS if step[1] in ("Push", "Ready", "Soon", "Returned")):
+        kind = [kind for kind in KINDS if kind[1]][number % 4]  # in mid-push, of each that is streamed
+        scenarios.append(struck(step, HOW[number % 2], *kind, 1 + number // 4 % 2))
+    return list(dict.fromkeys(scenarios))
 
 
 def matrix() -> list[Any]:
     return [
-        struck(step, how, policy, shards, "late" if how == "SIGKILL" and shards == 2 else "at once")
-        for policy in POLICIES
+        struck(step, how, *kind, shards, "late" if how == "SIGKILL" and shards == 2 else "at once")
+        for kind in KINDS
         for shards in (1, 2)
         for how in HOW
         for step in STEPS
+        if comes_up(step[1], *kind)
     ]
 
 

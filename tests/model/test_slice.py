@@ -207,13 +207,13 @@ def test_gradients_are_weighed_and_left_as_they_were() -> None:
 def test_one_gradient_of_weight_one_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = slices_of(LAYOUT, spec_for("SGD"), 1, torch.zeros(LAYOUT.size))
     gradient, seen = random(LAYOUT.size, seed=1), list[Any]()
-    theirs = one._optimizer.step
+    theirs = one._make_step
 
-    def step() -> None:
+    def step(optimizer: Any) -> None:
         seen.extend(part.grad for part in one._parameters)
-        theirs()
+        theirs(optimizer)
 
-    monkeypatch.setattr(one._optimizer, "step", step)
+    monkeypatch.setattr(one, "_make_step", step)
     one.step([gradient], [1.0], RATES)
     assert {each.untyped_storage().data_ptr() for each in seen} == {gradient.untyped_storage().data_ptr()}
     assert one._sum is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,9 @@ pytest.importorskip("msgspec")
 
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import OptimizerSpec
-from paceline.observe.events import Left
+from paceline.observe.events import Cancelled, Left
 from paceline.policies.asp import ASP
-from paceline.policies.contract import Decisions, Update
+from paceline.policies.contract import Cancel, Decisions, Grant, Stream, Update, WorkerId
 from paceline.serve import checkpoint
 from paceline.serve.client import Client
 from paceline.serve.description import Description
@@ -34,6 +36,23 @@ class Stumbling(ASP):
 
     def arrived(self, update: Update, now: float) -> Decisions:
         raise KeyError("a mistake")
+
+
+class Cancelling(ASP):
+    """Cancels and grants as it is told by what is measured. Workers 0 and 1 are applied in order."""
+
+    def ready(self, worker: WorkerId, batch_size: int, now: float) -> Decisions:
+        return [
+            replace(decision, in_order=worker != 2) if isinstance(decision, Stream) else decision
+            for decision in super().ready(worker, batch_size, now)
+        ]
+
+    def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
+        assert isinstance(subject, WorkerId)
+        if kind == "grant":
+            return [Grant(subject)]
+        del self.promised[subject]
+        return [Cancel(subject)]
 
 
 DESCRIPTION = Description(Layout((Tensor("w", (SIZE,)),)), OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
@@ -57,7 +76,12 @@ class Worker:
         def ready(iteration: int, version: int) -> Ready:
             return Ready(iteration, version, 1, 0.001, None)
 
-        self.client._life.answer(ready, gradient.data.cast("B"), [1.0], "float32")
+        self.client._life.answer(ready, gradient.data.cast("B"), self.weights.data.cast("B"), [1.0], "float32")
+
+    def announce(self) -> None:
+        """Say that an update is there, and do not push it yet."""
+        life = self.client._life
+        life._say(Ready(self.client.granted.iteration, life.version, 1, 0.001, None))
 
     def go_on(self) -> float:
         self.client.go_on(self.weights.data.cast("B"))
@@ -126,9 +150,7 @@ def test_a_worker_without_a_number_that_restarts_takes_its_place_again() -> None
     with job("asp", shards=1, workers=1) as running:
         first = Client(address(running.address), workers.described())
         first.begin(weights)
-        first._life._control.cut()  # as if the process had died
-        first._life._over.set()
-        first._life.end(ConnectionError("dead"))
+        first._life.end(ConnectionError("dead"))  # as if the process had died: it does not come back by itself
         end = time.monotonic() + 30
         while running.coordinator.roster.members[0].peer.is_open:  # a process that starts again takes longer than this
             assert time.monotonic() < end
@@ -140,11 +162,11 @@ def test_a_worker_without_a_number_that_restarts_takes_its_place_again() -> None
 
 def test_after_a_restoration_nobody_is_told_that_all_is_done_before_the_others_are_back(tmp_path: Path) -> None:
     """One is through with its loop and comes back first; the other, in a long batch, must not find the job over."""
-    with job("asp", shards=2, workers=1, saving=Plan(tmp_path, updates=5)) as running:
-        running.work(lambda where: workers.work(where, 40))
+    with job("asp", shards=2, workers=1, saving=Plan(tmp_path, updates=1000)) as running:
+        running.work(lambda where: workers.work(where, 40, updates=5))
         running.finish()
-    found = checkpoint.read(min(tmp_path.glob("version-*")))
-    assert 0 < found.job["samples"]["trained"] < 40
+    found = checkpoint.read(tmp_path)  # of what there was when the server closed
+    assert found.job["samples"]["trained"] == 20
 
     def through(where: str) -> float:
         weights = np.zeros(workers.SIZE, np.float32)
@@ -162,3 +184,51 @@ def test_after_a_restoration_nobody_is_told_that_all_is_done_before_the_others_a
     with job("asp", shards=2, workers=2, restored=found, awaited=frozenset({0, 1})) as running:
         assert running.work(through, late) == [40.0, 40.0], "the one that waited has the last model"
         running.finish()
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30.0
+    while not true():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.002)
+
+
+def test_a_push_that_is_cancelled_while_it_is_put_off_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint is due, and waits for worker 0's update; worker 1 is ready meanwhile, and cancelled."""
+    monkeypatch.setattr("paceline.serve.description.LEAST", 1)
+    saving = Plan(tmp_path, updates=1)
+    with job("serve.test_coordinator:Cancelling", workers=3, streamed=True, saving=saving) as running:
+        crew = [Worker(running, number) for number in range(3)]
+        for worker in crew:
+            worker.begin()
+        slow, cancelled, quick = crew
+        coordinator = running.coordinator
+        until(
+            lambda: any(tmp_path.glob("version-*0")) and coordinator._saver is not None and not coordinator._saver.busy
+        )
+        slow.announce()
+        until(lambda: bool(coordinator._streaming))
+        quick.push(1.0)
+        until(lambda: coordinator._put_off is not None)
+        cancelled.announce()
+        until(lambda: bool(coordinator._put_off))
+        cancelled.client.measured("cancel", 0.0)
+        until(lambda: any(isinstance(event, Cancelled) for event in running.events))
+
+        def push(_where: str) -> list[float]:
+            seen = []
+            for value in (10.0, 100.0):  # the second is behind what was cancelled
+                slow.push(value)
+                seen.append(slow.go_on())
+            return seen
+
+        assert running.work(push) == [[11.0, 111.0]]
+        until(lambda: coordinator._put_off is None and not coordinator._streaming)
+        cancelled.client.measured("grant", 0.0)
+        assert cancelled.go_on() == 111.0
+        for worker in crew:
+            worker.client.close()
+        running.finish()
+    assert checkpoint.read(tmp_path).version == 3

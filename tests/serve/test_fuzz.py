@@ -31,7 +31,7 @@ import numpy as np
 
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import OptimizerSpec
-from paceline.serve import checkpoint, coordinator, greeting, life, messages, record, shard
+from paceline.serve import checkpoint, coordinator, greeting, life, messages, record, shard, visit
 from paceline.serve.checkpoint import CheckpointError
 from paceline.serve.description import Description
 from paceline.serve.messages import Challenge
@@ -40,7 +40,7 @@ from paceline.serve.wire import MAGIC, PREFIX, VERSION, Channel, Closed, Reader,
 
 SECONDS = 1.5  # for each of the fuzzers
 MOST = 64 << 20  # bytes that may be allocated at once: far more than is ever needed
-READERS = (coordinator.HEARD_HERE, life.FROM_COORDINATOR, life.FROM_SHARD, shard.FROM_COORDINATOR, shard.FROM_WORKER)
+READERS = (coordinator.HEARD_HERE, life.FROM_COORDINATOR, life.FROM_SHARD, shard.FROM_COORDINATOR, visit.FROM_WORKER)
 DESCRIPTION = Description(
     Layout((Tensor("w", (3, 2)), Tensor("v", (2,), "float16"))), OptimizerSpec("SGD", ({"lr": 0.1},))
 ).as_json()
@@ -191,18 +191,23 @@ def fuzz_description(_folder: Path) -> None:
             data = json.dumps(known).encode()
         try:
             described = Description.from_json(data)
-            described.cut(2)
+            described.deal(2)
             assert Description.from_json(described.as_json()) == described
         except ValueError:
             pass
 
 
 def fuzz_checkpoint(folder: Path) -> None:
-    job: dict[str, Any] = {"format": 1, "version": 3, "shards": 1, "description": json.loads(DESCRIPTION)}
+    job: dict[str, Any] = {
+        "format": checkpoint.FORMAT,
+        "version": 3,
+        "shards": 1,
+        "description": json.loads(DESCRIPTION),
+    }
     whole = folder / "version-000000003"
     whole.mkdir()
-    tensors = {"weights": np.zeros(8, dtype=np.float32)}
-    checkpoint.save_shard(whole, 0, tensors, {"start": 0, "stop": 8})
+    tensors = {"0/weights": np.zeros(8, dtype=np.float32)}
+    checkpoint.save_shard(whole, 0, tensors, {"pieces": [{"start": 0, "stop": 8}]})
     (whole / "job.json").write_text(json.dumps(job))
     assert len(checkpoint.weights(checkpoint.read(folder))) == 2
     good = (whole / "shard-0.safetensors").read_bytes()

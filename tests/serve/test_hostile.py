@@ -451,7 +451,7 @@ def test_what_does_not_belong_at_the_coordinator(target: Target) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Setup(0, SIZE), Apply(10**9, (Identity(0, 1, 1),), (1.0,), None), Save(1, "/tmp"), messages.Stop(), Give()],
+    [Setup(((0, SIZE),)), Apply(10**9, (Identity(0, 1, 1),), (1.0,), None), Save(1, "/tmp"), messages.Stop(), Give()],
     ids=lambda message: type(message).__name__,
 )
 def test_orders_from_a_worker(target: Target, message: Any) -> None:

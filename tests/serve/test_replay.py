@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from paceline.observe.events import Applied
 from paceline.observe.observer import Recorder
 from paceline.policies import make, names
 from paceline.serve import record, replay
+from paceline.serve.coordinator import Terms
+from paceline.serve.server import Server, ServerError
 from paceline.simulate.retell import retell
 from paceline.train.session import join
 from serve.workers import work
@@ -97,3 +100,23 @@ def test_a_recording_that_begins_from_a_checkpoint(tmp_path: Path) -> None:
 def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
     with pytest.raises(replay.ReplayError, match="There is no recording in"):
         replay.journals(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("policy", "streamed", "instead"),
+    [
+        ("r2sp", True, "leave --apply at whole"),
+        ("bsp:pipeline=true", False, "leave pipeline=true out"),
+        ("bsp", True, None),  # it cannot be streamed, and is not
+        ("r2sp", False, None),
+    ],
+)
+def test_what_is_streamed_cannot_be_recorded(policy: str, streamed: bool, instead: str | None, tmp_path: Path) -> None:
+    async def configure() -> None:
+        Server(lambda: make(policy), Terms(record=tmp_path, streamed=streamed))
+
+    if instead is None:
+        asyncio.run(configure())
+        return
+    with pytest.raises(ServerError, match=f"^Streamed updates cannot be recorded yet: {instead}.$"):
+        asyncio.run(configure())

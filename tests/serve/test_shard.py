@@ -91,7 +91,7 @@ class Stage:
         self.port = self.hears().port
         layout = Layout((Tensor("w", (SIZE,), "float32", 0),))
         described = Description(layout, OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
-        self.orders(Setup(0, SIZE, key=b"key"), memoryview(described))
+        self.orders(Setup(((0, SIZE),), key=b"key"), memoryview(described))
         first = Worker(self.port, 0)
         first.channel.send(Begin(), np.zeros(SIZE, dtype=np.float32).data.cast("B"))
         self.orders(Giver(0, 1))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 trustme = pytest.importorskip("trustme")
 
-from paceline.serve.tls import Tls
+from paceline.serve import wire
+from paceline.serve.tls import Tls, TlsSocket
 from serve.workers import work
 from train.jobs import job
 
@@ -32,6 +34,29 @@ def test_a_job_over_mutual_tls(tmp_path: Path) -> None:
         running.finish()
         assert running.coordinator.samples is not None
         assert running.coordinator.samples.all_done
+
+
+@pytest.mark.parametrize("policy", ["r2sp", "bsp:pipeline=true"])
+def test_a_streamed_job_over_mutual_tls(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways at once over one connection, and the kernel is asked what is still on its way."""
+    asked: list[Any] = []
+
+    def outstanding(sock: Any) -> tuple[int, float]:
+        asked.append(sock)
+        return theirs(sock)
+
+    theirs = wire._outstanding
+    monkeypatch.setattr(wire, "_outstanding", outstanding)
+    monkeypatch.setattr("paceline.serve.description.LEAST", 1)
+    tls = authority(tmp_path, "ours")
+    with job(policy, shards=2, workers=3, token=b"secret", tls=tls, streamed=True) as running:
+        running.work(*[lambda where: work(where, 60, token=b"secret", tls=tls)] * 3)
+        running.finish()
+        assert running.coordinator.samples is not None
+        assert running.coordinator.samples.all_done
+        assert running.work(lambda where: work(where, 60, updates=0, token=b"secret", tls=tls)) == [60.0]
+    assert asked
+    assert all(isinstance(sock, TlsSocket) for sock in asked)
 
 
 def test_a_peer_without_a_certificate_is_refused_before_anything_is_said(tmp_path: Path) -> None:

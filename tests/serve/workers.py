@@ -24,17 +24,19 @@ def described(size: int = SIZE, optimizer: str = "SGD") -> bytes:
     return Description(layout, OptimizerSpec(optimizer, ({"lr": 1.0},))).as_json()
 
 
-def work(where: str, samples: int, epochs: int = 1, batch: int = 4, **options: Any) -> float:
-    """Train until there are no more samples; the last weight seen."""
+def work(
+    where: str, samples: int, epochs: int = 1, batch: int = 4, updates: int | None = None, **options: Any
+) -> float:
+    """Train until there are no more samples, or after so many updates; the last weight seen."""
     weights, gradient = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
     client = Client(address(where), described(), **options)
     try:
         client.begin(weights.data.cast("B"))
-        while True:
+        while updates is None or client.granted.iteration <= updates:
             given = client.take(batch, samples, epochs)
             count = given.stop - given.start
             if not count:
-                return float(weights[0])
+                break
             gradient.fill(-count)
             client.exchange(
                 gradient.data.cast("B"),
@@ -44,5 +46,6 @@ def work(where: str, samples: int, epochs: int = 1, batch: int = 4, **options: A
                 rates=(1.0,),
                 taken=(given.number,),
             )
+        return float(weights[0])
     finally:
         client.close()

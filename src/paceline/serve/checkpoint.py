@@ -146,9 +146,9 @@ def weights(checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float32]]:
     filled = []
     for number in range(checkpoint.shards):
         tensors, meta = load_shard(checkpoint.folder, number)
-        for piece, where in enumerate(meta.get("pieces", ())):
+        for piece, where in enumerate(_pieces(meta)):
             mine = tensors.get(f"{piece}/weights")
-            start, stop = where.get("start", -1), where.get("stop", -1)
+            start, stop = where
             if mine is None or mine.shape != (stop - start,) or not 0 <= start <= stop <= layout.size:
                 raise CheckpointError(f"The checkpoint {checkpoint.folder} is damaged: shard {number} has other parts.")
             flat[start:stop] = mine
@@ -160,6 +160,15 @@ def weights(checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float32]]:
         tensor.name: flat[offset : offset + tensor.size].reshape(tensor.shape)
         for tensor, offset in zip(layout.tensors, layout.offsets[:-1], strict=True)
     }
+
+
+def _pieces(meta: Any) -> list[tuple[int, int]]:
+    """From where to where each piece of a shard goes, as far as what a file says can be made out."""
+    match meta:
+        case {"pieces": [*pieces]}:
+            ends = [(each.get("start"), each.get("stop")) if isinstance(each, dict) else (-1, -1) for each in pieces]
+            return [(a, b) if isinstance(a, int) and isinstance(b, int) else (-1, -1) for a, b in ends]
+    return []
 
 
 def _whole(folder: Path) -> list[Path]:

@@ -129,6 +129,10 @@ class Terms:
     incarnations: dict[int, int] = field(default_factory=dict)  # the last of each worker, from the generation before
     shard_token: bytes = b""  # what only the server's own shards know; empty: whoever knows the job's may be one
 
+    def streams(self, policy: Policy) -> bool:
+        """Is each piece of an update applied as it comes, under this policy?"""
+        return bool(self.shards) and (policy.pipelined or (self.streamed and policy.streamable))
+
 
 class Coordinator:
     """The policy, at a listening socket."""
@@ -138,7 +142,7 @@ class Coordinator:
     ) -> None:
         self.terms = terms
         policy.streamed = terms.streamed and policy.streamable
-        self._streams = bool(terms.shards) and (policy.streamed or policy.pipelined)
+        self._streams = terms.streams(policy)
         self._loop = asyncio.get_running_loop()
         self.generation = secrets.token_hex(8)
         self._key = secrets.token_bytes(32)  # for workers' tickets
@@ -740,8 +744,9 @@ class Coordinator:
     def _drop_parts(self, member: Member) -> None:
         """Of an update that will never be whole."""
         if self._streams and member.announced and not member.answered:
-            self._settled(member.identity)
+            member.dropped = True
             self._tell_shards(Drop(member.identity))
+            self._settled(member.identity)
         for shard in () if self._streams else member.parts:
             self._shards[shard].send(Drop(member.identity))
         member.parts = set()
@@ -760,7 +765,7 @@ class Coordinator:
         member = self.roster.members[grant.worker]
         self._drop_parts(member)
         member.iteration += 1
-        member.answered = member.turned = member.announced = False
+        member.answered = member.turned = member.announced = member.dropped = False
         pull = not self._streams or member.applied != self.ledger.version
         member.granted = Granted(member.iteration, self.ledger.version, grant.batch_size, pull)
         member.peer.send(member.granted)
@@ -772,7 +777,7 @@ class Coordinator:
         iteration = member.iteration
 
         def now() -> None:
-            if self.roster.takes_part(member) and member.iteration == iteration:
+            if self._goes_on(member, iteration):
                 member.turned = True
                 member.peer.send(Turned(iteration))
 
@@ -786,7 +791,7 @@ class Coordinator:
             known = {
                 identity: weight
                 for member, identity, weight in zip(members, identities, stream.weights, strict=True)
-                if self.roster.takes_part(member) and member.identity == identity  # it may have left meanwhile
+                if self._goes_on(member, identity.iteration)
             }
             self._streams_issued += 1
             self._streaming |= known.keys()
@@ -794,6 +799,10 @@ class Coordinator:
             self._tell_shards(order)
 
         self._unless_put_off(now)
+
+    def _goes_on(self, member: Member, iteration: int) -> bool:
+        """Is it still at this iteration? When an order was put off, it may have left or been cancelled meanwhile."""
+        return self.roster.takes_part(member) and member.iteration == iteration and not member.dropped
 
     def _unless_put_off(self, do: Callable[[], None]) -> None:
         """Do it now, or when the checkpoint that is due has been made."""

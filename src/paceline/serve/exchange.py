@@ -76,15 +76,17 @@ class Exchange:
         self._gradient, self._width, self._weights = gradient, width, weights
         self._due: dict[Part, list[int]] = {}  # pieces that were to be sent so far
         self._back: dict[Part, set[int]] = {}  # pieces that have come back
-        self._over: dict[Part, Channel] = {}  # the connection over which what is due was sent
+        self._over: dict[Part, Channel] = {}  # the connection over which all that is due was sent
         self._scratch = bytearray()
 
     def send(self, part: Part, piece: int) -> None:
         """Push a piece. If the connection is lost, `receive` sees it and sends the piece again."""
         with part.sending:
-            self._due.setdefault(part, []).append(piece)
-            channel = part.channel
-            if channel and self._over.setdefault(part, channel) is channel:
+            due, channel = self._due.setdefault(part, []), part.channel
+            if channel and not due:
+                self._over.setdefault(part, channel)
+            due.append(piece)
+            if channel and self._over.get(part) is channel:
                 try:
                     self._send(channel, part, piece)
                 except OSError:
@@ -94,10 +96,7 @@ class Exchange:
         """Until the shard has nearly all that it was sent."""
         channel = part.channel
         if channel:
-            try:
-                channel.drain(NEARLY)
-            except OSError:
-                channel.cut()
+            channel.drain(NEARLY)
 
     def receive(self, part: Part, channel: Channel) -> None:
         """Take in what the shard returns, until all its pieces are back."""
@@ -111,7 +110,7 @@ class Exchange:
             return memoryview(self._scratch)[:size]
 
         with part.sending:
-            if self._over.setdefault(part, channel) is not channel:  # what the old one may have swallowed is sent again
+            if self._over.get(part) is not channel:  # what the old one may have swallowed is sent again
                 self._over[part] = channel
                 for piece in self._due.get(part, ()):
                     if piece not in back:

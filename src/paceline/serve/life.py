@@ -347,7 +347,10 @@ class Life:
     ) -> None:
         """Push piece by piece, and take in what comes back meanwhile."""
         exchange = Exchange(lambda piece: Push(iteration, rates, dtype, piece), gradient, WIDTH[dtype], weights, _heed)
-        coming = [self._threads.submit(self._with, part, partial(exchange.receive, part)) for part in self._parts]
+        try:
+            coming = [self._threads.submit(self._with, part, partial(exchange.receive, part)) for part in self._parts]
+        except RuntimeError:  # shut down meanwhile
+            raise self._ended or WireError("This worker has left.") from None
         last: Part | None = None
         for part, piece in visits(self._parts, self.welcome.worker, from_the_end=backward is not None):
             if last is not None and last is not part:

@@ -17,6 +17,7 @@ class Member:
         self.granted: Granted | None = None  # the last one
         self.turned = False
         self.announced = False  # has the policy been told that it is ready?
+        self.dropped = False  # streamed: will what the shards have not applied of this iteration's update never be?
         self.applied = -1  # version that its last update made
         self.ready: Ready | None = None
         self.parts: set[int] = set()  # shards at which this iteration's update is in

@@ -70,6 +70,9 @@ class Server:
         """
         self._address = address or Address()
         self._address.check(terms.token)
+        if terms.record and terms.streams(made := make_policy()):
+            instead = "leave pipeline=true out" if made.pipelined else "leave --apply at whole"
+            raise ServerError(f"Streamed updates cannot be recorded yet: {instead}.")
         self._make_policy, self._observer, self._tls = make_policy, observer, tls
         began = asyncio.get_running_loop().time()
         self._own_shards = own_shards

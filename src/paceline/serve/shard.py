@@ -349,17 +349,19 @@ class Shard:
                     store.carry_out(order)
 
     def _carry_out_streamed(self, store: Streams, order: Any) -> None:
+        here: list[int] = []
         with self._state:
             if isinstance(order, Stream):
                 works = store.order(order)
             elif isinstance(order, Drop):
                 works, here = store.drop(order.update)
-                for piece in here:
-                    self._return(store, order.update, piece)
             else:
                 raise WireError(f"A {type(order).__name__} is out of place where updates are streamed.")
         for work in works:
             self._stream(store, work)
+        with self._state:  # afterwards: to return a piece is to wait until nobody moves it
+            for piece in here:
+                self._return(store, order.update, piece)
 
     def _set_up(self, order: Setup) -> None:
         described = Description.from_json(bytes(self._body))

@@ -70,8 +70,10 @@ class Shared:
 
     def load(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
         """Take over what `state` gave. ValueError if it does not belong here."""
-        pieces = meta.get("pieces")
-        if not isinstance(pieces, list) or len(pieces) != len(self.slices):
+        pieces = meta.get("pieces") if isinstance(meta, dict) else None
+        if not isinstance(pieces, list) or not all(isinstance(its, dict) for its in pieces):
+            raise ValueError("the checkpoint is damaged: it does not say which pieces it holds")
+        if len(pieces) != len(self.slices):
             raise ValueError(
                 "the checkpoint was cut otherwise: resume with as many servers, and --apply, as there were"
             )

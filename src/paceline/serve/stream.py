@@ -41,7 +41,8 @@ class _Piece:
     busy: bool = False  # is it being applied to?
     held: dict[Identity, Held] = field(default_factory=dict)
     loose: deque[_Entry] = field(default_factory=deque)  # complete, and bound to no order
-    newest: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker → the last (incarnation, iteration) of it
+    # worker → the last (incarnation, iteration) of it that was applied, or is being applied
+    newest: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,19 @@ class Streams(Shared):
         return self._pieces[piece].busy
 
     def is_over(self, update: Identity, piece: int) -> bool:
-        """Was this piece applied already, or will it never be? Then its worker is answered with what there is."""
-        key, worker = (update.incarnation, update.iteration), update.worker
-        return key <= self._pieces[piece].newest.get(worker, (0, 0)) or key <= self._gone.get(worker, (0, 0))
+        """Was this piece applied already, or will it never be? Then its worker is answered with what there is.
+
+        One that is being applied counts too: sent again just then, it must not be applied again.
+        """
+        return _key(update) <= self._pieces[piece].newest.get(update.worker, (0, 0)) or self._is_gone(update)
+
+    def fence(self, worker: int, incarnation: int) -> None:
+        """What an older one has sent and the log has not named, it never will. What it has named is dropped by it."""
+        super().fence(worker, incarnation)
+        for number, piece in enumerate(self._pieces):
+            for update in [each for each in piece.held if each.worker == worker and each not in self._entry_of]:
+                if update.incarnation < incarnation:
+                    self.free(number, piece.held.pop(update).gradient)
 
     def put(self, update: Identity, number: int, held: Held) -> Work | None:
         """A piece of an update is in; what can be done then. It must not be over."""
@@ -103,10 +114,11 @@ class Streams(Shared):
         return self._next(number)
 
     def order(self, stream: Stream) -> list[Work]:
-        """The log goes on; what can be done then."""
-        entry = _Entry(stream, dict(zip(stream.updates, stream.weights, strict=True)))
+        """The log goes on; what can be done then. What was dropped before is left out: it would be waited for."""
+        named = zip(stream.updates, stream.weights, strict=True)
+        entry = _Entry(stream, {update: weight for update, weight in named if not self._is_gone(update)})
         self._issued = stream.number
-        for update in stream.updates:
+        for update in entry.weights:
             self._entry_of[update] = entry
         if stream.in_order:
             self._entries[stream.number] = entry
@@ -117,8 +129,7 @@ class Streams(Shared):
 
     def drop(self, update: Identity) -> tuple[list[Work], list[int]]:
         """What is not applied of an update never will be. What can be done then, and which of its pieces were here."""
-        key = (update.incarnation, update.iteration)
-        self._gone[update.worker] = max(key, self._gone.get(update.worker, (0, 0)))
+        self._gone[update.worker] = max(_key(update), self._gone.get(update.worker, (0, 0)))
         self._whole.pop(update, None)
         here = []
         for number, piece in enumerate(self._pieces):
@@ -140,8 +151,7 @@ class Streams(Shared):
         whole = []
         for update, gradient in zip(work.updates, work.gradients, strict=True):
             self.free(work.piece, gradient)
-            piece.newest[update.worker] = (update.incarnation, update.iteration)
-            if (update.incarnation, update.iteration) > self._gone.get(update.worker, (0, 0)):
+            if not self._is_gone(update):
                 count = self._whole[update] = self._whole.get(update, 0) + 1
                 if count == len(self._pieces):
                     del self._whole[update]
@@ -149,6 +159,9 @@ class Streams(Shared):
                     whole.append(update)
         self._pass(work.entry)
         return self._next(work.piece), whole
+
+    def _is_gone(self, update: Identity) -> bool:
+        return _key(update) <= self._gone.get(update.worker, (0, 0))
 
     def _all_next(self) -> list[Work]:
         return [work for number in range(len(self._pieces)) if (work := self._next(number))]
@@ -172,6 +185,8 @@ class Streams(Shared):
             return None
         updates = tuple(entry.weights)
         held = [piece.held.pop(update) for update in updates]
+        for update in updates:
+            piece.newest[update.worker] = _key(update)
         piece.busy = True
         return Work(
             number,
@@ -203,6 +218,11 @@ class Streams(Shared):
         entry.done += 1
         if entry.done == len(self._pieces):
             self._entries.pop(entry.order.number, None)
+
+
+def _key(update: Identity) -> tuple[int, int]:
+    """By which the updates of one worker follow one another."""
+    return update.incarnation, update.iteration
 
 
 def _is_complete(entry: _Entry, piece: _Piece) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 FROM_WORKER = Reader(Proof | Hello | Begin | May | Push | Pull)
 STRETCH = 1 << 18  # elements of a gradient that are looked at together, while they are in the cache
+MOST_UNREAD = 4  # times what the shard holds, that may wait to be sent to a worker; one who keeps step has half of it
+LAST_WORDS = 5.0  # seconds for what is being sent to get out, before the reason why the connection ends follows it
 NEARLY = 1 << 18  # bytes before the end of a transfer, when the next is let begin: the link must not be idle
 
 
@@ -50,6 +53,7 @@ class Visit:
         self._pass: Pass | None = None  # it may push
         self._out: queue.SimpleQueue[tuple[Any, torch.Tensor | None, Callable[[], None] | None] | None]
         self._out = queue.SimpleQueue()
+        self._sender: threading.Thread | None = None
 
     def run(self) -> None:
         """Until the worker hangs up."""
@@ -57,9 +61,11 @@ class Visit:
         torch.set_num_threads(1)  # of this thread: what it adds up is small, and the other cores have work
         if self._streamed:
             self._shard.visited(self, self._hello)
-            threading.Thread(target=self._send_all, daemon=True).start()
+            self._sender = threading.Thread(target=self._send_all, daemon=True)
+            self._sender.start()
         try:
             while True:
+                self._until_read()
                 message = self.channel.receive(self._into, self._look)
                 match message:
                     case Push():
@@ -82,6 +88,8 @@ class Visit:
             self._let_next_push()
             if self._buffer is not None:
                 self._shard.free(self._piece, self._buffer)
+            if self._sender:
+                self._sender.join(LAST_WORDS)
 
     def give(self, message: Any, body: torch.Tensor | None = None, sent: Callable[[], None] | None = None) -> None:
         """Send something to the worker. `sent` is called when it is out."""
@@ -98,6 +106,11 @@ class Visit:
                 self.channel.send(message, None if body is None else body.numpy().data.cast("B"))
                 if sent:
                     sent()
+
+    def _until_read(self) -> None:
+        """Of one who asks and asks and does not read what it is answered, nothing more is heard: it would be kept."""
+        while self._sender and self._sender.is_alive() and self._out.qsize() > MOST_UNREAD * len(self._elements):
+            time.sleep(0.01)
 
     def _let_push(self) -> None:
         if self._shard.pushes and not self._pass:

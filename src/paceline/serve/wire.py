@@ -34,11 +34,14 @@ _TCP_INFO = struct.Struct("=16xI4xI116xII8xQ")  # of Linux's tcp_info: the field
 def _outstanding(sock: Any) -> tuple[int, float]:
     """Bytes that the peer has not acknowledged, less what one round trip carries, and the rate at which it does.
 
-    Nothing where the system does not tell.
+    Nothing where the system does not tell, or the connection is lost: whoever receives over it sees that.
     """
     if not hasattr(socket, "TCP_INFO") or not sys.platform.startswith("linux"):
         return 0, 0.0
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError:
+        return 0, 0.0
     if len(info) < _TCP_INFO.size:  # a kernel from before 4.9
         return 0, 0.0
     mss, unacked, unsent, round_trip, rate = _TCP_INFO.unpack(info)
@@ -118,7 +121,10 @@ class Channel:
             self._socket.sendall(head)
             return
         if self._is_plain:  # in one call, or the head would be a packet of its own
-            body = body[max(0, self._socket.sendmsg((head, body[:PIECE])) - len(head)) :]
+            sent = self._socket.sendmsg((head, body[:PIECE]))
+            if sent < len(head):  # a full buffer took no more of it in time
+                self._socket.sendall(head[sent:])
+            body = body[max(0, sent - len(head)) :]
         else:
             self._socket.sendall(head)
         for start in range(0, len(body), PIECE):  # a timeout is one of a piece, however much there is to send

@@ -1,0 +1,265 @@
+"""Hostile and broken peers where updates are streamed: each gets a clear error or is dropped, and nobody else notices.
+
+As in `test_hostile.py`, two honest workers train all the while, and what they count in the end must be exact. What
+attackers get applied is a gradient of zeros.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("msgspec")
+
+from paceline.serve.messages import (
+    Begin,
+    Drop,
+    Fence,
+    Go,
+    Granted,
+    Identity,
+    Leave,
+    May,
+    Pull,
+    Push,
+    Ready,
+    Returned,
+    Soon,
+    Stream,
+    Weights,
+    Welcome,
+)
+from paceline.serve.wire import Channel, encode
+from serve.test_hostile import (
+    PATIENCE,
+    SHARD_TOKEN,
+    SIZE,
+    TOKEN,
+    Honest,
+    Target,
+    hears,
+    is_dropped,
+    is_refused,
+    others_go_on,
+)
+from train.jobs import job
+
+assert others_go_on  # it looks on here too
+PIECES = 8  # of each of two shards
+EACH = SIZE // 2 // PIECES
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    patch = pytest.MonkeyPatch()
+    patch.setattr("paceline.serve.description.LEAST", 1)
+    with job("asp", shards=2, workers=2, token=TOKEN, shard_token=SHARD_TOKEN, streamed=True) as running:
+        honest = Honest(running)
+        honest.goes_on()
+        yield Target(running, honest)
+        honest.stop.set()
+        for thread in honest.threads:
+            thread.join(PATIENCE)
+        assert not honest.errors
+        client = honest.client(2)
+        weights = np.zeros(SIZE, dtype=np.float32)
+        client.begin(weights.data.cast("B"))
+        assert weights.tolist() == [float(sum(honest.updates))] * SIZE
+        client.close()
+    patch.undo()
+
+
+def body(fill: float = 0.0, elements: int = EACH) -> memoryview:
+    return np.full(elements, fill, dtype=np.float32).data.cast("B")
+
+
+def leaves(channel: Channel) -> None:
+    channel.send(Leave())
+    hears(channel, Leave)
+
+
+def takes(channel: Channel, kind: type) -> Any:
+    """The next message of a kind, and its body is let go."""
+    while not isinstance(message := channel.receive(lambda _message, size: memoryview(bytearray(size))), kind):
+        pass
+    return message
+
+
+def returned(channel: Channel, iteration: int) -> list[int]:
+    """The pieces of an update that come back, each for the first time."""
+    pieces: set[int] = set()
+    while len(pieces) < PIECES:
+        message = takes(channel, Returned)
+        assert message.iteration == iteration
+        pieces.add(message.piece)
+    return sorted(pieces)
+
+
+def ready(welcome: Welcome, granted: Granted) -> Ready:
+    assert welcome.streamed
+    return Ready(granted.iteration, granted.version, 1, 0.01, None)
+
+
+@pytest.mark.parametrize(
+    ("push", "fill", "elements", "why"),
+    [
+        (Push(1, (1.0,), piece=PIECES), 0.0, EACH, f"There are {PIECES} pieces here, and no number {PIECES}"),
+        (Push(1, (1.0,), piece=-1), 0.0, EACH, "no number -1"),
+        (Push(1, (1.0,), piece=2**62), 0.0, EACH, "no number"),
+        (Push(1, (1.0,), piece=1), 0.0, EACH - 1, "bytes"),
+        (Push(1, (1.0,), piece=1), 0.0, EACH * PIECES, "bytes"),
+        (Push(1, (1.0,), "float64", piece=1), 0.0, EACH, "is sent as"),
+        (Push(1, (1.0, 1.0), piece=1), 0.0, EACH, "learning rates"),
+        (Push(1, (float("nan"),), piece=1), 0.0, EACH, "learning rates"),
+        (Push(1, (1.0,), piece=1), float("nan"), EACH, "NaN"),
+        (Push(1, (1.0,), piece=1), float("-inf"), EACH, "NaN or infinity"),
+    ],
+    ids=[
+        *("one-too-many", "negative", "far-beyond", "too-few", "the-whole-part", "float64"),
+        *("two-rates", "nan-rate", "nan", "infinity"),
+    ],
+)
+def test_bad_pieces(target: Target, push: Push, fill: float, elements: int, why: str) -> None:
+    """A good piece before it, in mid-push: nothing more of it is applied, and nobody waits for it."""
+    channel, welcome, granted = target.member()
+    channel.send(ready(welcome, granted))
+    shard = target.at_shard(welcome)
+    shard.send(Push(1, (1.0,), piece=0), body())
+    assert takes(shard, Returned) == Returned(1, 0)
+    shard.send(push, body(fill, elements))
+    is_refused(shard, why)
+    leaves(channel)
+
+
+def test_a_piece_without_a_body(target: Target) -> None:
+    channel, welcome, _ = target.member()
+    shard = target.at_shard(welcome)
+    shard.send(Push(1, (1.0,), piece=3))
+    is_refused(shard, "must have a body")
+    leaves(channel)
+
+
+def test_pushed_before_anything_is_ordered_and_twice_over(target: Target) -> None:
+    """The log has not named it yet, and some pieces come again over another connection: it counts once."""
+    channel, welcome, granted = target.member()
+    first = [target.at_shard(welcome, number) for number in (0, 1)]
+    for shard in first:
+        for piece in (0, 1, 1, 5):
+            shard.send(Push(1, (1.0,), piece=piece), body())
+    shards = [target.at_shard(welcome, number) for number in (0, 1)]
+    for shard in shards:
+        for piece in (*range(PIECES), 2, 2, 0):
+            shard.send(Push(1, (1.0,), piece=piece), body())
+    channel.send(ready(welcome, granted))
+    for shard in shards:
+        assert returned(shard, 1) == list(range(PIECES))
+    assert hears(channel, Granted).iteration == 2
+    for shard in shards:  # once more, when it is over: what there is comes back, and nothing is applied
+        shard.send(Push(1, (1.0,), piece=4), body(-1000.0))
+        assert takes(shard, Returned).iteration == 1
+    leaves(channel)
+
+
+@pytest.mark.parametrize("iteration", [-1, 0, 2, 2**62])
+def test_pieces_that_were_not_granted(target: Target, iteration: int) -> None:
+    """The log never names them, so they are never applied."""
+    channel, welcome, granted = target.member()
+    for number in (0, 1):
+        shard = target.at_shard(welcome, number)
+        for piece in range(PIECES):
+            shard.send(Push(iteration, (1.0,), piece=piece), body(-1000.0))
+    channel.send(ready(welcome, granted))
+    target.honest.goes_on()
+    leaves(channel)
+
+
+def test_one_who_leaves_in_mid_push(target: Target) -> None:
+    channel, welcome, granted = target.member()
+    channel.send(ready(welcome, granted))
+    shard = target.at_shard(welcome)
+    shard.send(Push(1, (1.0,), piece=0), body())
+    leaves(channel)
+    is_dropped(shard)
+
+
+@pytest.mark.parametrize(
+    "soon", [Soon(2, 0, 1), Soon(0, 0, 1), Soon(1, 0, 0), Soon(1, 2**62, 1), Soon(1, -1, 1)], ids=str
+)
+def test_absurd_announcements(target: Target, soon: Soon) -> None:
+    channel, _, _ = target.member()
+    channel.send(soon)
+    is_refused(
+        channel, "was not granted" if soon.iteration != 1 or soon.batch_size < 1 else "of a version that there was"
+    )
+
+
+def test_announced_and_never_ready(target: Target) -> None:
+    """All of it is pushed and applied, but it does not count, since its worker does not say so."""
+    channel, welcome, granted = target.member()
+    for _ in range(2):  # said twice, as over a lost connection
+        channel.send(Soon(1, granted.version, 1))
+    for number in (0, 1):
+        shard = target.at_shard(welcome, number)
+        for piece in range(PIECES):
+            shard.send(Push(1, (1.0,), piece=piece), body())
+        assert returned(shard, 1) == list(range(PIECES))
+    leaves(channel)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Stream(10**9, (Identity(0, 1, 1),), (1.0,)), Drop(Identity(0, 1, 1)), Fence(0, 10**9), Returned(1, 0), Go()],
+    ids=lambda message: type(message).__name__,
+)
+def test_orders_from_a_worker(target: Target, message: Any) -> None:
+    channel, welcome, _ = target.member()
+    shard = target.at_shard(welcome)
+    shard.send(message)
+    is_refused(shard, "not taken here")
+    leaves(channel)
+
+
+def test_one_who_asks_where_nobody_need(target: Target) -> None:
+    channel, welcome, _ = target.member()
+    shard = target.at_shard(welcome)
+    for _ in range(3):
+        shard.send(May())
+        assert takes(shard, Go) == Go()
+    leaves(channel)
+
+
+def test_first_weights_that_nobody_asked_for(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.serve.shard.CUT_SECONDS", 0.2)
+    channel, welcome, _ = target.member()
+    for piece, why in ((1, "was not asked"), (PIECES, "no number")):
+        shard = target.at_shard(welcome)
+        shard.send(Begin(piece), body())
+        is_refused(shard, why)
+    leaves(channel)
+
+
+def test_a_pull_of_a_version_to_come_is_answered_with_what_there_is(target: Target) -> None:
+    """All that the coordinator counts is applied here already, so there is nothing to wait for."""
+    channel, welcome, _ = target.member()
+    shard = target.at_shard(welcome)
+    shard.send(Pull(2**62))
+    assert [takes(shard, Weights).piece for _ in range(PIECES)] == list(range(PIECES))
+    leaves(channel)
+
+
+def test_one_who_pulls_and_pulls_and_does_not_read(target: Target) -> None:
+    """Soon nothing more is heard of it, so what waits for it is bounded."""
+    channel, welcome, _ = target.member()
+    shard = target.at_shard(welcome)
+    frame, sent, end = encode(Pull(0)) * 1000, 0, time.monotonic() + 2 * PATIENCE
+    shard._socket.settimeout(2.0)
+    with pytest.raises(TimeoutError):
+        while time.monotonic() < end:
+            sent += shard._socket.send(frame)
+    shard.close()
+    leaves(channel)

@@ -1,0 +1,261 @@
+"""Streamed over a real server: the same as one process, by the policy's promise, and from its checkpoints on.
+
+Pieces are as small as they can be here, so that a small model has many.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("msgspec")
+
+from paceline.observe.events import Applied
+from paceline.observe.observer import replay
+from paceline.observe.summary import Summary
+from paceline.serve import checkpoint
+from paceline.serve.client import Client
+from paceline.serve.exchange import ELEMENT, Exchange
+from paceline.serve.messages import Push, Ready, Turned
+from paceline.serve.saving import Plan
+from paceline.serve.variables import address
+from paceline.serve.wire import WireError
+from paceline.train.session import join
+from serve import workers
+from train.jobs import Job, job
+from train.test_session import OPTIMIZERS, data, loss_on, model, weights
+
+POLICIES = ["bsp:pipeline=true", "asp", "ssp", "dssp", "r2sp"]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.serve.description.LEAST", 1)
+
+
+def pieces_of(running: Job) -> list[int]:
+    """How many each shard holds."""
+    return [len(pieces) for pieces in running.coordinator._cut()]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_pipelined_bsp_by_the_mean_is_one_process_on_the_joint_batch(optimizer: str, shards: int) -> None:
+    """Three workers with unequal batches, ten rounds, against plain torch on all their samples at once."""
+    x, y = data(24)
+    parts = (slice(0, 12), slice(12, 20), slice(20, 24))
+
+    def worker(part: slice) -> Callable[[str], Any]:
+        mine = model()  # here and not in the thread: torch's random numbers are everybody's
+
+        def run(address: str) -> Any:
+            with join(mine, OPTIMIZERS[optimizer](mine.parameters()), connect=address) as session:
+                for _ in range(10):
+                    loss = torch.nn.functional.cross_entropy(mine(x[part]), y[part])
+                    loss.backward()
+                    session.step(loss, batch_size=part.stop - part.start)
+                return weights(mine)
+
+        return run
+
+    with job("bsp:weights=mean,pipeline=true", shards, workers=3) as running:
+        results = running.work(*(worker(part) for part in parts))
+        assert min(pieces_of(running)) > 1
+
+    alone = model()
+    plain = OPTIMIZERS[optimizer](alone.parameters())
+    for _ in range(10):
+        torch.nn.functional.cross_entropy(alone(x), y).backward()
+        plain.step()
+        plain.zero_grad()
+    for result in results:
+        torch.testing.assert_close(result, weights(alone), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_worker_is_plain_training(policy: str, optimizer: str) -> None:
+    x, y = data(24)
+    mine = model()
+
+    def run(address: str) -> None:
+        with join(mine, OPTIMIZERS[optimizer](mine.parameters()), connect=address) as session:
+            for _ in range(8):
+                loss = torch.nn.functional.cross_entropy(mine(x), y)
+                loss.backward()
+                session.step(loss, batch_size=24)
+
+    with job(policy, shards=2, streamed=True) as running:
+        running.work(run)
+    alone = model()
+    plain = OPTIMIZERS[optimizer](alone.parameters())
+    for _ in range(8):
+        torch.nn.functional.cross_entropy(alone(x), y).backward()
+        plain.step()
+        plain.zero_grad()
+    torch.testing.assert_close(weights(mine), weights(alone), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_trains_streamed(policy: str, shards: int) -> None:
+    """Four workers share a small dataset for four epochs; every sample is trained on and the loss goes down."""
+    x, y = data(96)
+    dataset = torch.utils.data.TensorDataset(x, y)
+
+    def run(address: str) -> Any:
+        mine = model()
+        with join(mine, torch.optim.SGD(mine.parameters(), lr=0.05), connect=address) as session:
+            for inputs, targets in session.batches(dataset, batch_size=8, epochs=4):
+                loss = torch.nn.functional.cross_entropy(mine(inputs), targets)
+                loss.backward()
+                session.step(loss)
+        return loss_on(mine, x, y)
+
+    with job(policy, shards=shards, workers=4, streamed=True) as running:
+        losses = running.work(*[run] * 4)
+        running.finish()
+        assert running.coordinator.apply == "streamed"
+        assert running.coordinator.samples is not None
+        assert running.coordinator.samples.all_done
+    assert min(losses) < loss_on(model(), x, y)
+    versions = [event.version for event in running.events if isinstance(event, Applied)]
+    assert versions == list(range(1, len(versions) + 1))
+    summary = Summary()
+    replay(running.events, summary)
+    report = summary.report()
+    if policy == "r2sp":
+        assert report.max_staleness <= 3
+    if policy == "bsp:pipeline=true":
+        assert report.max_progress_gap == 0
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_checkpoint_is_of_one_version_everywhere(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made in full flight, each holds the samples that it says are done: no more, no less, in any piece."""
+    monkeypatch.setattr(checkpoint, "KEPT", 1000)
+    with job(policy, shards=2, workers=3, streamed=True, saving=Plan(tmp_path, updates=3)) as running:
+        running.work(*[lambda where: workers.work(where, 240)] * 3)
+        running.finish()
+    found = [checkpoint.read(folder) for folder in sorted(tmp_path.glob("version-*"))]
+    assert len(found) > 3
+    for each in found:
+        done = each.job["samples"]["trained"] if each.job["samples"] else 0
+        for name, tensor in checkpoint.weights(each).items():
+            assert np.all(tensor == done), (each.version, name)
+    assert done == 240
+
+
+@pytest.mark.parametrize("policy", ["bsp:pipeline=true", "r2sp", "asp"])
+def test_a_streamed_job_goes_on_from_its_checkpoint(policy: str, tmp_path: Path) -> None:
+    with job(policy, shards=2, workers=2, streamed=True, saving=Plan(tmp_path, updates=1000)) as running:
+        running.work(*[lambda where: workers.work(where, 80, updates=5)] * 2)
+        running.finish()
+    found = checkpoint.read(tmp_path)
+    assert found.job["samples"]["trained"] == 40
+    with job(policy, shards=2, workers=2, streamed=True, restored=found) as running:
+        running.work(*[lambda where: workers.work(where, 80)] * 2)
+        running.finish()
+        assert running.coordinator.samples is not None
+        assert running.coordinator.samples.all_done
+        assert seen_by_a_newcomer(running) == [80.0] * workers.SIZE
+
+
+def seen_by_a_newcomer(running: Job) -> list[float]:
+    held = np.zeros(workers.SIZE, np.float32)
+    client = Client(address(running.address), workers.described(), worker=99)
+    client.begin(held.data.cast("B"))
+    client.close()
+    return held.tolist()
+
+
+def test_a_checkpoint_of_pieces_is_not_gone_on_from_whole(tmp_path: Path) -> None:
+    with job("asp", streamed=True, saving=Plan(tmp_path, updates=1000)) as running:
+        running.work(lambda where: workers.work(where, 20))
+        running.finish()
+    with job("asp", restored=checkpoint.read(tmp_path)) as running:
+        until(running.coordinator.failed.is_set)
+        assert "resume with as many servers, and --apply, as there were" in running.coordinator.reason
+        assert running.coordinator.hopeless
+
+
+# Workers that die in mid-push
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30.0
+    while not true():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.005)
+
+
+class Doomed:
+    """A worker that pushes some pieces of an update and dies. Its update would add 1000 to every element."""
+
+    def __init__(self, where: str, number: int) -> None:
+        self.client = Client(address(where), workers.described(), worker=number)
+        self.weights, self.gradient = np.zeros(workers.SIZE, np.float32), np.full(workers.SIZE, -1000.0, np.float32)
+
+    def begin(self) -> None:
+        self.client.begin(self.weights.data.cast("B"))
+
+    def push(self, *pieces: int) -> list[tuple[int, int]]:
+        """Push these pieces of each shard's; where they are in the model."""
+        life, iteration = self.client._life, self.client.granted.iteration
+        life._say(Ready(iteration, life.version, 1, 0.001, None))
+        while life.welcome.gated and not isinstance(life._hear(), Turned):
+            pass
+        exchange = Exchange(
+            lambda piece: Push(iteration, (1.0,), "float32", piece),
+            self.gradient.data.cast("B"),
+            ELEMENT,
+            self.weights.data.cast("B"),
+            lambda message: None,
+        )
+        for part, piece in itertools.product(life._parts, pieces):
+            exchange.send(part, piece)
+        return [part.pieces[piece] for part, piece in itertools.product(life._parts, pieces)]
+
+    def die(self) -> None:
+        self.client._life.end(WireError("killed"))
+
+
+@pytest.mark.parametrize("pieces", [(), (0,), (0, 2, 3), (5, 4, 3, 2, 1, 0)], ids=str)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_dies_in_mid_push_blocks_nobody_and_leaves_only_what_it_had_pushed(
+    policy: str, pieces: tuple[int, ...]
+) -> None:
+    with job(policy, shards=2, workers=3, streamed=True, lease=1.0) as running:
+        doomed = Doomed(running.address, 2)
+        pushed: list[tuple[int, int]] = []
+
+        def die(_where: str) -> None:
+            doomed.begin()
+            pushed.extend(doomed.push(*pieces))
+            time.sleep(0.2)  # the others have pushed too, and wait for it if they must
+            doomed.die()
+
+        running.work(*[lambda where: workers.work(where, 60)] * 2, die)
+        until(lambda: 2 not in running.coordinator.roster.members)
+        assert running.coordinator.samples is not None
+        assert running.coordinator.samples.all_done
+        seen = np.array(seen_by_a_newcomer(running))
+    there = np.zeros(workers.SIZE, dtype=bool)
+    for start, stop in pushed:
+        there[start:stop] = True
+    assert np.all(seen[~there] == 60.0)
+    assert set(seen[there]) <= {60.0, 1060.0}
+    if policy == "asp":  # it is applied as it comes, whatever becomes of the rest
+        assert np.all(seen[there] == 1060.0)
