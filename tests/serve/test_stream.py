@@ -28,7 +28,7 @@ from paceline.serve.stream import Streams, Work
 
 EXAMPLES = int(os.environ.get("PACELINE_EXAMPLES", "0"))
 SETTINGS = settings(
-    max_examples=EXAMPLES or 400,
+    max_examples=EXAMPLES or 150,
     deadline=None,
     derandomize=not EXAMPLES,
     database=None,

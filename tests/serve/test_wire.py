@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -148,3 +150,48 @@ def test_a_server_that_does_not_know_the_token_is_noticed() -> None:
     answer = greeting.proof(b"secret", asked)
     with pytest.raises(WireError, match="does not know"):
         greeting.verify(b"secret", asked, answer, Accepted(b"x" * 32))
+
+
+@pytest.mark.parametrize("first", [1, 15, 16, 30, 31, 32, 40, 1000])
+def test_a_frame_is_whole_however_little_of_it_the_kernel_takes_first(first: int) -> None:
+    class Reluctant(socket.socket):
+        def sendmsg(self, buffers: Any, *more: Any) -> int:
+            return self.send(b"".join(buffers)[:first])
+
+    ours, theirs = _tcp_pair()
+    sent, place = bytes(range(256)), bytearray(256)
+    with ours, Reluctant(fileno=theirs.detach()) as reluctant:
+        Channel(reluctant, TAKEN).send(Push(7, (0.5,)), memoryview(sent))
+        assert Channel(ours, TAKEN).receive(lambda _message, _size: memoryview(place)) == Push(7, (0.5,))
+    assert place == sent
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system does not tell what is outstanding")
+def test_drained_when_the_peer_has_nearly_all() -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)  # the peer's kernel takes little for it
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    with ours, theirs:
+        theirs.setblocking(False)
+        size = 0
+        with contextlib.suppress(BlockingIOError):
+            while size < 1 << 20:
+                size += theirs.send(bytes(1 << 16))
+        draining = threading.Thread(target=Channel(theirs, TAKEN).drain, args=(1 << 14,))
+        draining.start()
+        draining.join(0.2)
+        assert draining.is_alive(), "nobody has read anything"
+        while size > 0:
+            size -= len(ours.recv(1 << 16))
+        draining.join(5.0)
+        assert not draining.is_alive()
+
+
+def test_a_lost_connection_is_drained(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Whoever receives over it sees that it is lost; nobody waits for what will never be acknowledged."""
+    channel = Channel(pair[0], TAKEN)
+    channel.close()
+    channel.drain(0)
