@@ -10,6 +10,7 @@ import typer
 
 import paceline
 from paceline.cli import simulate, train
+from paceline.cli.advise import advise
 from paceline.cli.bench import bench
 from paceline.cli.shared import errors, refuse
 from paceline.policies import PolicyError
@@ -59,6 +60,7 @@ def version(show: Annotated[bool, typer.Option("--version", help="Show the versi
 app.command()(simulate.simulate)
 app.command()(simulate.policies)
 app.command()(simulate.clusters)
+app.command(context_settings=train.THEN_COMMAND)(advise)
 app.command(context_settings=train.THEN_COMMAND)(train.run)
 app.command()(train.serve)
 app.command(context_settings=train.THEN_COMMAND)(train.work)

@@ -1,0 +1,63 @@
+"""Advice put to the test: candidates measured in a lab, with the real server and with the real all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.launch import rival, trial
+from paceline.launch.advice import BUCKET, DDP, NEAR, Advice, Candidate, Expected
+from paceline.launch.lab import Lab
+from paceline.simulate import ClusterSpec
+
+STORE = 29500  # the port where ranks meet
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A candidate, expected and measured."""
+
+    expected: Expected
+    iteration_seconds: float
+    samples_per_second: float
+
+    @property
+    def off(self) -> float:
+        """By how much the measured rate differs from the expected one, relative to it."""
+        return self.samples_per_second / self.expected.samples_per_second - 1
+
+
+def contenders(advice: Advice, top: int) -> list[Expected]:
+    """The fastest so many; and what is advised, and what there is now, in any case."""
+    return [
+        each for number, each in enumerate(advice.ranked) if number < top or each is advice.chosen or each is advice.now
+    ]
+
+
+def measured(lab: Lab, spec: ClusterSpec, expected: Expected, iterations: int, seed: int = 0) -> Verified:
+    """Run a candidate in a lab that has the hosts of this cluster. Workers wait for as long as computing takes."""
+    candidate = expected.candidate
+    if candidate.policy == DDP:
+        seconds = _all_reduce(lab, spec, iterations, seed)
+        return Verified(expected, seconds, sum(worker.batch for worker in spec.workers) / seconds)
+    described = spec.colocated() if candidate.colocated else spec
+    plan = trial.Plan(candidate.policy, iterations, candidate.streamed, seed=seed)
+    report = trial.run(lab, described, plan).report
+    return Verified(expected, report.mean_iteration_seconds, report.samples_per_second)
+
+
+def right(verified: Sequence[Verified], chosen: Candidate) -> bool:
+    """Is what was advised the fastest of those that were measured, or about as fast?"""
+    best = max(each.samples_per_second for each in verified)
+    return any(each.samples_per_second >= best / (1 + NEAR) for each in verified if each.expected.candidate == chosen)
+
+
+def _all_reduce(lab: Lab, spec: ClusterSpec, iterations: int, seed: int) -> float:
+    store = lab.address(trial.worker_host(0)), STORE
+    overlap = spec.model_bytes > BUCKET
+    ranks = [
+        rival.Rank(number, len(spec.workers), store, worker, worker.batch, spec.model_bytes, iterations, overlap, seed)
+        for number, worker in enumerate(spec.workers)
+    ]
+    results = lab.calls([(trial.worker_host(rank.number), rival.train, (rank,)) for rank in ranks])
+    return max(float(seconds) for seconds, _ in results)
