@@ -58,6 +58,10 @@ def advise(
     steps: Annotated[int, typer.Option(min=10, help="Steps of the script that are timed.")] = 100,
     seconds: Annotated[float, typer.Option(min=0.1, help="Or for how long, if that is less.")] = 20.0,
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds after which the script is given up.")] = 600.0,
+    jitter: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="The spread of compute times, where this machine is too busy to say."),
+    ] = None,
     iterations: Annotated[int, typer.Option(min=8, help="Iterations of each worker that are simulated.")] = 200,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     write: Annotated[Path | None, typer.Option(help="Write the cluster as it was measured to this TOML file.")] = None,
@@ -82,7 +86,7 @@ def advise(
             built = _lab(stack, described) if lab and described else None
             with progress_bar(quiet=as_json) as progress:
                 timed = _timed(script, steps, seconds, patience, progress)
-                step = Step(timed.seconds, timed.batch, timed.jitter, timed.model_bytes)
+                step = Step(timed.seconds, timed.batch, timed.jitter if jitter is None else jitter, timed.model_bytes)
                 if rate is not None:
                     spec = cluster_of(Path(script[0]).stem, step, [rate] * (workers or 4), servers or 1, rate)
                 elif described:
@@ -241,7 +245,13 @@ def _show(name: str, timed: timing.Timing, advice: Advice, verified: list[Verifi
 
 def _table(advice: Advice, verified: list[Verified], title: str) -> Table:
     table = Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, show_edge=False
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        collapse_padding=True,
+        show_edge=False,
     )
     table.add_column("scheme", overflow="fold", min_width=10)
     headings = ["servers", "iteration", "samples/s", "staleness", f"× {advice.now.candidate.policy}"]

@@ -199,7 +199,7 @@ def _why_chosen(spec: ClusterSpec, ranked: Sequence[Expected], chosen: Expected)
     elif candidate.colocated:
         said.append(
             f"A server beside each worker spreads the traffic over {N} links instead of {K}: each carries "
-            f"{2 * (N - 1) / N:.2g} times the model an iteration, where one of {_servers(K)} apart would carry "
+            f"{2 * (N - 1) / N:.2g} times the model an iteration, where a server's, apart, would carry "
             f"{N / K:.2g} times, each way."
         )
         if candidate.streamed:

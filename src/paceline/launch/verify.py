@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import connection
 
 from paceline.launch import rival, trial
 from paceline.launch.advice import BUCKET, DDP, NEAR, Advice, Candidate, Expected
-from paceline.launch.lab import Lab
+from paceline.launch.lab import Lab, LabError
 from paceline.simulate import ClusterSpec
 
 STORE = 29500  # the port where ranks meet
+PATIENCE = 120.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,29 @@ def right(verified: Sequence[Verified], chosen: Candidate) -> bool:
 
 
 def _all_reduce(lab: Lab, spec: ClusterSpec, iterations: int, seed: int) -> float:
+    """Seconds of an iteration, of the first rank that tells: they keep step, and how they part is no matter."""
     store = lab.address(trial.worker_host(0)), STORE
-    overlap = spec.model_bytes > BUCKET
-    ranks = [
-        rival.Rank(number, len(spec.workers), store, worker, worker.batch, spec.model_bytes, iterations, overlap, seed)
-        for number, worker in enumerate(spec.workers)
-    ]
-    results = lab.calls([(trial.worker_host(rank.number), rival.train, (rank,)) for rank in ranks])
-    return max(float(seconds) for seconds, _ in results)
+    overlap, count = spec.model_bytes > BUCKET, len(spec.workers)
+    pipes, processes = [], []
+    for number, worker in enumerate(spec.workers):
+        rank = rival.Rank(number, count, store, worker, worker.batch, spec.model_bytes, iterations, overlap, seed)
+        ours, theirs = lab.pipe()
+        processes.append(lab.start(trial.worker_host(number), _tell, theirs, rank))
+        theirs.close()
+        pipes.append(ours)
+    try:
+        told = connection.wait(pipes, PATIENCE)
+        if not told:
+            raise LabError(
+                f"All-reduce between the hosts did not end within {PATIENCE:g} s; the lab is too slow for it."
+            )
+        return float(told[0].recv())  # type: ignore[union-attr]
+    except EOFError:
+        raise LabError("All-reduce between the hosts failed; is torch built with gloo?") from None
+    finally:
+        lab.stop(processes)
+
+
+def _tell(pipe: connection.Connection, rank: rival.Rank) -> None:
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # hosts of a lab have no names, which is no news
+    pipe.send(rival.train(rank)[0])
