@@ -69,10 +69,8 @@ def _all_reduce(lab: Lab, spec: ClusterSpec, iterations: int, seed: int) -> floa
     try:
         told = connection.wait(pipes, PATIENCE)
         if not told:
-            raise LabError(
-                f"All-reduce between the hosts did not end within {PATIENCE:g} s; the lab is too slow for it."
-            )
-        return float(told[0].recv())  # type: ignore[union-attr]
+            raise LabError(f"All-reduce between the hosts did not end within {PATIENCE:g} s; the links are too slow.")
+        return float(next(pipe for pipe in pipes if pipe in told).recv())
     except EOFError:
         raise LabError("All-reduce between the hosts failed; is torch built with gloo?") from None
     finally:
