@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -151,6 +152,7 @@ def _names(hosts: str) -> list[str]:
 def _lab(stack: ExitStack, described: ClusterSpec) -> Lab:
     from paceline.launch import trial
 
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # that hosts of a lab have no names is no news
     return stack.enter_context(Lab(trial.hosts(described)))
 
 

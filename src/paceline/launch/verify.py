@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -78,5 +77,4 @@ def _all_reduce(lab: Lab, spec: ClusterSpec, iterations: int, seed: int) -> floa
 
 
 def _tell(pipe: connection.Connection, rank: rival.Rank) -> None:
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # hosts of a lab have no names, which is no news
     pipe.send(rival.train(rank)[0])
