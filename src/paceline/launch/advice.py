@@ -176,11 +176,12 @@ def reasons(spec: ClusterSpec, now: Expected, ranked: Sequence[Expected], chosen
     fastest = ranked[0]
     if fastest is not chosen:
         ahead = fastest.samples_per_second / chosen.samples_per_second - 1
-        price = (
-            f"with a staleness of {fastest.mean_staleness:.1f} instead of {chosen.mean_staleness:.1f}"
-            if round(fastest.mean_staleness, 1) > round(chosen.mean_staleness, 1)
-            else "and asks for more"
-        )
+        if round(fastest.mean_staleness, 1) > round(chosen.mean_staleness, 1):
+            price = f"with a staleness of {fastest.mean_staleness:.1f} instead of {chosen.mean_staleness:.1f}"
+        elif fastest.max_staleness > chosen.max_staleness:
+            price = f"with a staleness of up to {fastest.max_staleness} instead of {chosen.max_staleness}"
+        else:
+            price = "and asks for more"
         said.append(
             f"{fastest.candidate.name} would be {ahead:.1%} faster, {price}; less than {NEAR:.0%} is not worth it."
         )
