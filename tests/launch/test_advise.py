@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import cli
 from paceline.launch import lab as labs
 from paceline.launch import links
 from paceline.launch.advice import DDP, Advice, Candidate, Expected, advise, candidates, choose, expected
@@ -161,7 +162,7 @@ def paceline(*arguments: str, timeout: float = 120.0) -> subprocess.CompletedPro
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("nowhere.py", "--link", "1Gbit"), "There is no script 'nowhere.py'."),
+        (("--link", "1Gbit", "nowhere.py"), "There is no script 'nowhere.py'."),
         ((), "Say which links there are, in one way: --link 1Gbit, --cluster FILE, --lab FILE or --hosts a,b,c."),
         (("--link", "1Gbit", "--cluster", "r2sp-b"), "Say which links there are, in one way:"),
         (("--link", "fast"), "--link is a rate greater than 0, such as 1Gbit or 100MB/s, not 'fast'."),
@@ -174,16 +175,19 @@ def paceline(*arguments: str, timeout: float = 120.0) -> subprocess.CompletedPro
         (("--cluster", "nowhere.toml"), "There is no cluster 'nowhere.toml'"),
     ],
 )
-def test_mistakes_are_said_in_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+def test_mistakes_are_said_in_a_sentence(
+    arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch")
-    script = [] if arguments and arguments[0].endswith(".py") else [str(EXAMPLES / "digits.py")]
-    if script:
-        run = paceline("advise", *arguments, *script)
-    else:
-        run = paceline("advise", *arguments[1:], arguments[0])
-    assert run.returncode == 2
-    assert sentence in run.stderr
-    assert run.stderr.count("\n") == 1
+    script = () if "nowhere.py" in arguments else (str(EXAMPLES / "digits.py"),)
+    monkeypatch.setattr(sys, "argv", ["paceline", "advise", *arguments, *script])
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the command adds the folder it is called in
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert sentence in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def _lab(stack: ExitStack, described: ClusterSpec) -> Lab:
 def _timed(script: list[str], steps: int, seconds: float, patience: float, progress: Progress) -> timing.Timing:
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     if busy > cores:
-        errors.print(f"Note: this machine is busy (a load of {busy:.0f} on {cores} cores), so a step takes longer here.")
+        errors.print(f"Note: this machine is busy, with a load of {busy:.0f} on {cores} cores: a step takes longer.")
     progress.add_task(f"timing {Path(script[0]).name}", total=None)
     timed = asyncio.run(timing.timed(script, steps, seconds, patience))
     for task in progress.task_ids:
