@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulate": {"policies", "observe"},
     "serve": {"policies", "model", "observe"},
     "train": {"model", "serve"},
-    "launch": {"observe", "serve"},
+    "launch": {"policies", "model", "observe", "simulate", "serve"},
     "bench": {"policies", "model", "observe", "serve"},
     "cli": {"policies", "observe", "simulate", "serve", "launch", "bench"},
     "__main__": {"cli"},
@@ -32,7 +32,7 @@ OUTSIDE: dict[str, set[str]] = {
     "simulate": set(),
     "serve": {"msgspec", "numpy", "safetensors", "torch", "uvloop"},
     "train": {"torch"},
-    "launch": set(),
+    "launch": {"numpy", "pyroute2", "torch"},
     "bench": {"torch", "ray", "zmq"},  # the last two where they are installed
     "cli": {"typer", "rich"},
     "__main__": set(),

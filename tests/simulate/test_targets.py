@@ -88,6 +88,33 @@ def test_no_scheme_that_serves_everyone_alike_is_below_the_floor(cluster: str) -
         assert Cluster(spec, make(policy), 24).run().report.mean_iteration_seconds >= 0.999 * floor
 
 
+# A server beside each worker, streamed in turns
+
+
+@pytest.mark.parametrize(
+    ("model_bytes", "compute", "measured"), [(5e6, 0.12, 0.217), (1e6, 0.20, 0.2189)], ids=["5MB", "1MB"]
+)
+def test_streamed_turns_between_colocated_servers_are_as_fast_as_in_the_lab(
+    model_bytes: float, compute: float, measured: float
+) -> None:
+    """Measured with the real server: 8 hosts with links of 400 Mbit/s, stand-in workers."""
+    worker = WorkerSpec(link=50e6, batch=100, samples_per_second=100 / compute)
+    spec = ClusterSpec("lab", model_bytes, 1, 50e6, 50e-6, 10e9, 30.0, (worker,) * 8).colocated()
+    report = Cluster(spec, make("r2sp"), 40, streamed=True).run().report
+    assert report.mean_iteration_seconds == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("compute", [0.001, 0.05, 0.1, 1.0])
+@pytest.mark.parametrize("links", [(50e6,) * 8, (50e6,) * 3, (50e6, 25e6, 50e6, 50e6)], ids=["8", "3", "a slow link"])
+def test_streamed_turns_between_colocated_servers_are_at_the_floor_and_not_below(
+    compute: float, links: tuple[float, ...]
+) -> None:
+    workers = tuple(WorkerSpec(link=link, batch=100, samples_per_second=100 / compute) for link in links)
+    spec = ClusterSpec("beside", 5e6, 1, 50e6, 0.0, 10e9, 30.0, workers).colocated()
+    report = Cluster(spec, make("r2sp"), 40, streamed=True).run().report
+    assert 0.999 <= report.mean_iteration_seconds / limit_seconds(spec, streamed=True) <= 1.05
+
+
 # Table I
 
 

@@ -10,6 +10,7 @@ import typer
 
 import paceline
 from paceline.cli import simulate, train
+from paceline.cli.advise import advise
 from paceline.cli.bench import bench
 from paceline.cli.lab import lab
 from paceline.cli.shared import errors, refuse
@@ -61,6 +62,7 @@ app.command()(simulate.simulate)
 app.command()(simulate.policies)
 app.command()(simulate.clusters)
 app.command()(lab)
+app.command(context_settings=train.THEN_COMMAND)(advise)
 app.command(context_settings=train.THEN_COMMAND)(train.run)
 app.command()(train.serve)
 app.command(context_settings=train.THEN_COMMAND)(train.work)

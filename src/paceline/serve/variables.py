@@ -12,6 +12,9 @@ WORKER = "PACELINE_WORKER"  # this worker's number
 WORKERS = "PACELINE_WORKERS"  # how many workers there are at first
 RANK, RANKS = "PACELINE_RANK", "PACELINE_RANKS"  # of the processes that make up this worker, if they are several
 
+PROBE = "PACELINE_PROBE"  # a file: train alone for a while, and write there how long a step takes
+PROBE_STEPS, PROBE_SECONDS = "PACELINE_PROBE_STEPS", "PACELINE_PROBE_SECONDS"  # when that is enough
+
 LAUNCHED = "PACELINE_LAUNCHED"  # set by `paceline run` and `work`: somebody listens who tells a person what is wrong
 #: How a worker that was started so tells them that to start it again would not help: this exit code, and a line.
 REFUSED, REFUSAL = 78, "paceline: "

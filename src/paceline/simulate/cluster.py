@@ -19,7 +19,7 @@ from paceline.observe.summary import Report, Summary
 from paceline.policies import Apply, Cancel, Decision, Grant, Policy, Turn, Update, WakeAt
 from paceline.simulate.clock import Clock
 from paceline.simulate.gate import Gate
-from paceline.simulate.network import DIRECTIONS, Direction, Flow, Mesh, Network, Port, Star
+from paceline.simulate.network import DIRECTIONS, Direction, Flow, Mesh, Network, Port, Rounds, Star
 from paceline.simulate.pipeline import Pipeline
 from paceline.simulate.spec import ClusterSpec, WorkerSpec, chance_of
 
@@ -134,14 +134,17 @@ class Cluster:
         self._watched = observer is not None  # by somebody who wants to know of transfers and links too
         use = self._link_use if self._watched else None
         links = [worker.link for worker in spec.workers]
-        self.network: Network = (
-            Mesh(self.clock, links, use)
-            if spec.colocate
-            else Star(self.clock, links, spec.servers * spec.server_link, use)
-        )
+        in_turn = policy.takes_turns and (self.streamed or not spec.colocate)
+        self.network: Network
+        if not spec.colocate:
+            self.network = Star(self.clock, links, spec.servers * spec.server_link, use)
+        elif in_turn:
+            self.network = Rounds(self.clock, links, use)
+        else:
+            self.network = Mesh(self.clock, links, use)
         self.machines = [Machine(number, worker, self.network, seed) for number, worker in enumerate(spec.workers)]
         self._gates: dict[Direction, Gate[Machine]] = {}
-        if policy.takes_turns and not spec.colocate:  # in a mesh there is no server's link to hand on
+        if in_turn:  # in a mesh there is no server's link to hand on
             holds = self.network.occupies(spec.model_bytes)
             self._gates = {
                 "in": Gate(self.clock, holds, self._begin_push),

@@ -3,7 +3,7 @@
 `Star`: workers and separate servers on a switch. A model's bytes are spread evenly over the servers, so a worker's
 transfer to all of them is one flow, limited by the worker's link and by its fair share of all the servers' links
 together. `Mesh`: a server beside every worker (`--colocate`); a transfer then leaves by one worker's link and arrives
-over all the others'.
+over all the others'. `Rounds`: the same servers, but visited one after the other by workers who take turns.
 """
 
 from __future__ import annotations
@@ -341,8 +341,69 @@ class Mesh:
             flow.done(flow.argument)
 
 
+class Rounds:
+    """A server beside every worker, visited one after the other, each worker beginning with the one after its own.
+
+    Workers that take turns, and whose slices come straight back, then keep clear of one another: at any moment each is
+    with a server of its own, so a transfer runs as fast as the two links it has just then, whoever else is under way.
+    What holds for all links over a whole round (each carries twice what a worker sends) is seen to by a gate that lets
+    one begin after the other, `occupies` apart.
+    """
+
+    def __init__(self, clock: Clock, links: Sequence[float], use: UseSink | None = None) -> None:
+        self._clock = clock
+        self._use = use
+        self._total = sum(links)
+        self._slowest = min(links)
+        self._count = len(links)
+        self._travels = (len(links) - 1) / len(links)
+        self._rates = [_visiting(worker, links) for worker in range(len(links))]
+        self._ends: dict[Flow, tuple[float, int, Direction]] = {}
+
+    def occupies(self, size: float) -> float:
+        return 2 * size * self._travels / (self._count * self._slowest)
+
+    def port(self, worker: int, direction: Direction) -> Port:
+        return _MeshPort(self, worker, direction)
+
+    def start(self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
+        flow = Flow(self, done, argument, size)
+        ends = self._clock.now + size * self._travels / self._rates[worker]
+        self._ends[flow] = ends, worker, direction
+        self._clock.at(ends, self._end, flow)
+        self._report()
+        return flow
+
+    def stop(self, flow: Flow) -> float:
+        if not flow.flowing:
+            return flow.forget()
+        flow.flowing = False
+        ends, worker, _ = self._ends.pop(flow)
+        self._report()
+        return (ends - self._clock.now) * self._rates[worker] / self._travels if self._travels else 0.0
+
+    def _end(self, flow: Flow) -> None:
+        if flow.flowing:
+            flow.flowing = False
+            del self._ends[flow]
+            self._report()
+            flow.done(flow.argument)
+
+    def _report(self) -> None:
+        if self._use:
+            for direction in DIRECTIONS:
+                used = sum(self._rates[worker] for _, worker, way in self._ends.values() if way == direction)
+                self._use(direction, min(1.0, used / self._total))
+
+
+def _visiting(worker: int, links: Sequence[float]) -> float:
+    """The rate of a worker that visits all the others, one after the other."""
+    pairs = [min(links[worker], link) for other, link in enumerate(links) if other != worker]
+    return len(pairs) / sum(1 / pair for pair in pairs) if pairs else links[worker]
+
+
 class _MeshPort(NamedTuple):
-    mesh: Mesh
+    mesh: Mesh | Rounds
     worker: int
     direction: Direction
 

@@ -27,6 +27,8 @@ class PacedOptimizer(torch.optim.Optimizer):
         self.over = False
         #: Has it no more steps to make?
         self.finished = False
+        #: Samples that a session has given to the loop, where it trains alone.
+        self.handed_out = 0
         self._link = link
         self._shares: list[Share] = []  # trained on since the last step
         self._lost: list[int] = []  # numbers of those whose gradient was thrown away
@@ -98,6 +100,7 @@ class PacedOptimizer(torch.optim.Optimizer):
     def trains_on(self, share: Share) -> None:
         """The next gradient is of these samples, too."""
         if self._link.alone:
+            self.handed_out += share.size
             return
         if self._shares and self._shares[-1].life < share.life:
             # The worker was given up in between: what is in the gradient so far is of samples that others have now.

@@ -28,7 +28,7 @@ from paceline.serve.client import Client, Refusal
 from paceline.serve.description import Description
 from paceline.serve.tls import Tls
 from paceline.serve.variables import CONNECT, LAUNCHED, REFUSAL, REFUSED, TOKEN, address, worker_number
-from paceline.train import ranks
+from paceline.train import probe, ranks
 from paceline.train.feed import Feed, PacedLoader, loader_of
 from paceline.train.flat import Flat
 from paceline.train.link import Alone, Link, Together
@@ -66,11 +66,21 @@ def join(
     gradients: how they cross the wire: float32, bfloat16 or float16. Else PACELINE_GRADIENTS says it, else float32.
     buffers: are batch norm's running statistics and the like averaged? If not, each worker keeps its own.
     """
+    if probe.wanted():
+        return _probed(model, optimizer, buffers)
     where = connect or os.environ.get(CONNECT)
     if not where:
         return Session(model, optimizer, Alone())
     with in_a_sentence():
         return Session(model, optimizer, _link(model, optimizer, where, token, gradients, buffers))
+
+
+def _probed(model: torch.nn.Module, optimizer: torch.optim.Optimizer, buffers: bool) -> Session:
+    """A session alone, whose steps are timed."""
+    session = Session(model, optimizer, Alone())
+    with in_a_sentence():
+        atexit.register(probe.Probe(model, session.optimizer, buffers).write)  # should the script end before it is told
+    return session
 
 
 def _link(
