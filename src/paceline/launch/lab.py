@@ -139,10 +139,15 @@ class Lab:
         self._processes.append(process)
         return process
 
+    def command(self, host: str, command: Sequence[str]) -> list[str]:
+        """The command line by which a command is run on that host."""
+        return [sys.executable, "-m", "paceline.launch.inside", self.namespace(host), *command]
+
     def spawn(self, host: str, command: Sequence[str], environment: Mapping[str, str]) -> Command:
         """Run a command on that host. What it prints goes to our standard error."""
-        inside = [sys.executable, "-m", "paceline.launch.inside", self.namespace(host), *command]
-        spawned = Command(subprocess.Popen(inside, env=dict(environment), stdout=sys.stderr.fileno()), host)
+        spawned = Command(
+            subprocess.Popen(self.command(host, command), env=dict(environment), stdout=sys.stderr.fileno()), host
+        )
         self._processes.append(spawned)
         return spawned
 
