@@ -253,22 +253,22 @@ class Lab:
     def _shape(self, ip: Any, index: int, rate: float, by: str) -> None:
         """A token bucket, and under it a queue for small packets and one for each peer."""
         burst = max(2 * FRAME, int(rate * 0.0005))  # half a millisecond
-        common = {"ceil": _bits(rate), "burst": burst, "cburst": burst, "quantum": FRAME}
+        link = {"rate": _bits(rate), "ceil": _bits(rate), "burst": burst, "cburst": burst, "quantum": FRAME}
         # A queue's own rate is next to nothing: what it sends it must borrow, or the queues' bursts would add up.
-        share = _bits(OWN)
+        queue = link | {"rate": _bits(OWN), "burst": FRAME}
         ip.tc("add", "htb", index, handle="1:", default=2)
-        ip.tc("add-class", "htb", index, handle="1:1", parent="1:", rate=_bits(rate), **common)
-        ip.tc("add-class", "htb", index, handle="1:2", parent="1:1", rate=share, prio=0, **common)
+        ip.tc("add-class", "htb", index, handle="1:1", parent="1:", **link)
+        ip.tc("add-class", "htb", index, handle="1:2", parent="1:1", prio=0, **queue)
         where = {"source": 12, "destination": 16}[by]  # in the IP header
         empty = f"0x0000/{0xFFFF & ~(ACKNOWLEDGEMENT - 1):#06x}+2"  # its length
         for key in (empty, f"{SPARSE << 16:#010x}/0xffff0000+20", f"{SPARSE:#010x}/0x0000ffff+20"):
             ip.tc("add-filter", "u32", index, parent="1:", prio=1, protocol=0x0800, target="1:2", keys=[key])
         for host, number in self._numbers.items():
-            queue = f"1:{number + 16:x}"
-            ip.tc("add-class", "htb", index, handle=queue, parent="1:1", rate=share, prio=1, **common)
+            handle = f"1:{number + 16:x}"
+            ip.tc("add-class", "htb", index, handle=handle, parent="1:1", prio=1, **queue)
             address = "0x" + "".join(f"{int(part):02x}" for part in self.address(host).split("."))
             key = f"{address}/0xffffffff+{where}"
-            ip.tc("add-filter", "u32", index, parent="1:", prio=2, protocol=0x0800, target=queue, keys=[key])
+            ip.tc("add-filter", "u32", index, parent="1:", prio=2, protocol=0x0800, target=handle, keys=[key])
 
 
 def sweep() -> list[str]:
