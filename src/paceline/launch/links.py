@@ -97,7 +97,16 @@ async def measured(
             progress((done + 1) / (len(pairs) + 1))
     together = await between(reach, server, workers)
     rates = sum(stretch.up for stretch in together), sum(stretch.down for stretch in together)
-    return Links(max(single, min(rates)), tuple(best[host] for host in workers), statistics.median(latencies))
+    return Links(
+        _rounded(max(single, min(rates))),
+        tuple(_rounded(best[host]) for host in workers),
+        _rounded(statistics.median(latencies)),
+    )
+
+
+def _rounded(value: float) -> float:
+    """To three digits: a stream tells no more."""
+    return float(f"{value:.3g}")
 
 
 async def between(reach: Reach, caller: str, served: Sequence[str], seconds: float = SECONDS) -> list[Stretch]:
