@@ -109,7 +109,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-async def between(reach: Reach, caller: str, served: Sequence[str], seconds: float = SECONDS) -> list[Stretch]:
+async def between(reach: Reach, caller: str, served: Sequence[str]) -> list[Stretch]:
     """The stretches from one host to others, all used at the same time."""
     token = secrets.token_bytes(TOKEN_BYTES)
     async with AsyncExitStack() as stack:
@@ -118,7 +118,7 @@ async def between(reach: Reach, caller: str, served: Sequence[str], seconds: flo
             process = await stack.enter_async_context(_running(reach, host, ("serve",), token))
             targets.append(f"{reach.address(host)}:{await _line(process, host)}")
         process = await stack.enter_async_context(
-            _running(reach, caller, ("call", ",".join(targets), str(seconds)), token)
+            _running(reach, caller, ("call", ",".join(targets), str(SECONDS)), token)
         )
         return [Stretch(**each) for each in json.loads(await _line(process, caller))]
 
