@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 from paceline.launch.processes import JobError
-from paceline.launch.timing import judged, timed
+from paceline.launch.timing import Timing, judged, timed
+
+Write = Callable[[str], Path]
 
 LOOP = """
 import torch, paceline, time, sys
@@ -30,12 +31,12 @@ while True:
 WRAPPED = "paceline.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)"
 
 
-def run(script: Path, steps: int = 12, seconds: float = 20.0, patience: float = 60.0) -> Any:
+def run(script: Path, steps: int = 12, seconds: float = 20.0, patience: float = 60.0) -> Timing:
     return asyncio.run(timed([str(script)], steps, seconds, patience))
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[[str], Path]:
+def write(tmp_path: Path) -> Write:
     def write(text: str) -> Path:
         path = tmp_path / "script.py"
         path.write_text(text)
@@ -45,7 +46,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("step", ["closure(); optimizer.step()", "optimizer.step(closure)"])
-def test_a_loop_of_its_own_is_timed_and_ended(write: Callable[[str], Path], step: str) -> None:
+def test_a_loop_of_its_own_is_timed_and_ended(write: Write, step: str) -> None:
     timing = run(write(LOOP.format(optimizer=WRAPPED, step=step)))
     assert timing.seconds >= 0.01, "what is between two steps counts"
     assert timing.batch == 8, "samples are counted as they go through the model"
@@ -53,17 +54,17 @@ def test_a_loop_of_its_own_is_timed_and_ended(write: Callable[[str], Path], step
     assert 1 <= timing.steps <= 12
 
 
-def test_time_ends_it_too(write: Callable[[str], Path]) -> None:
+def test_time_ends_it_too(write: Write) -> None:
     slow = LOOP.format(optimizer=WRAPPED, step="closure(); optimizer.step(); time.sleep(0.2)")
     assert run(write(slow), steps=1000, seconds=0.5).steps <= 5
 
 
-def test_a_script_that_ends_by_itself_is_timed_as_far_as_it_went(write: Callable[[str], Path]) -> None:
+def test_a_script_that_ends_by_itself_is_timed_as_far_as_it_went(write: Write) -> None:
     text = LOOP.format(optimizer=WRAPPED, step="closure(); optimizer.step()").replace("while True", "for _ in range(4)")
     assert run(write(text)).steps >= 2
 
 
-def test_what_is_wrong_is_said_in_a_sentence(write: Callable[[str], Path]) -> None:
+def test_what_is_wrong_is_said_in_a_sentence(write: Write) -> None:
     with pytest.raises(JobError, match=r"never called paceline.join or paceline.wrap"):
         run(write("print('hello')"))
     with pytest.raises(JobError, match=r"made no step"):

@@ -97,10 +97,19 @@ async def measured(
             progress((done + 1) / (len(pairs) + 1))
     together = await between(reach, server, workers)
     rates = sum(stretch.up for stretch in together), sum(stretch.down for stretch in together)
-    return Links(max(single, min(rates)), tuple(best[host] for host in workers), statistics.median(latencies))
+    return Links(
+        _rounded(max(single, min(rates))),
+        tuple(_rounded(best[host]) for host in workers),
+        _rounded(statistics.median(latencies)),
+    )
 
 
-async def between(reach: Reach, caller: str, served: Sequence[str], seconds: float = SECONDS) -> list[Stretch]:
+def _rounded(value: float) -> float:
+    """To three digits: a stream tells no more."""
+    return float(f"{value:.3g}")
+
+
+async def between(reach: Reach, caller: str, served: Sequence[str]) -> list[Stretch]:
     """The stretches from one host to others, all used at the same time."""
     token = secrets.token_bytes(TOKEN_BYTES)
     async with AsyncExitStack() as stack:
@@ -109,7 +118,7 @@ async def between(reach: Reach, caller: str, served: Sequence[str], seconds: flo
             process = await stack.enter_async_context(_running(reach, host, ("serve",), token))
             targets.append(f"{reach.address(host)}:{await _line(process, host)}")
         process = await stack.enter_async_context(
-            _running(reach, caller, ("call", ",".join(targets), str(seconds)), token)
+            _running(reach, caller, ("call", ",".join(targets), str(SECONDS)), token)
         )
         return [Stretch(**each) for each in json.loads(await _line(process, caller))]
 

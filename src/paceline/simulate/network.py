@@ -346,8 +346,9 @@ class Rounds:
 
     Workers that take turns, and whose slices come straight back, then keep clear of one another: at any moment each is
     with a server of its own, so a transfer runs as fast as the two links it has just then, whoever else is under way.
-    What holds for all links over a whole round (each carries twice what a worker sends) is seen to by a gate that lets
-    one begin after the other, `occupies` apart.
+    What holds for all links over a whole round is seen to by a gate that lets one begin after the other, `occupies`
+    apart: each link carries what its worker sends and as much for the others, and while a worker is with the server
+    beside it, its place on the links stays empty.
     """
 
     def __init__(self, clock: Clock, links: Sequence[float], use: UseSink | None = None) -> None:
@@ -361,7 +362,7 @@ class Rounds:
         self._ends: dict[Flow, tuple[float, int, Direction]] = {}
 
     def occupies(self, size: float) -> float:
-        return 2 * size * self._travels / (self._count * self._slowest)
+        return 2 * size / (self._count * self._slowest) if self._count > 1 else 0.0
 
     def port(self, worker: int, direction: Direction) -> Port:
         return _MeshPort(self, worker, direction)
