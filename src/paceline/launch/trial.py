@@ -169,7 +169,7 @@ class _Job:
         self._workers: dict[int, tuple[BaseProcess | Command, Any]] = {}
         self._gone: set[int] = set()  # workers that a fault has killed
         self._timers: list[threading.Timer] = []
-        self._spent = 0.0  # CPU seconds of workers that were killed
+        self._spent: dict[int, float] = {}  # CPU seconds of each process, as they were last seen: one may end
         self._carried: dict[int, list[tuple[float, int, int]]] = {}
         self._over = threading.Event()
 
@@ -186,6 +186,8 @@ class _Job:
         while True:
             self._must_live()
             if not self._pipe.poll(0.1):
+                if self._plan.to_the_end:  # workers end one by one
+                    self._note_cpu([process for process, _ in self._workers.values()])
                 continue
             what, value = self._pipe.recv()
             if what == "part":
@@ -269,7 +271,14 @@ class _Job:
         workers = [process for process, _ in self._workers.values()]
         processes: list[BaseProcess | Command] = [self._coordinator, *self._shards, *workers]
         sent = sum(sent for sent, _ in self._lab.carried().values())
-        return sent, self._spent + sum(_cpu_seconds(process) for process in processes)
+        return sent, self._note_cpu(processes)
+
+    def _note_cpu(self, processes: Sequence[BaseProcess | Command]) -> float:
+        """CPU seconds of the whole job so far."""
+        for process in processes:
+            pid = process.pid or 0
+            self._spent[pid] = max(self._spent.get(pid, 0.0), _cpu_seconds(process))
+        return sum(self._spent.values())
 
     # Faults
 
@@ -286,7 +295,7 @@ class _Job:
         host = worker_host(number)
         if fault.kind == "kill":
             self._gone.add(number)
-            self._spent += _cpu_seconds(process)
+            self._note_cpu([process])
             process.kill()
         elif fault.kind == "rejoin":
             self._gone.discard(number)
