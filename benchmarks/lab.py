@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.launch import trial
+from paceline.launch import allreduce, trial
+from paceline.launch.advice import DDP
+from paceline.launch.hosts import as_built, goodput, hosts
 from paceline.launch.lab import Lab
 from paceline.launch.trial import Measured, Plan
 from paceline.observe.driver import Fault
 from paceline.observe.events import Applied, Arrived
 from paceline.policies import make
-from paceline.simulate import Cluster, ClusterSpec, load_cluster
+from paceline.simulate import Cluster, ClusterSpec, limit_seconds, load_cluster
 
 TWO = ("lab-5mb", "lab-1mb")
 
@@ -58,16 +60,16 @@ def one_server(bench: Bench) -> None:
     for name in TWO:
         spec = load_cluster(name)
         rows: list[list[object]] = []
-        with Lab(trial.hosts(spec)) as lab:
-            share = trial.goodput(lab)
+        with Lab(hosts(spec)) as lab:
+            share = goodput(lab)
             policies = ("bsp", "bsp:pipeline=true", "r2sp:groups=3", "r2sp")
             results = {policy: bench.run(lab, spec, policy).report for policy in policies}
         for policy, report in results.items():
-            built = trial.as_built(spec, share, make(policy).pipelined)
+            built = as_built(spec, share, make(policy).pipelined)
             seconds = report.mean_iteration_seconds
             gain = results["bsp"].mean_iteration_seconds / seconds
             rows.append(
-                [policy, seconds, seconds / trial.floor(built, make(policy).pipelined), gain, report.max_staleness]
+                [policy, seconds, seconds / limit_seconds(built, make(policy).pipelined), gain, report.max_staleness]
             )
         bench.table(f"{name}: one server", ("policy", "s an iteration", "× floor", "× bsp", "staleness ≤"), rows)
 
@@ -76,11 +78,11 @@ def colocated(bench: Bench) -> None:
     """A shard beside each worker, streamed, against DDP over gloo."""
     for name, overlap in (("lab-5mb", False), ("lab-1mb", False), ("lab-5mb", True)):
         spec = load_cluster(name).colocated()
-        with Lab(trial.hosts(spec)) as lab:
-            share = trial.goodput(lab)
+        with Lab(hosts(spec)) as lab:
+            share = goodput(lab)
             ours = bench.run(lab, spec, "r2sp", streamed=True, overlap=overlap, iterations=2 * bench.iterations)
-            ddp = trial.run_ddp(lab, spec, Plan(trial.DDP, 2 * bench.iterations, overlap=overlap))
-        floor = trial.floor(trial.as_built(spec, share, True), True, overlap)
+            ddp = allreduce.run(lab, spec, Plan(DDP, 2 * bench.iterations, overlap=overlap))
+        floor = limit_seconds(as_built(spec, share, True), True, overlap)
         seconds, theirs = ours.report.mean_iteration_seconds, ddp.report.mean_iteration_seconds
         title = f"{name}: a shard beside each worker, streamed{', with overlap on both sides' if overlap else ''}"
         rows = [
@@ -94,11 +96,11 @@ def unequal(bench: Bench) -> None:
     """One worker of eight at half speed: tuned batches."""
     spec = load_cluster("lab-unequal").colocated()
     policy = "r2sp:tune_batches=true"
-    with Lab(trial.hosts(spec)) as lab:
+    with Lab(hosts(spec)) as lab:
         ours = bench.run(lab, spec, policy, streamed=True, iterations=4 * bench.iterations).report
-        plan = Plan(trial.DDP, bench.iterations)
-        equal = trial.run_ddp(lab, spec, plan).report
-        same = trial.run_ddp(lab, spec, plan, list(ours.batch_sizes.values())).report
+        plan = Plan(DDP, bench.iterations)
+        equal = allreduce.run(lab, spec, plan).report
+        same = allreduce.run(lab, spec, plan, list(ours.batch_sizes.values())).report
     rows = [
         [
             name,
@@ -127,7 +129,7 @@ def rates(bench: Bench) -> None:
             link = megabits * 1e6 / 8
             worker = replace(base.workers[0], link=link, samples_per_second=base.workers[0].batch / seconds)
             spec = replace(base, server_link=link, workers=(worker,) * len(base.workers))
-            with Lab(trial.hosts(spec)) as lab:
+            with Lab(hosts(spec)) as lab:
                 bsp, r2sp = (bench.run(lab, spec, policy).report.mean_iteration_seconds for policy in ("bsp", "r2sp"))
             rows.append([seconds, megabits, bsp, r2sp, bsp / r2sp])
             found.setdefault(seconds, []).append((megabits, bsp / r2sp))
@@ -151,7 +153,7 @@ def relax(bench: Bench) -> None:
     """Iteration and blocking time against the relaxation, with jitter (fig. 12)."""
     spec = load_cluster("lab-1mb").with_jitter(0.1)
     rows: list[list[object]] = []
-    with Lab(trial.hosts(spec)) as lab:
+    with Lab(hosts(spec)) as lab:
         for value in (0.05, 0.2, 0.4, 0.6, 0.8, 1.0):
             report = bench.run(lab, spec, f"r2sp:relax={value}").report
             rows.append([value, report.mean_iteration_seconds, report.blocking_seconds])
@@ -173,7 +175,7 @@ def gaps(bench: Bench) -> None:
     """Times between updates (fig. 8), and a worker's bandwidth while it transfers (fig. 9)."""
     spec = load_cluster("lab-5mb")
     found: dict[str, tuple[list[float], list[float]]] = {}
-    with Lab(trial.hosts(spec)) as lab:
+    with Lab(hosts(spec)) as lab:
         for policy in ("bsp", "asp", "ssp", "r2sp"):
             measured = bench.run(lab, spec, policy, sampled=0.01)
             times = [event.time for event in measured.events if isinstance(event, Arrived)]
@@ -222,11 +224,11 @@ def simulator(bench: Bench) -> None:
     rows: list[list[object]] = []
     for name in TWO:
         spec = load_cluster(name)
-        with Lab(trial.hosts(spec)) as lab:
-            share = trial.goodput(lab)
+        with Lab(hosts(spec)) as lab:
+            share = goodput(lab)
             for policy in ("bsp", "bsp:pipeline=true", "asp", "ssp", "r2sp"):
                 seconds = bench.run(lab, spec, policy).report.mean_iteration_seconds
-                built = trial.as_built(spec, share, make(policy).pipelined)
+                built = as_built(spec, share, make(policy).pipelined)
                 simulated = Cluster(built, make(policy), bench.iterations).run().report.mean_iteration_seconds
                 rows.append([name, policy, seconds, simulated, f"{simulated / seconds - 1:+.1%}"])
     bench.table("The simulator against the lab", ("cluster", "policy", "measured", "simulated", "error"), rows)
@@ -238,11 +240,11 @@ def growth(bench: Bench) -> None:
     for workers in (2, 4, 8, 16):
         base = load_cluster("lab-1mb")
         spec = replace(base, workers=base.workers[:1] * workers)
-        with Lab(trial.hosts(spec)) as lab:
-            share = trial.goodput(lab)
+        with Lab(hosts(spec)) as lab:
+            share = goodput(lab)
             ours = bench.run(lab, spec, "r2sp")
-            ddp = trial.run_ddp(lab, spec, Plan(trial.DDP, bench.iterations))
-        floor = trial.floor(trial.as_built(spec, share, False), False)
+            ddp = allreduce.run(lab, spec, Plan(DDP, bench.iterations))
+        floor = limit_seconds(as_built(spec, share, False), False)
         seconds = ours.report.mean_iteration_seconds
         costs = [measured.cost.cpu_seconds_per_gigabyte for measured in (ours, ddp)]
         rows.append([workers, seconds, seconds / floor, *costs])
@@ -256,7 +258,7 @@ def faults(bench: Bench) -> None:
     for what, fault in (("killed", Fault(6.0, 3, "kill", 0.0)), ("link cut for 5 s", Fault(6.0, 3, "cut", 5.0))):
         for policy, streamed in (("bsp", False), ("r2sp", False), ("r2sp", True)):
             spec = replace(load_cluster("lab-1mb"), faults=(fault,), lease=2.0)
-            with Lab(trial.hosts(spec)) as lab:
+            with Lab(hosts(spec)) as lab:
                 measured = bench.run(lab, spec, policy, streamed=streamed, iterations=80)
             rows.append([what, policy + " (streamed)" * streamed, *recovery(measured, fault)])
     headings = ("fault", "policy", "before", "slowest round", "rounds until recovered", "applied twice")

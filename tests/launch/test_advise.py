@@ -235,11 +235,12 @@ def test_links_of_a_lab_are_as_they_were_built(a_lab: None) -> None:
 @pytest.mark.slow
 def test_advice_is_put_to_the_test(a_lab: None) -> None:
     pytest.importorskip("torch")
-    from paceline.launch import trial, verify
+    from paceline.launch import verify
+    from paceline.launch.hosts import hosts
 
     spec = cluster(compute=0.1, model=1e6, link=12.5e6, workers=3).with_jitter(0.02)
     advice = told(spec)
-    with labs.Lab(trial.hosts(spec)) as lab:
+    with labs.Lab(hosts(spec)) as lab:
         found = [verify.measured(lab, spec, each, 12) for each in verify.contenders(advice, 1)]
     assert advice.chosen.candidate in {each.expected.candidate for each in found}
     assert Candidate(DDP) in {each.expected.candidate for each in found}

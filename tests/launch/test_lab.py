@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.launch import lab as labs
 from paceline.launch import standin, trial
+from paceline.launch.hosts import goodput, hosts
 from paceline.launch.lab import Lab, LabError, sweep
 from paceline.observe.driver import Fault
 from paceline.observe.events import Applied
@@ -66,7 +67,7 @@ def namespaces() -> set[str]:
 
 @built
 def test_a_stream_reaches_the_rate_and_no_more(pair: Lab) -> None:
-    assert 0.93 < trial.goodput(pair) < 1.01
+    assert 0.93 < goodput(pair) < 1.01
 
 
 def take(pipe: Connection, peers: int, seconds: float) -> None:
@@ -153,7 +154,7 @@ def test_nothing_is_left_behind_and_two_labs_do_not_mind_each_other() -> None:
         assert one.namespace("a") != other.namespace("a")
         assert len(namespaces()) == 5
         sleeper = one.start("a", time.sleep, 100)
-        assert 0.9 < trial.goodput(other) < 1.01
+        assert 0.9 < goodput(other) < 1.01
     assert not namespaces()
     assert sleeper.exitcode is not None
 
@@ -217,7 +218,7 @@ def test_a_host_that_is_not_there_and_one_that_fails_are_named(pair: Lab) -> Non
 )
 def test_the_last_model_is_what_was_applied(policy: str, streamed: bool, colocate: bool) -> None:
     spec = cluster().colocated() if colocate else cluster(servers=2)
-    with Lab(trial.hosts(spec)) as lab:
+    with Lab(hosts(spec)) as lab:
         measured = trial.run(lab, spec, trial.Plan(policy, 6, streamed, exactly=True))
     applied = [worker for event in measured.events if isinstance(event, Applied) for worker in event.workers]
     assert sorted(applied) == sorted([0, 1, 2] * 6)
@@ -231,7 +232,7 @@ def test_the_last_model_is_what_was_applied(policy: str, streamed: bool, colocat
 def test_a_worker_that_is_killed_and_a_link_that_is_cut_cost_nothing_but_time(policy: str, streamed: bool) -> None:
     faults = (Fault(0.8, 1, "kill", 0.0), Fault(2.0, 1, "rejoin", 0.0), Fault(1.2, 2, "cut", 0.8))
     spec = cluster(servers=2, faults=faults, lease=1.0)
-    with Lab(trial.hosts(spec)) as lab:
+    with Lab(hosts(spec)) as lab:
         # The run itself compares the last model with what was applied.
         measured = trial.run(lab, spec, trial.Plan(policy, 40, streamed, exactly=not streamed))
     assert measured.report.lost >= 1
@@ -315,12 +316,10 @@ def test_what_does_not_go_together_is_refused_in_a_sentence(tmp_path: Path) -> N
 
 
 def test_a_lab_has_as_many_hosts_as_the_cluster_has_machines() -> None:
-    assert trial.hosts(cluster(servers=2)) == dict.fromkeys(
-        ("server0", "server1", "worker0", "worker1", "worker2"), RATE
-    )
-    assert list(trial.hosts(cluster().colocated())) == ["worker0", "worker1", "worker2"]
+    assert hosts(cluster(servers=2)) == dict.fromkeys(("server0", "server1", "worker0", "worker1", "worker2"), RATE)
+    assert list(hosts(cluster().colocated())) == ["worker0", "worker1", "worker2"]
     slower = replace(cluster(), workers=(WorkerSpec(RATE / 2, 8, 100.0), *cluster().workers))
-    assert trial.hosts(slower)["worker0"] == RATE / 2
+    assert hosts(slower)["worker0"] == RATE / 2
 
 
 def test_leftovers_are_told_by_the_process_that_built_them() -> None:

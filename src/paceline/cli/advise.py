@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console, RenderableType
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.shared import check_target, errors, refuse
+from paceline.cli.shared import check_script, check_target, errors, refuse
 from paceline.cli.simulate import progress_bar
 from paceline.launch import links as linking
 from paceline.launch import timing
@@ -27,7 +26,7 @@ from paceline.launch.advice import DDP, NEAR, Advice, Candidate, Expected
 from paceline.launch.advice import advise as advise_on
 from paceline.launch.lab import Lab, LabError
 from paceline.launch.processes import JobError
-from paceline.observe.table import duration
+from paceline.observe.table import duration, ruled
 from paceline.policies import make
 from paceline.simulate import ClusterSpec, load_cluster, units
 from paceline.simulate.measured import Step, cluster_of, measured_as
@@ -119,8 +118,7 @@ def advise(
 def _check(script: list[str], given: Sequence[str | None], now: str, verify: bool) -> Candidate:
     if importlib.util.find_spec("torch") is None:
         refuse("Timing a script needs torch: pip install 'paceline[torch]'.")
-    if not Path(script[0]).is_file():
-        refuse(f"There is no script {script[0]!r}.")
+    check_script(script[0])
     if sum(each is not None for each in given) != 1:
         refuse("Say which links there are, in one way: --link 1Gbit, --cluster FILE, --lab FILE or --hosts a,b,c.")
     if verify and given[2] is None:
@@ -150,10 +148,10 @@ def _names(hosts: str) -> list[str]:
 
 
 def _lab(stack: ExitStack, described: ClusterSpec) -> Lab:
-    from paceline.launch import trial
+    from paceline.launch.hosts import hosts
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # that hosts of a lab have no names is no news
-    return stack.enter_context(Lab(trial.hosts(described)))
+    return stack.enter_context(Lab(hosts(described)))
 
 
 def _timed(script: list[str], steps: int, seconds: float, patience: float, progress: Progress) -> timing.Timing:
@@ -168,10 +166,10 @@ def _timed(script: list[str], steps: int, seconds: float, patience: float, progr
 
 
 def _measure_lab(lab: Lab, described: ClusterSpec, progress: Progress) -> linking.Links:
-    from paceline.launch import trial
+    from paceline.launch.hosts import server_host, worker_host
 
-    server = trial.server_host(described, 0)
-    workers = [trial.worker_host(number) for number in range(len(described.workers))]
+    server = server_host(described, 0)
+    workers = [worker_host(number) for number in range(len(described.workers))]
     return _measure(linking.InLab(lab), server, workers, progress)
 
 
@@ -249,15 +247,7 @@ def _show(name: str, timed: timing.Timing, advice: Advice, verified: list[Verifi
 
 
 def _table(advice: Advice, verified: list[Verified], title: str) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        pad_edge=False,
-        collapse_padding=True,
-        show_edge=False,
-    )
+    table = ruled(title)
     table.add_column("scheme", overflow="fold", min_width=10)
     headings = ["servers", "iteration", "samples/s", "staleness", f"× {advice.now.candidate.policy}"]
     for heading in [*headings, "measured", "off"] if verified else headings:

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,12 +20,17 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.shared import check_target, errors, opened, refuse, unfinished, write_event
+from paceline.cli.shared import check_script, check_target, errors, refuse, unfinished, write_event
 from paceline.cli.simulate import Apply, Colocate, JitterOption, cluster_named, progress_bar
+from paceline.launch.advice import DDP
 from paceline.observe.plot import Panel, draw
 from paceline.observe.table import Row, comparison
 from paceline.policies import make, split_list
-from paceline.simulate import Cluster, ClusterSpec
+from paceline.simulate import Cluster, ClusterSpec, limit_seconds
+
+if TYPE_CHECKING:
+    from paceline.launch.lab import Lab
+    from paceline.launch.trial import Measured, Plan
 
 LEAST_GIGABYTES = 0.05  # that must have been moved for what a GB costs to mean anything
 
@@ -35,7 +40,7 @@ class Line:
     """One run, measured, and perhaps simulated too."""
 
     row: Row
-    measured: Any
+    measured: Measured
     simulated: float | None = None
 
     @property
@@ -43,6 +48,24 @@ class Line:
         """How far the simulator was off, as a share of what was measured."""
         seconds = self.row.report.mean_iteration_seconds
         return None if self.simulated is None else self.simulated / seconds - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What is to be measured, on which cluster."""
+
+    policies: list[str]
+    described: ClusterSpec
+    plan: Plan  # but for the policy
+    ddp: bool
+    compare: bool
+
+    def as_built(self, share: float, streamed: bool) -> tuple[ClusterSpec, float]:
+        """The cluster with the rates that are reached there, and its limit."""
+        from paceline.launch.hosts import as_built
+
+        built = as_built(self.described, share, streamed)
+        return built, limit_seconds(built, streamed, self.plan.overlap)
 
 
 def lab(
@@ -71,104 +94,100 @@ def lab(
     plot: Annotated[Path | None, typer.Option(help="Draw who does what to this PNG file.")] = None,
 ) -> None:
     """Build a cluster of network namespaces with real, shaped links, and run the real server and workers in it."""
-    from paceline.launch import lab as labs
-    from paceline.launch import trial
+    from paceline.launch.hosts import goodput, hosts
+    from paceline.launch.lab import Lab, LabError
+    from paceline.launch.trial import Plan
 
     specs = split_list(policy or ["bsp,r2sp"])
     for spec in specs:
-        make(spec)
+        make(spec)  # a mistake in the last one is found before the first one runs
     described = cluster_named(cluster, apply, colocate, jitter)
-    command = tuple(shlex.split(script)) if script else ()
-    if command and not Path(command[0]).is_file():
-        refuse(f"There is no script {command[0]!r}.")
-    if command and (overlap or ddp or compare):
-        refuse("--script runs real training: leave --overlap, --ddp and --compare-simulation out.")
+    command = tuple(shlex.split(script or ""))
+    if command:
+        check_script(command[0])
+        if overlap or ddp or compare:
+            refuse("--script runs real training: leave --overlap, --ddp and --compare-simulation out.")
     for option, path in (("--trace", trace), ("--plot", plot)):
         check_target(path, option)
     if importlib.util.find_spec("torch") is None:
         refuse("The lab's server needs torch: pip install 'paceline[torch]'.")
-    trace_part, plot_part = unfinished(trace), unfinished(plot)
-    lines: list[Line] = []
-    panels: list[Panel] = []
+    plan = Plan("", iterations, apply == "streamed", overlap, seed, script=command)
+    asked = Asked(specs, described, plan, ddp, compare)
     try:
-        with (
-            _ended_by_terminate(),
-            labs.Lab(trial.hosts(described)) as built_lab,
-            progress_bar(quiet=as_json) as progress,
-            opened(trace_part) as file,
-        ):
-            share = trial.goodput(built_lab)
-            for spec in specs:
-                made = make(spec)
-                streamed = apply == "streamed" and made.streamable
-                if apply == "streamed" and not (streamed or made.pipelined):
-                    errors.print(f"Note: {spec} cannot be streamed, so it is run whole.")
-                task = progress.add_task(spec, total=1.0)
-                plan = trial.Plan(spec, iterations, streamed, overlap, seed, script=command)
-                result = trial.run(built_lab, described, plan, partial(_advance, progress, task))
-                in_slices = streamed or made.pipelined
-                built = trial.as_built(described, share, in_slices)
-                row = Row(
-                    spec, result.apply if streamed else "whole", trial.floor(built, in_slices, overlap), result.report
-                )
-                simulated = None
-                if compare:
-                    run = Cluster(built, made, iterations, seed, streamed).run()
-                    simulated = run.report.mean_iteration_seconds
-                lines.append(Line(row, result, simulated))
-                if plot:
-                    panel = Panel(spec, len(described.workers), result.report.mean_iteration_seconds)
-                    panel.events.extend(result.events)
-                    panels.append(panel)
-                if file:
-                    for event in result.events:
-                        write_event(file, event)
-                progress.update(task, completed=1.0)
-            if ddp:
-                task = progress.add_task(trial.DDP, total=None)
-                lines += _with_ddp(trial, built_lab, described, iterations, overlap, seed, share, lines)
-                progress.update(task, total=1.0, completed=1.0)
-        if plot_part:
-            draw(panels, plot_part)
-        for part, path in ((trace_part, trace), (plot_part, plot)):
-            if part and path:
-                part.replace(path)
-    except labs.LabError as error:
+        with _ended_by_terminate(), Lab(hosts(described)) as built, progress_bar(quiet=as_json) as progress:
+            share = goodput(built)
+            lines = list(_measure(built, asked, share, progress))
+    except LabError as error:
         refuse(str(error))
-    finally:
-        for part in (trace_part, plot_part):
-            if part:
-                part.unlink(missing_ok=True)
-    limit = trial.floor(trial.as_built(described, share, apply == "streamed"), apply == "streamed", overlap)
+    _write(lines, described, trace, plot)
+    _, limit = asked.as_built(share, plan.streamed)
     if as_json:
         typer.echo(json.dumps(_as_json(described, limit, share, lines), indent=2))
     else:
         _show(described, limit, share, lines)
 
 
+def _measure(built_lab: Lab, asked: Asked, share: float, progress: Progress) -> Iterator[Line]:
+    """Each policy, and DDP: as it is, and where a policy has tuned the batches, with those too."""
+    from paceline.launch import allreduce, trial
+
+    own = tuple(worker.batch for worker in asked.described.workers)
+    tuned: dict[tuple[int, ...], str] = {}
+    for spec in asked.policies:
+        made = make(spec)
+        plan = dataclasses.replace(asked.plan, policy=spec, streamed=asked.plan.streamed and made.streamable)
+        if asked.plan.streamed and not (made.streamable or made.pipelined):
+            errors.print(f"Note: {spec} cannot be streamed, so it is run whole.")
+        task = progress.add_task(spec, total=1.0)
+        result = trial.run(built_lab, asked.described, plan, partial(_advance, progress, task))
+        progress.update(task, completed=1.0)
+        built, limit = asked.as_built(share, plan.streamed or made.pipelined)
+        simulated = None
+        if asked.compare:
+            run = Cluster(built, made, plan.iterations, plan.seed, plan.streamed).run()
+            simulated = run.report.mean_iteration_seconds
+        tuned.setdefault(tuple(result.report.batch_sizes.values()), f"{DDP} (batches of {spec})")
+        yield Line(Row(spec, "streamed" if plan.streamed else "whole", limit, result.report), result, simulated)
+    if asked.ddp:
+        _, limit = asked.as_built(share, streamed=False)
+        for batches, title in (tuned | {own: DDP}).items():
+            task = progress.add_task(title, total=None)
+            result = allreduce.run(built_lab, asked.described, asked.plan, batches)
+            progress.update(task, total=1.0, completed=1.0)
+            yield Line(Row(title, "whole", limit, result.report), result)
+
+
 def _advance(progress: Progress, task: TaskID, part: float) -> None:
     progress.update(task, completed=part)
 
 
-def _with_ddp(
-    trial: Any,
-    built_lab: Any,
-    described: ClusterSpec,
-    iterations: int,
-    overlap: bool,
-    seed: int,
-    share: float,
-    lines: list[Line],
-) -> Iterator[Line]:
-    """DDP as it is, and where a policy has tuned the batches, DDP with those too."""
-    plan = trial.Plan(trial.DDP, iterations, overlap=overlap, seed=seed)
-    limit = trial.floor(trial.as_built(described, share, False), False)
-    own = tuple(worker.batch for worker in described.workers)
-    tuned = {tuple(line.row.report.batch_sizes.values()): line.row.policy for line in lines}
-    for batches, name in ({own: ""} | {sizes: name for sizes, name in tuned.items() if sizes != own}).items():
-        result = trial.run_ddp(built_lab, described, plan, batches)
-        title = f"{trial.DDP} (batches of {name})" if name else trial.DDP
-        yield Line(Row(title, "whole", limit, result.report), result)
+def _write(lines: list[Line], described: ClusterSpec, trace: Path | None, plot: Path | None) -> None:
+    """Files get their names when they are whole."""
+    for path, write in ((trace, _write_trace), (plot, _write_plot)):
+        part = unfinished(path)
+        if path and part:
+            try:
+                write(lines, described, part)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+
+
+def _write_trace(lines: list[Line], _: ClusterSpec, path: Path) -> None:
+    with path.open("w") as file:
+        for line in lines:
+            for event in line.measured.events:
+                write_event(file, event)
+
+
+def _write_plot(lines: list[Line], described: ClusterSpec, path: Path) -> None:
+    panels = []
+    for line in lines:
+        if line.measured.events:
+            panel = Panel(line.row.policy, len(described.workers), line.row.report.mean_iteration_seconds)
+            panel.events.extend(line.measured.events)
+            panels.append(panel)
+    draw(panels, path)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,11 @@ def check_target(path: Path | None, option: str) -> None:
         refuse(f"{option}: the folder {str(path.parent)!r} cannot be written to.")
 
 
+def check_script(path: str) -> None:
+    if not Path(path).is_file():
+        refuse(f"There is no script {path!r}.")
+
+
 def refuse(message: str) -> NoReturn:
     errors.print(Text(message))
     sys.exit(2)

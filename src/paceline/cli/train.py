@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline.cli.display import Display
-from paceline.cli.shared import check_target, errors, refuse
+from paceline.cli.shared import check_script, check_target, errors, refuse
 from paceline.cli.simulate import Apply
 from paceline.observe.closing import side_by_side
 from paceline.observe.observer import Tee
@@ -92,7 +92,7 @@ def run(
     specs = split_list([policy])
     for spec in specs:
         _check_policy(spec, workers, apply)
-    _check_script(script)
+    check_script(script[0])
     check_target(trace, "--trace")
     if len(specs) > 1 and any((checkpoint, resume, record, trace)):
         refuse("Several policies are run one after the other to be compared; write files of one policy at a time.")
@@ -228,7 +228,7 @@ def work(
     from paceline.launch.processes import JobError
     from paceline.serve.variables import address, worker_number
 
-    _check_script(script)
+    check_script(script[0])
     try:
         address(connect)
     except ValueError as error:
@@ -357,11 +357,6 @@ def _check_policy(policy: str, workers: int, apply: str) -> None:
     least = made.least_workers
     if least > workers:
         refuse(f"{policy} needs {least} workers or more, and there are {workers}; use --workers {least}.")
-
-
-def _check_script(script: list[str]) -> None:
-    if not Path(script[0]).is_file():
-        refuse(f"There is no script {script[0]!r}.")
 
 
 def _check_resume(resume: Path | None) -> None:

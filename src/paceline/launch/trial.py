@@ -1,4 +1,4 @@
-"""A cluster, built in a lab, and one policy after the other measured on it: the real server and real workers.
+"""One policy measured in a lab: the real server and real workers, on the hosts of a cluster.
 
 Computing is stood in for by waiting (`standin.py`); everything else is as on real machines. What comes out is what the
 simulator gives: the same Report, computed from the same events by the same code.
@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -24,22 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch import standin
+from paceline.launch.hosts import server_host, worker_host
 from paceline.launch.lab import SPARSE, Command, Lab, LabError
 from paceline.observe.driver import Fault
 from paceline.observe.events import Event
 from paceline.observe.observer import Observer, Recorder, Tee
-from paceline.observe.summary import Gaps, Report, Summary
+from paceline.observe.summary import Report, Summary
 from paceline.policies import make
 from paceline.serve import loop
 from paceline.serve.coordinator import Terms
 from paceline.serve.door import Door
 from paceline.serve.server import Address, Server
 from paceline.serve.variables import CONNECT, TOKEN, WORKER, WORKERS
-from paceline.simulate.spec import ClusterSpec, limit_seconds
+from paceline.simulate.spec import ClusterSpec
 
 STARTING = 60.0  # seconds that the coordinator may take to listen
-SPILL = 20e6  # bytes of the stream by which a link is measured, at least; and half a second of it
-DDP = "ddp"  # the name of the row
 
 
 @dataclass(frozen=True)
@@ -84,65 +82,6 @@ class Measured:
     events: list[Event] = field(default_factory=list, repr=False)
     carried: dict[int, list[tuple[float, int, int]]] = field(default_factory=dict, repr=False)
     # For each worker, if it was asked for: seconds, and bytes that its link had brought and taken by then
-
-
-# The cluster as it is built
-
-
-def hosts(spec: ClusterSpec) -> dict[str, float]:
-    """The hosts of a cluster, and the rates of their links."""
-    servers = {} if spec.colocate else {server_host(spec, number): spec.server_link for number in range(spec.servers)}
-    return servers | {worker_host(number): worker.link for number, worker in enumerate(spec.workers)}
-
-
-def server_host(spec: ClusterSpec, shard: int) -> str:
-    return worker_host(shard) if spec.colocate else f"server{shard}"
-
-
-def worker_host(number: int) -> str:
-    return f"worker{number}"
-
-
-def goodput(lab: Lab) -> float:
-    """What a bare TCP stream gets through between two hosts of the lab, as a share of the slower one's rate."""
-    here, there = (list(lab.rates) * 2)[:2]
-    rate = min(lab.rates[here], lab.rates[there])
-    size = int(max(SPILL, rate / 2)) if rate > SPILL else int(rate)
-    ours, theirs = lab.pipe()
-    listening = lab.start(there, _swallow, theirs, size)
-    theirs.close()
-    port = ours.recv()
-    seconds = lab.call(here, _spill, lab.address(there), port, size)
-    listening.join()
-    return float(size / seconds / rate)
-
-
-def as_built(spec: ClusterSpec, share: float, streamed: bool) -> ClusterSpec:
-    """The cluster with the rates that a bare TCP stream reaches, and the slices that the real server makes."""
-    dealt = standin.description(spec.model_bytes).deal(spec.servers)
-    workers = tuple(replace(worker, link=worker.link * share) for worker in spec.workers)
-    slices = sum(len(pieces) for pieces in dealt) if streamed else spec.slices
-    return replace(spec, server_link=spec.server_link * share, workers=workers, slices=slices)
-
-
-def floor(built: ClusterSpec, streamed: bool, overlap: bool = False) -> float:
-    """The limit of what `as_built` gave. With overlap, two thirds of computing and the push may go on at once."""
-    limit = limit_seconds(built, streamed)
-    if not (overlap and streamed):
-        return limit
-    paths = []
-    for worker in built.workers:
-        compute, there = worker.compute_seconds(), built.one_way(worker)
-        slice_ = (there + built.apply_seconds) / built.slices
-        paths.append(max(compute / 3 + there, compute) + slice_ + 4 * built.latency)
-    if built.colocate:
-        link = max(2 * built.one_way(worker) for worker in built.workers)
-    else:
-        link = len(built.workers) * built.model_bytes / (built.servers * built.server_link)
-    return max(max(paths), link, len(built.workers) * built.apply_seconds)
-
-
-# A run
 
 
 def run(lab: Lab, spec: ClusterSpec, plan: Plan, progress: Callable[[float], None] | None = None) -> Measured:
@@ -401,72 +340,6 @@ def _shard(number: int, address: tuple[str, int], listen: str, token: bytes) -> 
 
     torch.set_num_threads(1)  # there are many of them, on the cores of one machine
     Shard(number, Door(*address, token), listen).run()
-
-
-# What others do on the same hosts
-
-
-def run_ddp(lab: Lab, spec: ClusterSpec, plan: Plan, batches: Sequence[int] | None = None) -> Measured:
-    """PyTorch's DDP over gloo; `batches`: how many samples each worker computes, if not its own number."""
-    from paceline.launch import rival
-
-    batches = batches or [worker.batch for worker in spec.workers]
-    port = secrets.randbelow(10_000) + 20_000
-    ranks = [
-        rival.Rank(
-            number,
-            len(spec.workers),
-            (lab.address(worker_host(0)), port),
-            worker,
-            batch,
-            spec.model_bytes,
-            plan.iterations,
-            plan.overlap,
-            plan.seed,
-        )
-        for number, (worker, batch) in enumerate(zip(spec.workers, batches, strict=True))
-    ]
-    began, carried = time.perf_counter(), sum(sent for sent, _ in lab.carried().values())
-    timed = lab.calls([(worker_host(rank.number), rival.train, (rank,)) for rank in ranks])
-    gigabytes = (sum(sent for sent, _ in lab.carried().values()) - carried) / 1e9
-    counted = plan.iterations - plan.iterations // 4
-    seconds = max(took for took, _ in timed)
-    cpu = sum(cpu for _, cpu in timed) * counted
-    report = Report(
-        mean_iteration_seconds=seconds,
-        samples_per_second=sum(batches) / seconds,
-        blocking_seconds=0.0,
-        blocking_by_worker={},
-        communication_seconds=0.0,
-        max_staleness=0,
-        mean_staleness=0.0,
-        max_progress_gap=0,
-        update_gaps=Gaps(1.0, 0.0, 0.0, 0.0),
-        batch_sizes=dict(enumerate(batches)),
-        updates=plan.iterations,
-        discarded=0,
-        warm_up_iterations=plan.iterations // 4 * len(batches),
-    )
-    return Measured(report, Cost(gigabytes * counted / plan.iterations, cpu), time.perf_counter() - began)
-
-
-def _swallow(pipe: Connection, size: int) -> None:
-    with socket.create_server(("0.0.0.0", 0)) as listener:
-        pipe.send(listener.getsockname()[1])
-        peer, _ = listener.accept()
-        place = bytearray(1 << 20)
-        while size > 0 and (count := peer.recv_into(place)):
-            size -= count
-        peer.sendall(b".")
-        peer.close()
-
-
-def _spill(host: str, port: int, size: int) -> float:
-    with socket.create_connection((host, port)) as peer:
-        began = time.perf_counter()
-        peer.sendall(bytes(size))
-        peer.recv(1)
-        return time.perf_counter() - began
 
 
 def _counted(process: BaseProcess | Command) -> tuple[int, int]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from paceline.observe.summary import Report
+from paceline.observe.table import ruled
 
 FEW = 16  # workers: so many are named one by one
 
@@ -51,15 +51,7 @@ def closing(run: Run) -> RenderableType:
 
 def side_by_side(runs: Sequence[Run], title: str | None = None) -> Table:
     """Several runs in one table. Loss, accuracy and workers lost have a column only where there is one to show."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        pad_edge=False,
-        collapse_padding=True,
-        show_edge=False,
-    )
+    table = ruled(title)
     columns = {
         "accuracy": ["" if run.accuracy is None else f"{run.accuracy:.1%}" for run in runs],
         "loss": ["" if run.loss is None else f"{run.loss:.3g}" for run in runs],

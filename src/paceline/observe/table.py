@@ -23,14 +23,9 @@ class Row:
     report: Report
 
 
-def comparison(rows: Sequence[Row], title: str, width: int) -> Table:
-    """A table of runs. "× bsp" is how many times faster than the first; "× floor" how near to the cluster's limit.
-
-    waits: blocking time; network: push and pull; staleness: mean, and at most. Where there is little room, the first
-    two are left out.
-    """
-    narrow = width < 100
-    table = Table(
+def ruled(title: str | None) -> Table:
+    """An empty table in the style of all of ours: a title, and a line under the headings."""
+    return Table(
         box=box.SIMPLE_HEAD,
         title=title,
         title_justify="left",
@@ -39,6 +34,16 @@ def comparison(rows: Sequence[Row], title: str, width: int) -> Table:
         collapse_padding=True,
         show_edge=False,
     )
+
+
+def comparison(rows: Sequence[Row], title: str, width: int) -> Table:
+    """A table of runs. "× bsp" is how many times faster than the first; "× floor" how near to the cluster's limit.
+
+    waits: blocking time; network: push and pull; staleness: mean, and at most. Where there is little room, the first
+    two are left out.
+    """
+    narrow = width < 100
+    table = ruled(title)
     headings = ["iteration", "", f"× {rows[0].policy.partition(':')[0]}", "× floor", "samples/s", "staleness"]
     table.add_column("policy", overflow="fold", min_width=10)  # the only one that gives way: a long name goes on below
     for heading in headings if narrow else [*headings, "waits", "network"]:

@@ -94,17 +94,20 @@ class ClusterSpec:
         return self.model_bytes / self.servers / self.apply_rate
 
 
-def limit_seconds(spec: ClusterSpec, streamed: bool) -> float:
+def limit_seconds(spec: ClusterSpec, streamed: bool, overlap: bool = False) -> float:
     """The floor: no scheme that applies every worker's update by itself can make a round shorter (docs/benchmarks.md).
 
     The larger of the slowest worker's own path, the busiest link, and the servers' own work.
+    overlap: are gradients sent while they come out, in the last two thirds of computing? Whole, it makes no difference.
     """
     N, a = len(spec.workers), spec.apply_seconds
     paths = []
     for worker in spec.workers:
         there = spec.one_way(worker)
         if streamed:
-            paths.append(worker.compute_seconds() + there + (there + a) / spec.slices + 4 * spec.latency)
+            compute = worker.compute_seconds()
+            busy = max(compute, compute / 3 + there) if overlap else compute + there
+            paths.append(busy + (there + a) / spec.slices + 4 * spec.latency)
         else:
             # The servers' step and the messages' way take place at the same time.
             paths.append(worker.compute_seconds() + 2 * there + max(a, 4 * spec.latency))
