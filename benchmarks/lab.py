@@ -8,7 +8,7 @@ Needs root. Every figure is a ratio within one run: rows of a table are measured
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.launch import allreduce, trial
-from paceline.launch.advice import DDP
+from paceline.launch import allreduce, trial, verify
+from paceline.launch.advice import DDP, Candidate, advise
 from paceline.launch.hosts import as_built, goodput, hosts
 from paceline.launch.lab import Lab
 from paceline.launch.trial import Measured, Plan
@@ -25,6 +25,7 @@ from paceline.observe.driver import Fault
 from paceline.observe.events import Applied, Arrived
 from paceline.policies import make
 from paceline.simulate import Cluster, ClusterSpec, limit_seconds, load_cluster
+from paceline.simulate.measured import Step, measured_as
 
 TWO = ("lab-5mb", "lab-1mb")
 
@@ -44,6 +45,20 @@ class Bench:
         print("|" + "---|" * len(headings))
         for row in rows:
             print("| " + " | ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row) + " |")
+
+    def lines(self, name: str, x: str, y: str, curves: Mapping[str, Sequence[tuple[object, float]]]) -> None:
+        """A picture of some curves, of points (x, y) each."""
+
+        def draw(figure: Any) -> None:
+            axis = figure.subplots()
+            for label, points in curves.items():
+                axis.plot([str(at) for at, _ in points], [value for _, value in points], "o-", label=label)
+            axis.set_xlabel(x)
+            axis.set_ylabel(y)
+            axis.set_ylim(0)
+            axis.legend(frameon=False)
+
+        self.figure(name, draw)
 
     def figure(self, name: str, draw: Callable[[Any], None]) -> None:
         if self.plot is None:
@@ -122,7 +137,7 @@ def rates(bench: Bench) -> None:
     back towards 2 when all there is is the network.
     """
     base = load_cluster("lab-1mb")
-    found: dict[float, list[tuple[int, float]]] = {}
+    found: dict[float, list[tuple[object, float]]] = {}
     rows: list[list[object]] = []
     for seconds in (0.8, 0.2):
         for megabits in (100, 200, 400, 800):
@@ -134,41 +149,23 @@ def rates(bench: Bench) -> None:
             rows.append([seconds, megabits, bsp, r2sp, bsp / r2sp])
             found.setdefault(seconds, []).append((megabits, bsp / r2sp))
     bench.table("lab-1mb at other rates", ("s to compute", "Mbit/s", "bsp", "r2sp", "gain"), rows)
-
-    def draw(figure: Any) -> None:
-        axis = figure.subplots()
-        for seconds, gains in found.items():
-            axis.plot(
-                [str(rate) for rate, _ in gains], [gain for _, gain in gains], "o-", label=f"{seconds} s to compute"
-            )
-        axis.set_xlabel("Mbit/s of every link")
-        axis.set_ylabel("BSP's time / R²SP's")
-        axis.set_ylim(1)
-        axis.legend(frameon=False)
-
-    bench.figure("rates", draw)
+    curves = {f"{seconds} s to compute": gains for seconds, gains in found.items()}
+    bench.lines("rates", "Mbit/s of every link", "BSP's time / R²SP's", curves)
 
 
 def relax(bench: Bench) -> None:
     """Iteration and blocking time against the relaxation, with jitter (fig. 12)."""
     spec = load_cluster("lab-1mb").with_jitter(0.1)
     rows: list[list[object]] = []
+    curves: dict[str, list[tuple[object, float]]] = {"iteration": [], "blocked": []}
     with Lab(hosts(spec)) as lab:
         for value in (0.05, 0.2, 0.4, 0.6, 0.8, 1.0):
             report = bench.run(lab, spec, f"r2sp:relax={value}").report
             rows.append([value, report.mean_iteration_seconds, report.blocking_seconds])
+            curves["iteration"].append((value, report.mean_iteration_seconds))
+            curves["blocked"].append((value, report.blocking_seconds))
     bench.table("lab-1mb with 10% jitter: the relaxation", ("relax", "s an iteration", "s blocked"), rows)
-
-    def draw(figure: Any) -> None:
-        axis = figure.subplots()
-        for column, label in ((1, "iteration"), (2, "blocked")):
-            axis.plot([row[0] for row in rows], [row[column] for row in rows], marker="o", label=label)
-        axis.set_xlabel("relax")
-        axis.set_ylabel("seconds")
-        axis.set_ylim(0)
-        axis.legend(frameon=False)
-
-    bench.figure("relax", draw)
+    bench.lines("relax", "relax", "seconds", curves)
 
 
 def gaps(bench: Bench) -> None:
@@ -286,9 +283,28 @@ def recovery(measured: Measured, fault: Fault) -> tuple[float, float, int, int]:
     return before, max(max(each) for each in after), slow, sum(count > 1 for count in seen.values())
 
 
+def advice(bench: Bench) -> None:
+    """`paceline advise` against the lab, with a step of known length: is what it names the fastest that is measured?"""
+    folder = Path(__file__).parent.parent / "examples" / "clusters"
+    step, quick = Step(0.1, 64, 0.05, 1.2e6), Step(0.01, 4, 0.05, 1.2e6)
+    rows: list[list[object]] = []
+    for file in sorted(folder.glob("*.toml")):
+        spec = measured_as(load_cluster(str(file)), quick if file.stem == "quick-steps" else step)
+        told = advise(spec, Candidate(DDP), 200)
+        with Lab(hosts(spec)) as lab:
+            found = [verify.measured(lab, spec, each, bench.iterations) for each in verify.contenders(told, 3)]
+        own = next(each for each in found if each.expected is told.chosen)
+        best = max(found, key=lambda each: each.samples_per_second)
+        gain = told.chosen.samples_per_second / told.now.samples_per_second
+        right = "yes" if verify.right(found, told.chosen.candidate) else f"no: {best.expected.candidate.name}"
+        seconds = own.expected.iteration_seconds, own.iteration_seconds
+        rows.append([file.stem, told.chosen.candidate.name, gain, *seconds, right])
+    bench.table("Advice, measured", ("cluster", "advice", "× ddp", "expected", "measured", "right"), rows)
+
+
 ALL = {
     each.__name__.replace("_", "-"): each
-    for each in (one_server, colocated, unequal, rates, relax, gaps, simulator, growth, faults)
+    for each in (one_server, colocated, unequal, rates, relax, gaps, simulator, growth, faults, advice)
 }
 
 

@@ -182,14 +182,10 @@ def is_hung_up_on(sock: socket.socket) -> None:
     sock.close()
 
 
-@pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
-    from paceline.serve import coordinator, door
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(coordinator, "GREETING_SECONDS", 2.0)
-    patch.setattr(door, "SECONDS", 2.0)
-    with job("asp", shards=2, workers=2, token=TOKEN, shard_token=SHARD_TOKEN) as running:
+@contextlib.contextmanager
+def under_attack(**options: Any) -> Iterator[Target]:
+    """A job with two honest workers. Whoever comes last sees exactly what the honest ones did."""
+    with job("asp", shards=2, workers=2, token=TOKEN, shard_token=SHARD_TOKEN, **options) as running:
         honest = Honest(running)
         honest.goes_on()
         yield Target(running, honest)
@@ -197,13 +193,22 @@ def target() -> Iterator[Target]:
         for thread in honest.threads:
             thread.join(PATIENCE)
         assert not honest.errors
-        # Whoever comes last sees exactly what the honest ones did.
         client = honest.client(2)
         weights = np.zeros(SIZE, dtype=np.float32)
         client.begin(weights.data.cast("B"))
         assert weights.tolist() == [float(sum(honest.updates))] * SIZE
         client.close()
-    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    from paceline.serve import coordinator, door
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coordinator, "GREETING_SECONDS", 2.0)
+        patch.setattr(door, "SECONDS", 2.0)
+        with under_attack() as attacked:
+            yield attacked
 
 
 @pytest.fixture(autouse=True)

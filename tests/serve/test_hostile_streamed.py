@@ -40,17 +40,14 @@ from paceline.serve.visit import MOST_UNREAD, Visit
 from paceline.serve.wire import Channel, encode
 from serve.test_hostile import (
     PATIENCE,
-    SHARD_TOKEN,
     SIZE,
-    TOKEN,
-    Honest,
     Target,
     hears,
     is_dropped,
     is_refused,
     others_go_on,
+    under_attack,
 )
-from train.jobs import job
 
 assert others_go_on  # it looks on here too
 PIECES = 8  # of each of two shards
@@ -59,22 +56,10 @@ EACH = SIZE // 2 // PIECES
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    patch = pytest.MonkeyPatch()
-    patch.setattr("paceline.serve.description.LEAST", 1)
-    with job("asp", shards=2, workers=2, token=TOKEN, shard_token=SHARD_TOKEN, streamed=True) as running:
-        honest = Honest(running)
-        honest.goes_on()
-        yield Target(running, honest)
-        honest.stop.set()
-        for thread in honest.threads:
-            thread.join(PATIENCE)
-        assert not honest.errors
-        client = honest.client(2)
-        weights = np.zeros(SIZE, dtype=np.float32)
-        client.begin(weights.data.cast("B"))
-        assert weights.tolist() == [float(sum(honest.updates))] * SIZE
-        client.close()
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.serve.description.LEAST", 1)
+        with under_attack(streamed=True) as attacked:
+            yield attacked
 
 
 def body(fill: float = 0.0, elements: int = EACH) -> memoryview:

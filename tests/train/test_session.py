@@ -11,105 +11,22 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from paceline.model.optimizer import spec_of
-from paceline.observe.events import Applied, Granted
-from paceline.observe.observer import replay
-from paceline.observe.summary import Summary
 from paceline.serve.description import Description
 from paceline.train.flat import Flat
 from paceline.train.session import Session, join
 from train.jobs import job
-
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-}
-
-
-def model() -> Any:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-
-
-def data(samples: int) -> tuple[Any, Any]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(samples, 6, generator=generator), torch.randint(0, 3, (samples,), generator=generator)
-
-
-def loss_on(trained: Any, x: Any, y: Any) -> float:
-    with torch.no_grad():
-        return float(torch.nn.functional.cross_entropy(trained(x), y))
-
-
-def weights(trained: Any) -> Any:
-    return torch.cat([parameter.detach().flatten() for parameter in trained.parameters()])
+from train.lessons import OPTIMIZERS, data, is_one_process, loss_on, model, trains
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("shards", [1, 3])
 def test_bsp_by_the_mean_is_one_process_on_the_joint_batch(optimizer: str, shards: int) -> None:
-    """Three workers with unequal batches, ten rounds, against plain torch on all their samples at once."""
-    x, y = data(24)
-    parts = (slice(0, 12), slice(12, 20), slice(20, 24))
-
-    def worker(part: slice) -> Callable[[str], Any]:
-        mine = model()  # here and not in the thread: torch's random numbers are everybody's
-
-        def run(address: str) -> Any:
-            with join(mine, OPTIMIZERS[optimizer](mine.parameters()), connect=address) as session:
-                for _ in range(10):
-                    loss = torch.nn.functional.cross_entropy(mine(x[part]), y[part])
-                    loss.backward()
-                    session.step(loss, batch_size=part.stop - part.start)
-                return weights(mine)
-
-        return run
-
-    with job("bsp:weights=mean", shards, workers=3) as running:
-        results = running.work(*(worker(part) for part in parts))
-
-    alone = model()
-    plain = OPTIMIZERS[optimizer](alone.parameters())
-    for _ in range(10):
-        torch.nn.functional.cross_entropy(alone(x), y).backward()
-        plain.step()
-        plain.zero_grad()
-    for result in results:
-        torch.testing.assert_close(result, weights(alone), rtol=1e-5, atol=1e-6)
+    is_one_process("bsp:weights=mean", optimizer, shards)
 
 
 @pytest.mark.parametrize("policy", ["bsp", "asp", "ssp", "dssp", "r2sp", "r2sp:groups=2", "ksync:k=2", "kbatch:k=2"])
 def test_every_policy_trains(policy: str) -> None:
-    """Four workers share a small dataset for four epochs; every sample is trained on and the loss goes down."""
-    x, y = data(96)
-    dataset = torch.utils.data.TensorDataset(x, y)
-
-    def run(address: str) -> Any:
-        mine = model()
-        with join(mine, torch.optim.SGD(mine.parameters(), lr=0.05), connect=address) as session:
-            for inputs, targets in session.batches(dataset, batch_size=8, epochs=4):
-                loss = torch.nn.functional.cross_entropy(mine(inputs), targets)
-                loss.backward()
-                session.step(loss)
-        return loss_on(mine, x, y)
-
-    with job(policy, shards=2, workers=4) as running:
-        losses = running.work(*[run] * 4)
-        running.finish()
-        assert running.coordinator.samples is not None
-        assert running.coordinator.samples.all_done
-    before = loss_on(model(), x, y)
-    assert min(losses) < before
-    versions = [event.version for event in running.events if isinstance(event, Applied)]
-    assert versions == list(range(1, len(versions) + 1))
-    summary = Summary()
-    replay(running.events, summary)
-    report = summary.report()
-    if policy == "r2sp":
-        assert report.max_staleness <= 3
-    if policy == "bsp":
-        assert report.max_progress_gap == 0
-    assert any(isinstance(event, Granted) for event in running.events)
+    trains(policy, shards=2)
 
 
 def test_the_same_script_trains_alone() -> None:

@@ -9,7 +9,6 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.observe.events import Applied
-from paceline.observe.observer import replay
-from paceline.observe.summary import Summary
 from paceline.serve import checkpoint
 from paceline.serve.client import Client
 from paceline.serve.exchange import ELEMENT, Exchange
@@ -27,10 +23,9 @@ from paceline.serve.messages import Push, Ready, Turned
 from paceline.serve.saving import Plan
 from paceline.serve.variables import address
 from paceline.serve.wire import WireError
-from paceline.train.session import join
 from serve import workers
 from train.jobs import Job, job
-from train.test_session import OPTIMIZERS, data, loss_on, model, weights
+from train.lessons import OPTIMIZERS, alone, data, is_one_process, student, trains
 
 POLICIES = ["bsp:pipeline=true", "asp", "ssp", "dssp", "r2sp"]
 
@@ -48,93 +43,25 @@ def pieces_of(running: Job) -> list[int]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("shards", [1, 3])
 def test_pipelined_bsp_by_the_mean_is_one_process_on_the_joint_batch(optimizer: str, shards: int) -> None:
-    """Three workers with unequal batches, ten rounds, against plain torch on all their samples at once."""
-    x, y = data(24)
-    parts = (slice(0, 12), slice(12, 20), slice(20, 24))
-
-    def worker(part: slice) -> Callable[[str], Any]:
-        mine = model()  # here and not in the thread: torch's random numbers are everybody's
-
-        def run(address: str) -> Any:
-            with join(mine, OPTIMIZERS[optimizer](mine.parameters()), connect=address) as session:
-                for _ in range(10):
-                    loss = torch.nn.functional.cross_entropy(mine(x[part]), y[part])
-                    loss.backward()
-                    session.step(loss, batch_size=part.stop - part.start)
-                return weights(mine)
-
-        return run
-
-    with job("bsp:weights=mean,pipeline=true", shards, workers=3) as running:
-        results = running.work(*(worker(part) for part in parts))
+    def look(running: Job) -> None:
         assert min(pieces_of(running)) > 1
 
-    alone = model()
-    plain = OPTIMIZERS[optimizer](alone.parameters())
-    for _ in range(10):
-        torch.nn.functional.cross_entropy(alone(x), y).backward()
-        plain.step()
-        plain.zero_grad()
-    for result in results:
-        torch.testing.assert_close(result, weights(alone), rtol=1e-5, atol=1e-6)
+    is_one_process("bsp:weights=mean,pipeline=true", optimizer, shards, look)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_worker_is_plain_training(policy: str, optimizer: str) -> None:
     x, y = data(24)
-    mine = model()
-
-    def run(address: str) -> None:
-        with join(mine, OPTIMIZERS[optimizer](mine.parameters()), connect=address) as session:
-            for _ in range(8):
-                loss = torch.nn.functional.cross_entropy(mine(x), y)
-                loss.backward()
-                session.step(loss, batch_size=24)
-
     with job(policy, shards=2, streamed=True) as running:
-        running.work(run)
-    alone = model()
-    plain = OPTIMIZERS[optimizer](alone.parameters())
-    for _ in range(8):
-        torch.nn.functional.cross_entropy(alone(x), y).backward()
-        plain.step()
-        plain.zero_grad()
-    torch.testing.assert_close(weights(mine), weights(alone), rtol=1e-6, atol=1e-7)
+        (result,) = running.work(student(optimizer, x, y, 8))
+    torch.testing.assert_close(result, alone(optimizer, x, y, 8), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_trains_streamed(policy: str, shards: int) -> None:
-    """Four workers share a small dataset for four epochs; every sample is trained on and the loss goes down."""
-    x, y = data(96)
-    dataset = torch.utils.data.TensorDataset(x, y)
-
-    def run(address: str) -> Any:
-        mine = model()
-        with join(mine, torch.optim.SGD(mine.parameters(), lr=0.05), connect=address) as session:
-            for inputs, targets in session.batches(dataset, batch_size=8, epochs=4):
-                loss = torch.nn.functional.cross_entropy(mine(inputs), targets)
-                loss.backward()
-                session.step(loss)
-        return loss_on(mine, x, y)
-
-    with job(policy, shards=shards, workers=4, streamed=True) as running:
-        losses = running.work(*[run] * 4)
-        running.finish()
-        assert running.coordinator.apply == "streamed"
-        assert running.coordinator.samples is not None
-        assert running.coordinator.samples.all_done
-    assert min(losses) < loss_on(model(), x, y)
-    versions = [event.version for event in running.events if isinstance(event, Applied)]
-    assert versions == list(range(1, len(versions) + 1))
-    summary = Summary()
-    replay(running.events, summary)
-    report = summary.report()
-    if policy == "r2sp":
-        assert report.max_staleness <= 3
-    if policy == "bsp:pipeline=true":
-        assert report.max_progress_gap == 0
+    trains(policy, shards, streamed=True)
 
 
 # Checkpoints
