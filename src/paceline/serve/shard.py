@@ -9,8 +9,7 @@ Threads, none of which touches a tensor under a lock for long:
 A pull must not see half of an update. Weights are sent in pieces, each only when the socket can take it; before an
 update is applied, pulls under way are given a copy of what they have begun to send. So a slow reader delays nobody.
 
-Streamed, pieces of the slice are moved one by one (`stream.py`), by the thread that received the last one it took. A
-copy of each goes back to its worker, over a thread of that worker's own, so that both ways of a connection are in use.
+Streamed, pieces of the slice are moved and sent back one by one (`flow.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ from paceline.model.slice import Slice
 from paceline.serve import checkpoint, greeting
 from paceline.serve.description import Description
 from paceline.serve.door import Door, answer
+from paceline.serve.flow import Flow
 from paceline.serve.messages import (
     Accepted,
     Apply,
@@ -56,7 +55,6 @@ from paceline.serve.messages import (
     Loaded,
     Refused,
     Register,
-    Returned,
     Save,
     Saved,
     Setup,
@@ -66,7 +64,7 @@ from paceline.serve.messages import (
 )
 from paceline.serve.record import Recording
 from paceline.serve.store import Fenced, Held, Store
-from paceline.serve.stream import Streams, Work
+from paceline.serve.stream import Streams
 from paceline.serve.tls import Tls
 from paceline.serve.turnstile import Turnstile
 from paceline.serve.variables import SHARD_TOKEN, TOKEN
@@ -105,9 +103,9 @@ class Shard:
         self._applying = False
         self._pulls: set[Pieces] = set()
         self._workers: dict[Channel, Hello] = {}
-        self._visits: dict[tuple[int, int], Visit] = {}  # streamed: worker, incarnation → its newest connection
         self._given_pieces: set[int] = set()
         self._recording: Recording | None = None
+        self.flow: Flow | None = None  # where updates are streamed
         self.pushes: Turnstile | None = None  # where workers take turns on the link, in either direction
         self._pulling: Turnstile | None = None
 
@@ -202,78 +200,15 @@ class Shard:
         if fault:
             self.free(piece, held.gradient)
             raise WireError(f"The update was refused: {fault}.")
-        if isinstance(store, Streams):
-            self._put_piece(store, update, piece, held)
+        if self.flow:
+            self.flow.put(update, piece, held)
             return True
+        assert isinstance(store, Store)
         with self._state:
             new = store.put(update, held)
         if new:
             self.tell(Arrived(update))
         return False
-
-    def visited(self, visit: Visit, hello: Hello) -> None:
-        """From now on a worker's pieces go back over this connection."""
-        with self._state:
-            self._visits[hello.worker, hello.incarnation] = visit
-
-    def _put_piece(self, store: Streams, update: Identity, piece: int, held: Held) -> None:
-        with self._state:
-            if store.is_over(update, piece):  # sent again, since the answer was lost; or it came too late
-                store.free(piece, held.gradient)
-                work = None
-                self._return(store, update, piece)
-            else:
-                work = store.put(update, piece, held)
-        self._stream(store, work)
-
-    def _return(self, store: Streams, update: Identity, piece: int) -> None:
-        """Send a worker a piece that it pushed, as it is now."""
-        visit = self._visits.get((update.worker, update.incarnation))
-        if visit:
-            visit.give(Returned(update.iteration, piece), self._copy(store, piece))
-
-    def _after(self, times: int, store: Streams, piece: int, buffer: torch.Tensor) -> Callable[[], None]:
-        """What is called so many times when a buffer is sent, and then frees it. One that is never sent is let go."""
-        left = [times]
-
-        def sent() -> None:
-            with self._state:
-                left[0] -= 1
-                if left[0] == 0:
-                    store.free(piece, buffer)
-
-        return sent
-
-    def _copy(self, store: Streams, piece: int) -> torch.Tensor:
-        """A piece as it is, when nobody is moving it."""
-        while store.is_busy(piece):
-            self._state.wait(1.0)
-        return store.slices[piece].weights.clone()
-
-    def _stream(self, store: Streams, work: Work | None) -> None:
-        """Apply what can be applied to a piece, one after the other, and send it back."""
-        while work:
-            work.apply()
-            sent = self._after(len(work.updates), store, work.piece, work.copy)
-            with self._state:
-                following, whole = store.applied(work)
-                visits = [self._visits.get((update.worker, update.incarnation)) for update in work.updates]
-                self._state.notify_all()
-            for update, visit in zip(work.updates, visits, strict=True):
-                if visit:
-                    visit.give(Returned(update.iteration, work.piece), work.copy, sent)
-            for update in whole:
-                self.tell(Arrived(update))
-            work = following
-
-    def send_pieces(self, visit: Visit, version: int) -> None:
-        """Streamed: send the weights, each piece as it is now. All that the log counts is in them."""
-        store = self.opened()
-        assert isinstance(store, Streams)
-        for piece in range(len(store.slices)):
-            with self._state:
-                copy = self._copy(store, piece)
-            visit.give(Weights(version, piece), copy)
 
     def send_weights(self, channel: Channel, version: int) -> None:
         """Send the weights when they are of this version or newer."""
@@ -340,28 +275,13 @@ class Shard:
                     self._state.notify_all()
             case Save():
                 self._save(store, order)
-            case _ if isinstance(store, Streams):
-                self._carry_out_streamed(store, order)
-            case Apply():
+            case _ if self.flow:
+                self.flow.carry_out(order)
+            case Apply() if isinstance(store, Store):
                 self._apply(store, order)
-            case _:
+            case _ if isinstance(store, Store):
                 with self._state:
                     store.carry_out(order)
-
-    def _carry_out_streamed(self, store: Streams, order: Any) -> None:
-        here: list[int] = []
-        with self._state:
-            if isinstance(order, Stream):
-                works = store.order(order)
-            elif isinstance(order, Drop):
-                works, here = store.drop(order.update)
-            else:
-                raise WireError(f"A {type(order).__name__} is out of place where updates are streamed.")
-        for work in works:
-            self._stream(store, work)
-        with self._state:  # afterwards: to return a piece is to wait until nobody moves it
-            for piece in here:
-                self._return(store, order.update, piece)
 
     def _set_up(self, order: Setup) -> None:
         described = Description.from_json(bytes(self._body))
@@ -376,6 +296,7 @@ class Shard:
             self._recording = Recording(Path(order.record), kept, bytes(self._body), self._number)
         with self._state:
             self._store, self._key = store, order.key
+            self.flow = Flow(store, self._state, self.tell) if isinstance(store, Streams) else None
             if order.at_a_time:
                 self.pushes, self._pulling = Turnstile(order.at_a_time), Turnstile(order.at_a_time)
             self._state.notify_all()
@@ -411,9 +332,8 @@ class Shard:
     def _save(self, store: Store | Streams, order: Save) -> None:
         """Copy what there is now, and write it while the log goes on."""
         with self._state:
-            if isinstance(store, Streams):
-                while not store.is_quiet:
-                    self._state.wait(1.0)
+            if self.flow:
+                self.flow.await_quiet()
             tensors, meta = store.state()
             arrays = {name: np.array(tensor.numpy()) for name, tensor in tensors.items()}
 
@@ -467,7 +387,7 @@ class Shard:
                 self._workers[channel] = hello
             if self._pulling:
                 channel.hold_little_back(NEARLY)
-            Visit(self, channel, hello, streamed=isinstance(opened, Streams)).run()
+            Visit(self, channel, hello).run()
         except Closed:
             pass
         except (OSError, ValueError) as error:
@@ -475,10 +395,8 @@ class Shard:
             self._turn_away(channel, error)
         finally:
             with self._state:
-                if channel and (gone := self._workers.pop(channel, None)):
-                    known = self._visits.get((gone.worker, gone.incarnation))
-                    if known and known.channel is channel:
-                        del self._visits[gone.worker, gone.incarnation]
+                if channel and (gone := self._workers.pop(channel, None)) and self.flow:
+                    self.flow.left(gone, channel)
             if channel:
                 channel.close()
             sock.close()

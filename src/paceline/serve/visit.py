@@ -42,9 +42,9 @@ NEARLY = 1 << 18  # bytes before the end of a transfer, when the next is let beg
 class Visit:
     """One worker's connection."""
 
-    def __init__(self, shard: Shard, channel: Channel, hello: Hello, streamed: bool) -> None:
+    def __init__(self, shard: Shard, channel: Channel, hello: Hello) -> None:
         self.channel = channel
-        self._shard, self._hello, self._streamed = shard, hello, streamed
+        self._shard, self._hello, self._flow = shard, hello, shard.flow
         self._buffer: torch.Tensor | None = None
         self._piece = 0  # that it is for
         self._narrow: memoryview | None = None  # where two-byte elements are received
@@ -59,8 +59,8 @@ class Visit:
         """Until the worker hangs up."""
         self._elements = [part.weights.numel() for part in self._shard.opened().slices]
         torch.set_num_threads(1)  # of this thread: what it adds up is small, and the other cores have work
-        if self._streamed:
-            self._shard.visited(self, self._hello)
+        if self._flow:
+            self._flow.visited(self, self._hello)
             self._sender = threading.Thread(target=self._send_all, daemon=True)
             self._sender.start()
         try:
@@ -71,8 +71,8 @@ class Visit:
                     case Push():
                         self._pushed(message)
                     case Pull(version):
-                        if self._streamed:
-                            self._shard.send_pieces(self, version)
+                        if self._flow:
+                            self._flow.pull(self, version)
                         else:
                             self._shard.send_weights(self.channel, version)
                     case May():
@@ -93,7 +93,7 @@ class Visit:
 
     def give(self, message: Any, body: torch.Tensor | None = None, sent: Callable[[], None] | None = None) -> None:
         """Send something to the worker. `sent` is called when it is out."""
-        if self._streamed:
+        if self._flow:
             self._out.put((message, body, sent))
         else:
             self.channel.send(message)
