@@ -32,7 +32,7 @@ from typing import Any
 
 MTU = 9000
 FRAME = MTU + 14
-LARGEST = 2 * FRAME  # bytes that the kernel may hand on at once: queues take turns by no larger pieces
+LARGEST = 0.001  # seconds that the largest packet takes: the kernel hands on several frames as one, to save its time
 ACKNOWLEDGEMENT = 64  # bytes: packets below that have no content; a power of two
 OWN = 1000.0  # bytes per second of a queue's own
 SPARSE = 7000  # a port that little is said over, such as a coordinator's
@@ -241,19 +241,22 @@ class Lab:
                 peer = {"ifname": "eth0", "net_ns_fd": self.namespace(host), "mtu": MTU}
                 switch.link("add", ifname=_port(number), kind="veth", peer=peer, mtu=MTU)
                 port = _index(switch, _port(number))
-                switch.link("set", index=port, master=bridge, state="up", gso_max_size=LARGEST)
+                largest = _largest(self.rates[host])
+                switch.link("set", index=port, master=bridge, state="up", gso_max_size=largest)
                 self._shape(switch, port, self.rates[host], by="source")
                 with IPRoute(netns=self.namespace(host)) as inside:
                     inside.link("set", index=_index(inside, "lo"), state="up")
                     eth0 = _index(inside, "eth0")
-                    inside.link("set", index=eth0, state="up", gso_max_size=LARGEST)
+                    inside.link("set", index=eth0, state="up", gso_max_size=largest)
                     inside.addr("add", index=eth0, address=self.address(host), prefixlen=16)
                     self._shape(inside, eth0, self.rates[host], by="destination")
 
     def _shape(self, ip: Any, index: int, rate: float, by: str) -> None:
         """A token bucket, and under it a queue for small packets and one for each peer."""
         burst = max(2 * FRAME, int(rate * 0.0005))  # half a millisecond
-        link = {"rate": _bits(rate), "ceil": _bits(rate), "burst": burst, "cburst": burst, "quantum": FRAME}
+        # A queue's turn is as long as the largest packet: with less, packets would be shared evenly, and not bytes.
+        quantum = _largest(rate)
+        link = {"rate": _bits(rate), "ceil": _bits(rate), "burst": burst, "cburst": burst, "quantum": quantum}
         # A queue's own rate is next to nothing: what it sends it must borrow, or the queues' bursts would add up.
         queue = link | {"rate": _bits(OWN), "burst": FRAME}
         ip.tc("add", "htb", index, handle="1:", default=2)
@@ -311,6 +314,11 @@ def _born(pid: int) -> str:
 
 def _port(number: int) -> str:
     return f"port{number}"
+
+
+def _largest(rate: float) -> int:
+    """Bytes that the kernel may hand on at once on a link of that rate."""
+    return FRAME * min(max(2, round(rate * LARGEST / FRAME)), 7)  # 7: it takes no more than 64 KiB
 
 
 def _bits(rate: float) -> str:

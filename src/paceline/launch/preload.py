@@ -1,10 +1,12 @@
 """What the processes of a lab have in common, loaded once: they are forked from a process that has imported this."""
 
 import gc
+import os
 
 import paceline.serve.client
 import paceline.serve.server
 
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a host without a name in any directory is no warning's worth
 try:
     import torch
 

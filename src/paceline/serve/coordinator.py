@@ -16,6 +16,7 @@ import logging
 import math
 import secrets
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +108,7 @@ MOST_SAMPLES = 1 << 40  # in an update
 MOST_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
 AWAITED = 60.0  # seconds, or two leases, for which one who was given up is expected back before the job may end
 HANGING_UP = 2.0  # seconds for what was said last to get out
+EARLY = 1.2e-3  # seconds: a loop counts milliseconds, so it is asked to wake us this much before the moment comes
 SHARD_SILENCE = 20.0  # seconds of silence after which a shard counts as lost; it beats every second
 
 
@@ -124,7 +126,7 @@ class Terms:
     streamed: bool = False  # is each piece of an update applied as it comes, where the policy allows it?
     slices: int | None = None  # pieces that the model is cut into then, at least; None: as many as its size calls for
     tls: ssl.SSLContext | None = None
-    began: float | None = None  # the loop's time at which the job began, if it was not now
+    began: float | None = None  # by time.monotonic, when the job began, if it was not now
     awaited: frozenset[int] | None = None  # who took part in the generation before and had not left; None: not known
     incarnations: dict[int, int] = field(default_factory=dict)  # the last of each worker, from the generation before
     shard_token: bytes = b""  # what only the server's own shards know; empty: whoever knows the job's may be one
@@ -193,8 +195,9 @@ class Coordinator:
         self._writing: asyncio.Task[None] | None = None  # a checkpoint's last step
         self._closing = False
         self._watch: asyncio.Task[None] | None = None
-        self._wake: asyncio.TimerHandle | None = None
-        self._start = self._loop.time() if terms.began is None else terms.began
+        self._wake: asyncio.Handle | None = None
+        self._due = 0.0  # when the policy wants to be woken
+        self._start = time.monotonic() if terms.began is None else terms.began
         self._server: asyncio.Server | None = None
         self._decide: dict[type, Callable[[Any], None]] = {
             policies.Grant: self._grant,
@@ -214,7 +217,7 @@ class Coordinator:
     @property
     def now(self) -> float:
         """Seconds since the job began."""
-        return self._loop.time() - self._start
+        return time.monotonic() - self._start  # the loop's own clock may count whole milliseconds
 
     @property
     def _at_a_time(self) -> int:
@@ -870,9 +873,13 @@ class Coordinator:
     def _wake_at(self, wake: policies.WakeAt) -> None:
         if self._wake:
             self._wake.cancel()
-        self._wake = self._loop.call_at(self._start + wake.time, self._woke)
+        self._due = wake.time
+        self._wake = self._loop.call_at(self._start + wake.time - EARLY, self._woke)
 
     def _woke(self) -> None:
+        if self.now < self._due:
+            self._wake = self._loop.call_soon(self._woke)
+            return
         self._wake = None
         try:
             self._carry_out(self.ledger.woke(self.now))

@@ -55,7 +55,7 @@ def visits(parts: Sequence[Part], worker: int, from_the_end: bool) -> Iterator[t
     in_turn = [*parts[first:], *parts[:first]]
     if from_the_end:
         for row in reversed(range(max(len(part.pieces) for part in parts))):
-            yield from ((part, row) for part in in_turn if row < len(part.pieces))
+            yield from ((part, row) for part in reversed(parts) if row < len(part.pieces))
     else:
         yield from ((part, piece) for part in in_turn for piece in range(len(part.pieces)))
 
@@ -96,7 +96,8 @@ class Exchange:
         """Until the shard has nearly all that it was sent."""
         channel = part.channel
         if channel:
-            channel.drain(NEARLY)
+            elements = sum(stop - start for start, stop in part.pieces)
+            channel.drain(min(NEARLY, elements * self._width // 4))
 
     def receive(self, part: Part, channel: Channel) -> None:
         """Take in what the shard returns, until all its pieces are back."""

@@ -162,25 +162,34 @@ class Life:
         """
         assert self.granted is not None
         iteration = self.granted.iteration
+        said = False
+
+        def computed() -> None:
+            """Say so, once: also of an iteration that is cancelled, since its samples are to be given to others."""
+            nonlocal said
+            if not said:
+                said = True
+                with self._sending:
+                    self._unanswered.pop("Turned", None)
+                self._say(ready(iteration, self.version), unanswered="Granted")
+
         if soon:
             if backward and self._parts:  # a turn that comes too early is time that others wait
                 part, piece = next(visits(self._parts, self.welcome.worker, from_the_end=True))
                 backward.wait(part.pieces[piece][0])
             self._say(soon, unanswered="Turned")
         else:
-            self._say(ready(iteration, self.version), unanswered="Granted")
+            computed()
         if self._newest <= iteration and (not self.welcome.gated or self._await_turn(iteration)):
             if self.welcome.streamed:
-                self._stream(iteration, gradient, weights, tuple(rates), dtype, backward)
+                self._stream(iteration, gradient, weights, tuple(rates), dtype, backward, computed)
             else:
                 if backward:
                     backward.wait(0)
+                computed()
                 push = Push(iteration, tuple(rates), dtype)
                 self._on_all(lambda part: self._push(part, push, gradient))
-        if soon:
-            with self._sending:
-                self._unanswered.pop("Turned", None)
-            self._say(ready(iteration, self.version), unanswered="Granted")
+        computed()
 
     def take(self, want: Want) -> Given:
         """Samples to train on."""
@@ -344,8 +353,9 @@ class Life:
         rates: tuple[float, ...],
         dtype: str,
         backward: Backward | None,
+        computed: Callable[[], None],
     ) -> None:
-        """Push piece by piece, and take in what comes back meanwhile."""
+        """Push piece by piece, and take in what comes back meanwhile. computed: is called when all of it is there."""
         exchange = Exchange(lambda piece: Push(iteration, rates, dtype, piece), gradient, WIDTH[dtype], weights, _heed)
         try:
             coming = [self._threads.submit(self._with, part, partial(exchange.receive, part)) for part in self._parts]
@@ -353,7 +363,7 @@ class Life:
             raise self._ended or WireError("This worker has left.") from None
         last: Part | None = None
         for part, piece in visits(self._parts, self.welcome.worker, from_the_end=backward is not None):
-            if last is not None and last is not part:
+            if last is not None and last is not part and not backward:
                 exchange.drain(last)
             last = part
             if backward:
@@ -361,6 +371,7 @@ class Life:
             if self._ended:
                 raise self._ended
             exchange.send(part, piece)
+        computed()
         for each in coming:
             each.result()
 

@@ -13,6 +13,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,7 +75,7 @@ class Server:
             instead = "leave pipeline=true out" if made.pipelined else "leave --apply at whole"
             raise ServerError(f"Streamed updates cannot be recorded yet: {instead}.")
         self._make_policy, self._observer, self._tls = make_policy, observer, tls
-        began = asyncio.get_running_loop().time()
+        began = time.monotonic()
         self._own_shards = own_shards
         shard_token = secrets.token_bytes(16) if own_shards else b""
         self._terms = replace(terms, began=began, tls=tls.listening() if tls else None, shard_token=shard_token)
