@@ -2,13 +2,14 @@
 
 The shards are visited one after the other, so that each is sent to at the full rate of the link. Worker i begins with
 shard i+1: where there is a shard beside each worker, its pushes then keep clear of what its own shard returns to
-others, and workers that follow one another in the ring follow one another at every shard too.
+others, and workers that follow one another in the ring follow one another at every shard too. A gradient that is still
+being computed is pushed as it comes, from its end on.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from paceline.serve.door import Door
@@ -49,15 +50,17 @@ class Part:
             self.channel = None
 
 
-def visits(parts: Sequence[Part], worker: int, from_the_end: bool) -> Iterator[tuple[Part, int]]:
+def visits(parts: Sequence[Part], worker: int, from_the_end: bool) -> list[tuple[Part, int]]:
     """In which order pieces are pushed. from_the_end: as a backward pass makes them, the last of the model first."""
     first = (worker + 1) % len(parts)
     in_turn = [*parts[first:], *parts[:first]]
-    if from_the_end:
-        for row in reversed(range(max(len(part.pieces) for part in parts))):
-            yield from ((part, row) for part in reversed(parts) if row < len(part.pieces))
-    else:
-        yield from ((part, piece) for part in in_turn for piece in range(len(part.pieces)))
+    order = [(part, piece) for part in in_turn for piece in range(len(part.pieces))]
+    return sorted(order, key=_start, reverse=True) if from_the_end else order
+
+
+def _start(visit: tuple[Part, int]) -> int:
+    part, piece = visit
+    return part.pieces[piece][0]
 
 
 class Exchange:

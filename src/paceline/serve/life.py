@@ -175,7 +175,7 @@ class Life:
 
         if soon:
             if backward and self._parts:  # a turn that comes too early is time that others wait
-                part, piece = next(visits(self._parts, self.welcome.worker, from_the_end=True))
+                part, piece = visits(self._parts, self.welcome.worker, from_the_end=True)[0]
                 backward.wait(part.pieces[piece][0])
             self._say(soon, unanswered="Turned")
         else:
