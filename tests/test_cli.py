@@ -504,8 +504,6 @@ def paceline_process(*args: str, folder: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Python heeds Ctrl-C only where it was not told to ignore it, as a job in the background is.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

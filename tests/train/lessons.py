@@ -52,41 +52,44 @@ def alone(optimizer: str, x: Any, y: Any, steps: int) -> Any:
     return weights(mine)
 
 
-def student(optimizer: str, x: Any, y: Any, steps: int) -> Callable[[str], Any]:
+def student(optimizer: str, x: Any, y: Any, steps: int, overlap: bool = False) -> Callable[[str], Any]:
     """A worker that makes so many steps on these samples; its weights then."""
     mine = model()  # here and not in the thread: torch's random numbers are everybody's
 
     def run(address: str) -> Any:
-        with join(mine, OPTIMIZERS[optimizer](mine.parameters()), connect=address) as session:
+        with join(mine, OPTIMIZERS[optimizer](mine.parameters()), connect=address, overlap=overlap) as session:
+            session.optimizer.batch_size = len(x)
             for _ in range(steps):
                 loss = torch.nn.functional.cross_entropy(mine(x), y)
                 loss.backward()
-                session.step(loss, batch_size=len(x))
+                session.step(loss)
             return weights(mine)
 
     return run
 
 
-def is_one_process(policy: str, optimizer: str, shards: int, look: Callable[[Job], None] = lambda _: None) -> None:
+def is_one_process(
+    policy: str, optimizer: str, shards: int, look: Callable[[Job], None] = lambda _: None, overlap: bool = False
+) -> None:
     """Three workers with unequal batches, ten rounds, against plain torch on all their samples at once."""
     x, y = data(24)
     parts = (slice(0, 12), slice(12, 20), slice(20, 24))
     with job(policy, shards, workers=3) as running:
-        results = running.work(*(student(optimizer, x[part], y[part], 10) for part in parts))
+        results = running.work(*(student(optimizer, x[part], y[part], 10, overlap) for part in parts))
         look(running)
     expected = alone(optimizer, x, y, 10)
     for result in results:
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
-def trains(policy: str, shards: int, streamed: bool = False) -> None:
+def trains(policy: str, shards: int, streamed: bool = False, overlap: bool = False) -> None:
     """Four workers share a small dataset for four epochs; every sample is trained on and the loss goes down."""
     x, y = data(96)
     dataset = torch.utils.data.TensorDataset(x, y)
 
     def run(address: str) -> Any:
         mine = model()
-        with join(mine, torch.optim.SGD(mine.parameters(), lr=0.05), connect=address) as session:
+        with join(mine, torch.optim.SGD(mine.parameters(), lr=0.05), connect=address, overlap=overlap) as session:
             for inputs, targets in session.batches(dataset, batch_size=8, epochs=4):
                 loss = torch.nn.functional.cross_entropy(mine(inputs), targets)
                 loss.backward()

@@ -65,6 +65,11 @@ class Client:
         return self._life.welcome.mixes
 
     @property
+    def streamed(self) -> bool:
+        """Is each piece of an update applied and returned as it comes?"""
+        return self._life.welcome.streamed
+
+    @property
     def version(self) -> int:
         """Of the model that was last pulled."""
         return self._life.version

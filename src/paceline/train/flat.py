@@ -28,7 +28,9 @@ class Flat:
         optimizer: torch.optim.Optimizer,
         gradients: str = "float32",
         buffers: bool = True,
+        apart: bool = False,
     ) -> None:
+        """apart: what is pulled does not touch the parameters before `scatter`."""
         if gradients not in WIDTH:
             raise ValueError(f"Gradients are sent as {', '.join(WIDTH)}, not as {gradients!r:.80}.")
         self.wire = gradients
@@ -50,11 +52,14 @@ class Flat:
         self.device = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
         self.weights = torch.empty(self.layout.size, pin_memory=bool(self._cuda))
         self.gradient = torch.zeros(self.layout.size, dtype=getattr(torch, gradients), pin_memory=bool(self._cuda))
+        # A stream of its own for copies, so that they do not wait for what is computed next.
+        self._copying = torch.cuda.Stream(self._cuda[0]) if len(self._cuda) == 1 else None  # type: ignore[no-untyped-call]
+        self._copied: torch.cuda.Event | None = None
         self._weight_views = self._views(self.weights)
         self._gradient_views = self._views(self.gradient)
         for parameter, view in zip(self.parameters, self._weight_views, strict=False):
             view.copy_(parameter.detach())
-            if _can_be_a_view(parameter):
+            if not apart and _can_be_a_view(parameter):
                 parameter.data = view
         for (_, owner, key), view in zip(self._statistics, self._weight_views[len(self.parameters) :], strict=True):
             view.copy_(owner[key].detach())
@@ -126,19 +131,45 @@ class Flat:
         _copy(flat, self.gradient)
         self._wait()
 
+    def gather_one(self, index: int) -> None:
+        """Bring one parameter's gradient to where it is pushed from; see `wait_for_copies`."""
+        stream = self._copying
+        if stream is None:
+            self._fill_one(index, self._gradient_views[index])
+            return
+        stream.wait_stream(torch.cuda.current_stream(stream.device))  # which computes it
+        with torch.cuda.stream(stream):
+            self._fill_one(index, self._gradient_views[index])
+        gradient = self.parameters[index].grad
+        if gradient is not None:
+            gradient.record_stream(stream)
+        self._copied = stream.record_event()
+
+    def gather_statistics(self) -> None:
+        """Bring statistics to where they are pushed from."""
+        self._fill_statistics(self._gradient_views, self.gradient)
+
+    def wait_for_copies(self) -> None:
+        """Until what was brought one by one is there."""
+        if self._copied:
+            self._copied.synchronize()
+
     def _fill(self, views: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-        for tensor, parameter, view in zip(self.layout.tensors, self.parameters, views, strict=False):
-            gradient = parameter.grad
-            if gradient is None:
-                view.zero_()
-            elif gradient.layout != torch.strided:
-                raise ValueError(
-                    f"The gradient of {tensor.name!r} is sparse, and only dense ones are sent; "
-                    "make its layer with sparse=False."
-                )
-            else:
-                _copy(gradient.detach(), view)
+        for index, view in enumerate(views[: len(self.parameters)]):
+            self._fill_one(index, view)
         self._fill_statistics(views, flat)
+
+    def _fill_one(self, index: int, view: torch.Tensor) -> None:
+        gradient = self.parameters[index].grad
+        if gradient is None:
+            view.zero_()
+        elif gradient.layout != torch.strided:
+            raise ValueError(
+                f"The gradient of {self.layout.tensors[index].name!r} is sparse, and only dense ones are sent; "
+                "make its layer with sparse=False."
+            )
+        else:
+            _copy(gradient.detach(), view)
 
     def _fill_statistics(self, views: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
         for (name, owner, key), view in zip(self._statistics, views[len(self.parameters) :], strict=True):

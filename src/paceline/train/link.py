@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from paceline.serve.client import Client
+from paceline.serve.exchange import Backward
 from paceline.train.flat import Flat
 
 
@@ -59,6 +60,13 @@ class Link(Protocol):
     def mixes(self) -> bool:
         """Does the server mix models? Then a worker makes its own steps, and pushes weights."""
 
+    @property
+    def pushing(self) -> bool:
+        """Is a gradient under way that is still being computed?"""
+
+    def watch(self, computing: Callable[[], Computed]) -> None:
+        """computing: tells what is known of a gradient when the first of it is there."""
+
     def source(self) -> Source:
         """Where samples come from."""
 
@@ -75,7 +83,18 @@ class Link(Protocol):
         """Leave."""
 
 
-class Alone:
+class AllAtOnce:
+    """Gradients are pushed when they are all there."""
+
+    @property
+    def pushing(self) -> bool:
+        return False
+
+    def watch(self, computing: Callable[[], Computed]) -> None:
+        pass
+
+
+class Alone(AllAtOnce):
     """No job at all: the same script under plain `python`."""
 
     worker = 0
@@ -115,7 +134,7 @@ class Alone:
         pass
 
 
-class Together:
+class Together(AllAtOnce):
     """One worker of a job, of one process."""
 
     rank = 0
@@ -147,11 +166,18 @@ class Together:
             self._flat.gather_weights()
         else:
             self._flat.gather()
-        exchange(self._client, self._flat, computed, self._since)
+        self._exchange(computed)
+        self._take_over()
+        return True
+
+    def _exchange(self, computed: Computed, backward: Backward | None = None) -> None:
+        exchange(self._client, self._flat, computed, self._since, backward)
+
+    def _take_over(self) -> None:
+        """What was pulled is the model."""
         self._flat.scatter()
         self.life = self._client.life
         self._since = time.perf_counter()
-        return True
 
     @property
     def mixes(self) -> bool:
@@ -169,8 +195,8 @@ class Together:
         self._client.close()
 
 
-def exchange(client: Client, flat: Flat, computed: Computed, since: float) -> None:
-    """Push what is in the flat gradient, and pull into the flat weights."""
+def exchange(client: Client, flat: Flat, computed: Computed, since: float, backward: Backward | None = None) -> None:
+    """Push what is in the flat gradient, or will be when the backward pass is through; pull into the flat weights."""
     client.exchange(
         flat.gradient_bytes(),
         flat.weights_bytes(),
@@ -180,4 +206,5 @@ def exchange(client: Client, flat: Flat, computed: Computed, since: float) -> No
         loss=computed.loss,
         taken=computed.taken,
         dtype=flat.wire,
+        backward=backward,
     )

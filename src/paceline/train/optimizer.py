@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class PacedOptimizer(torch.optim.Optimizer):
         self._lost: list[int] = []  # numbers of those whose gradient was thrown away
         self._last = 1  # samples in the last gradient
         self._seen: list[tuple[int, int]] = []  # the gradients when the last share was begun with
+        link.watch(self._computing)
         if not link.alone and inner.state:
             self._state_stays_behind()
 
@@ -89,6 +91,11 @@ class PacedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As ever. A gradient that is thrown away before a step (it overflowed, say) does not count in the next."""
+        if self._link.pushing:
+            raise ValueError(
+                "With overlap=True a gradient is pushed while backward() makes it, so it cannot be thrown away: "
+                "call step() first, or join with overlap=False."
+            )
         if self._shares:
             # A batch is fetched before or after this call, but always before its own backward.
             unused = self._shares[-1:] if self._gradients() == self._seen else []
@@ -137,24 +144,29 @@ class PacedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
             loss = result if loss is None else loss
-        counted = sum(share.size for share in self._shares) if self._shares else self._last
-        self._last = batch_size if batch_size is not None else counted if self._shares else self.batch_size or counted
-        taken = [*self._lost, *(share.number for share in self._shares)]
-        self._shares, self._lost = [], []
         scale, overflowed = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
-        computed = Computed(
-            batch_size=self._last,
-            rates=[float(group["lr"]) for group in self.param_groups],
+        computed = replace(
+            self._computing(batch_size),
             loss=float(loss.detach()) if isinstance(loss, torch.Tensor) else loss,
-            taken=taken,
             scale=1.0 if scale is None else float(scale),
             overflowed=overflowed is not None and bool(overflowed),
         )
+        self._last = computed.batch_size
+        self._shares, self._lost = [], []
         if self._link.mixes:
             self.inner.step()
         if not self._link.exchange(computed):
-            self._lost = taken
+            self._lost = list(computed.taken)
         return result
+
+    def _computing(self, batch_size: int | None = None) -> Computed:
+        """What is known of a gradient while it is being computed."""
+        counted = sum(share.size for share in self._shares) if self._shares else self.batch_size or self._last
+        return Computed(
+            batch_size=batch_size if batch_size is not None else counted,
+            rates=[float(group["lr"]) for group in self.param_groups],
+            taken=[*self._lost, *(share.number for share in self._shares)],
+        )
 
     def finish(self) -> None:
         """No more steps: wait until the other workers are done too, and have the last model."""

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from paceline.serve.client import Client
 from paceline.serve.variables import RANK, RANKS
 from paceline.train.flat import Flat
-from paceline.train.link import Computed, Share, Source, exchange
+from paceline.train.link import AllAtOnce, Computed, Share, Source, exchange
 
 BACKEND = "PACELINE_RANKS_BACKEND"
 PATIENCE = timedelta(days=7)  # a Grant may be long in coming, and a rank that dies is noticed without a timeout
@@ -112,7 +112,7 @@ class Group:
         return words
 
 
-class Ranked:
+class Ranked(AllAtOnce):
     """One rank of a worker."""
 
     alone = False

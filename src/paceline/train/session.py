@@ -33,6 +33,7 @@ from paceline.train.feed import Feed, PacedLoader, loader_of
 from paceline.train.flat import Flat
 from paceline.train.link import Alone, Link, Together
 from paceline.train.optimizer import PacedOptimizer
+from paceline.train.overlap import Overlapped
 
 GRADIENTS = "PACELINE_GRADIENTS"
 
@@ -60,11 +61,14 @@ def join(
     token: str | None = None,
     gradients: str | None = None,
     buffers: bool = True,
+    overlap: bool = False,
 ) -> Session:
     """Take part in a job: the one at `connect` ("host:port"), or in PACELINE_CONNECT; without either, train alone.
 
     gradients: how they cross the wire: float32, bfloat16 or float16. Else PACELINE_GRADIENTS says it, else float32.
     buffers: are batch norm's running statistics and the like averaged? If not, each worker keeps its own.
+    overlap: push gradients while the backward pass makes them, where updates are streamed? Then each backward() is
+        followed by a step(), and nothing is done to gradients in between: no clipping, scaling or adding up.
     """
     if probe.wanted():
         return _probed(model, optimizer, buffers)
@@ -72,7 +76,7 @@ def join(
     if not where:
         return Session(model, optimizer, Alone())
     with in_a_sentence():
-        return Session(model, optimizer, _link(model, optimizer, where, token, gradients, buffers))
+        return Session(model, optimizer, _link(model, optimizer, where, token, gradients, buffers, overlap))
 
 
 def _probed(model: torch.nn.Module, optimizer: torch.optim.Optimizer, buffers: bool) -> Session:
@@ -90,17 +94,22 @@ def _link(
     token: str | None,
     gradients: str | None,
     buffers: bool,
+    overlap: bool,
 ) -> Link:
     server = address(where)
     rank, size = ranks.from_environment()
-    flat = Flat(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers)
+    overlap = overlap and size == 1
+    flat = Flat(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers, apart=overlap)
     described = Description(flat.layout, spec_of(optimizer), flat.fixed).as_json()
     secret = token.encode() if token is not None else bytes.fromhex(os.environ.get(TOKEN, ""))
 
     def client() -> Client:
         return Client(server, described, secret, worker_number(), tls=Tls.from_environment())
 
-    return Together(client(), flat) if size == 1 else ranks.Ranked(client, flat, rank, size)
+    if size > 1:
+        return ranks.Ranked(client, flat, rank, size)
+    joined = client()
+    return Overlapped(joined, flat) if overlap and joined.streamed else Together(joined, flat)
 
 
 def wrap(
@@ -111,9 +120,12 @@ def wrap(
     token: str | None = None,
     gradients: str | None = None,
     buffers: bool = True,
+    overlap: bool = False,
 ) -> PacedOptimizer:
     """`join` for code that owns its loop: `optimizer = paceline.wrap(optimizer, model)`, and nothing else."""
-    return join(model, optimizer, connect=connect, token=token, gradients=gradients, buffers=buffers).optimizer
+    return join(
+        model, optimizer, connect=connect, token=token, gradients=gradients, buffers=buffers, overlap=overlap
+    ).optimizer
 
 
 class Session:
