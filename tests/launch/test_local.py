@@ -158,16 +158,24 @@ def test_a_job_is_gone_on_with_exported_and_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["paceline serve", "paceline.serve.shard 1"])
+@pytest.mark.parametrize(
+    ("who", "where"),
+    [
+        ("paceline serve", ("--servers", 2)),
+        ("paceline.serve.shard 1", ("--servers", 2)),
+        ("paceline.serve.shard 1", ("--colocate", "--apply", "streamed")),
+    ],
+)
 def test_a_killed_server_comes_back_and_training_goes_on(
     who: str,
+    where: tuple[object, ...],
     tmp_path: Path,
     started: list[Background],  # noqa: F811
 ) -> None:
     script, job = tmp_path / "train.py", tmp_path / "job"
     script.write_text(TRAINS)
     running = Background(
-        *("run", "--workers", 2, "--servers", 2, "-p", "r2sp", "--lease", 5),
+        *("run", "--workers", 2, *where, "-p", "r2sp", "--lease", 5),
         *("--checkpoint", job, "--checkpoint-every", 5, script, tmp_path / "mark"),
         SLEEP="0.05",
     )
@@ -184,6 +192,30 @@ def test_a_killed_server_comes_back_and_training_goes_on(
     assert found is not None
     assert found.job["samples"]["trained"] == 4 * 240
     assert found.job["samples"]["open"] == []
+
+
+@pytest.mark.slow
+def test_a_shard_beside_each_worker_by_hand(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    server = Background("serve", "--workers", 2, "--colocate", "--apply", "streamed", "-p", "r2sp")
+    started.append(server)
+    connect = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
+    workers = []
+    for number in range(2):
+        arguments = ("work", "--colocate", "--connect", connect, script, tmp_path / "mark")
+        workers.append(Background(*arguments, PACELINE_WORKER=str(number)))
+        started.append(workers[-1])
+    assert [each.ends() for each in (*workers, server)] == [0, 0, 0], [each.lines for each in (*workers, server)]
+    assert any("updates    120" in line for line in server.lines)
+
+
+def test_a_shard_beside_a_worker_without_a_number(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    refused = paceline("work", "--colocate", "--connect", "127.0.0.1:1", script)
+    assert refused.returncode == 2
+    assert "A shard has its worker's number" in " ".join(refused.stderr.split())
 
 
 def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811

@@ -209,11 +209,11 @@ def test_a_push_that_is_cancelled_while_it_is_put_off_holds_up_nobody(
             lambda: any(tmp_path.glob("version-*0")) and coordinator._saver is not None and not coordinator._saver.busy
         )
         slow.announce()
-        until(lambda: bool(coordinator._streaming))
+        until(lambda: bool(coordinator._lull._under_way))
         quick.push(1.0)
-        until(lambda: coordinator._put_off is not None)
+        until(lambda: coordinator._lull.is_awaited)
         cancelled.announce()
-        until(lambda: bool(coordinator._put_off))
+        until(lambda: bool(coordinator._lull._put_off))
         cancelled.client.measured("cancel", 0.0)
         until(lambda: any(isinstance(event, Cancelled) for event in running.events))
 
@@ -225,7 +225,7 @@ def test_a_push_that_is_cancelled_while_it_is_put_off_holds_up_nobody(
             return seen
 
         assert running.work(push) == [[11.0, 111.0]]
-        until(lambda: coordinator._put_off is None and not coordinator._streaming)
+        until(lambda: not coordinator._lull.is_awaited and not coordinator._lull._under_way)
         cancelled.client.measured("grant", 0.0)
         assert cancelled.go_on() == 111.0
         for worker in crew:

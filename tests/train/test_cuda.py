@@ -16,6 +16,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 F = torch.nn.functional
 
 
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.serve.description.LEAST", 1)
+
+
 def model() -> Any:
     torch.manual_seed(0)
     layers = torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
@@ -32,12 +37,14 @@ def train(net: Any, optimizer: Any, device: str) -> None:
 
 
 @pytest.mark.parametrize(("gradients", "rtol", "atol"), [("float32", 1e-3, 1e-4), ("bfloat16", 0.05, 0.01)])
-def test_a_model_on_a_gpu_trains_as_on_the_cpu(gradients: str, rtol: float, atol: float) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_model_on_a_gpu_trains_as_on_the_cpu(overlap: bool, gradients: str, rtol: float, atol: float) -> None:
     theirs, ours = model(), model().cuda()
     train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9), "cpu")
-    with job("bsp:weights=mean") as running:
+    with job("r2sp" if overlap else "bsp:weights=mean", streamed=overlap) as running:
         inner = torch.optim.SGD(ours.parameters(), lr=0.1, momentum=0.9)
-        with paceline.join(ours, inner, connect=running.address, gradients=gradients) as session:
+        with paceline.join(ours, inner, connect=running.address, gradients=gradients, overlap=overlap) as session:
+            session.optimizer.batch_size = 12
             train(ours, session.optimizer, "cuda")
     assert all(parameter.is_cuda for parameter in ours.parameters())
     for name, expected in theirs.state_dict().items():

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -104,13 +105,16 @@ def advise(
                 verified = _verified(built, advice, top, seed, progress) if verify and built else []
     except (JobError, LabError) as error:
         refuse(str(error))
+    command = _command(advice, script, hosts)
     text = as_toml(spec, f"{Path(script[0]).name}: as `paceline advise` measured it.")
     if write:
         write.write_text(text)
     if as_json:
-        typer.echo(json.dumps(_as_json(timed, advice, verified, text), indent=2))
+        typer.echo(json.dumps(_as_json(timed, advice, verified, text) | {"command": command}, indent=2))
     else:
         _show(Path(script[0]).name, timed, advice, verified)
+        if command:
+            typer.echo(f"\n  {command}")
     if write:
         errors.print(Text(f"Written: {write}"))
 
@@ -150,7 +154,6 @@ def _names(hosts: str) -> list[str]:
 def _lab(stack: ExitStack, described: ClusterSpec) -> Lab:
     from paceline.launch.hosts import hosts
 
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # that hosts of a lab have no names is no news
     return stack.enter_context(Lab(hosts(described)))
 
 
@@ -317,6 +320,18 @@ def _as_json(timed: timing.Timing, advice: Advice, verified: list[Verified], tex
         "candidates": [row(each) for each in advice.ranked],
         "right": right(verified, advice.chosen.candidate) if verified else None,
     }
+
+
+def _command(advice: Advice, script: list[str], hosts: str | None) -> str | None:
+    """How to do what is advised; None if it is done already, or is not ours to do."""
+    candidate, spec = advice.chosen.candidate, advice.spec
+    if candidate.policy == DDP or advice.chosen is advice.now:
+        return None
+    words = ["paceline", "run", "--workers", str(len(spec.workers)), "--policy", candidate.policy]
+    words += ["--apply", "streamed"] if candidate.streamed else []
+    words += ["--colocate"] if candidate.colocated else ["--servers", str(spec.servers)]
+    words += ["--hosts", hosts or "HOST,HOST,…"]
+    return " ".join(words + [shlex.quote(word) for word in script])
 
 
 def _servers(candidate: Candidate) -> str:

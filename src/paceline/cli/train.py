@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 Policy = Annotated[str, typer.Option("--policy", "-p", help="A policy with options; see `paceline policies`.")]
 Servers = Annotated[int, typer.Option(min=0, help="Shards of the model, a process each; 0: only pace the workers.")]
+Colocate = Annotated[
+    bool, typer.Option("--colocate", help="A shard beside each worker, on its machine, instead of --servers here.")
+]
 Lease = Annotated[float, typer.Option(min=0.1, help="Seconds of silence before a worker is given up.")]
 CheckpointFolder = Annotated[
     Path | None, typer.Option("--checkpoint", help="Write checkpoints into this folder, the last two are kept.")
@@ -66,6 +69,7 @@ def run(
         str, typer.Option("--policy", "-p", help="A policy with options; several are compared: bsp,r2sp.")
     ] = "bsp:weights=mean",
     apply: Apply = "whole",
+    colocate: Colocate = False,
     lease: Lease = 30.0,
     restarts: Annotated[int, typer.Option(min=0, help="How often a crashed worker is started again.")] = 1,
     ranks_per_worker: Annotated[
@@ -100,10 +104,11 @@ def run(
     _check_resume(resume)
     options = local.Options(
         specs[0],
-        servers,
+        workers if colocate else servers,
         workers,
         host or (local.EVERYWHERE if hosts else "127.0.0.1"),
         apply=apply,
+        colocate=colocate,
         lease=lease,
         checkpoint=checkpoint,
         every=every,
@@ -150,6 +155,7 @@ def serve(
     ] = None,
     policy: Policy = "bsp:weights=mean",
     apply: Apply = "whole",
+    colocate: Colocate = False,
     host: Annotated[
         str, typer.Option(help="Where to listen; another place than loopback needs a token.")
     ] = "127.0.0.1",
@@ -182,14 +188,17 @@ def serve(
     plan = _plan(checkpoint, every, resume)
     tls = _tls(tls_cert, tls_key, tls_ca)
     streamed = apply == "streamed"
-    terms = Terms(servers, wanted, _token(token_file), lease, plan, record, policy, streamed)
+    terms = Terms(wanted if colocate else servers, wanted, _token(token_file), lease, plan, record, policy, streamed)
 
     summary = Summary()
 
     async def served(display: Display) -> None:
         async with _until_told_to_stop() as told, display.running():
             observer = Tee(summary, display.observer)
-            server = Server(lambda: make(policy), terms, Address(host, port), tls=tls, observer=observer, resume=resume)
+            where = Address(host, port)
+            server = Server(
+                lambda: make(policy), terms, where, tls=tls, observer=observer, resume=resume, own_shards=not colocate
+            )
             await server.start()
             typer.echo(f"Listening on {host}:{server.port}.")
             try:
@@ -216,6 +225,9 @@ def work(
     script: Script,
     connect: Annotated[str, typer.Option(help="The server's address, host:port.")],
     workers: Annotated[int, typer.Option(min=1, help="How many workers on this machine.")] = 1,
+    colocate: Annotated[
+        bool, typer.Option("--colocate", help="Start a shard beside the worker, for a server with --colocate.")
+    ] = False,
     token_file: TokenFile = None,
     restarts: Annotated[int, typer.Option(min=0, help="How often a crashed worker is started again.")] = 1,
     ranks_per_worker: Annotated[int, typer.Option(min=1, help="Processes that make up one worker.")] = 1,
@@ -226,7 +238,7 @@ def work(
     """Work for a server that runs elsewhere: start a training script that calls paceline.join."""
     from paceline.launch.crew import Crew, Task
     from paceline.launch.processes import JobError
-    from paceline.serve.variables import address, worker_number
+    from paceline.serve.variables import WORKER, address, worker_number
 
     check_script(script[0])
     try:
@@ -236,11 +248,17 @@ def work(
     tls = _tls(tls_cert, tls_key, tls_ca)
     task = Task(script, connect, _token(token_file), tls.as_environment() if tls else {}, ranks_per_worker)
     number = worker_number() if workers == 1 else None
+    if colocate and number is None:
+        refuse(f"A shard has its worker's number: with --colocate start each worker by itself, with {WORKER}=0, 1, 2 …")
 
     async def worked() -> None:
         crew = Crew(task, restarts, lambda line, aside: typer.echo(line, err=aside))
+        beside = asyncio.ensure_future(crew.attend(number)) if colocate and number is not None else None
         try:
             await asyncio.gather(*(crew.keep(number, each) for each in range(workers)))
+            if beside:  # others may still need it
+                crew.over = True
+                await beside
         finally:
             await crew.stop()
 

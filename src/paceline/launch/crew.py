@@ -1,4 +1,4 @@
-"""The workers' processes: started, started again when they crash, and stopped."""
+"""The workers' processes, and shards beside them: started, started again when they crash, and stopped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.launch.processes import JobError, Say, ending, heard, lines, start, stop
-from paceline.serve.variables import CONNECT, LAUNCHED, RANK, RANKS, REFUSAL, REFUSED, TOKEN, WORKER
+from paceline.serve.variables import CONNECT, LAUNCHED, RANK, RANKS, REFUSAL, REFUSED, TOKEN, WORKER, address
 
+EVERYWHERE = "0.0.0.0"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LAST_WORDS = 15  # lines of a crashed worker that are shown again
+PAUSE = 0.5  # seconds before a shard is started again
+MOST_FAILURES = 3  # of a shard, in a row
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Crew:
         self._task, self._restarts, self._say = task, restarts, say
         self.over = False  # is the server done? Then there is nothing to come back to
         self._processes: dict[int, list[asyncio.subprocess.Process]] = {}
+        self._shards: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = False  # then nobody is started again
         self._refusal = ""  # what is wrong, in a worker's words
 
@@ -69,10 +74,32 @@ class Crew:
             self._restarts -= 1
             self._say(f"Worker {label} {ending(code)}; it is started again.", aside=True)
 
+    async def attend(self, number: int) -> None:
+        """Keep a shard up beside the worker of that number, as long as there is a server to call."""
+        host, port = address(self._task.connect)
+        listen = "127.0.0.1" if host in LOOPBACK else EVERYWHERE
+        command = [self._task.python, "-m", "paceline.serve.shard", str(number), host, str(port), "--listen", listen]
+        failures = 0
+        while not (self._stopping or self.over):
+            process = self._shards[number] = await self._launch(number, command, self._task.environment)
+            last_words: deque[str] = deque(maxlen=LAST_WORDS)
+            listening = [
+                asyncio.ensure_future(self._listen(stream, number, last_words, aside))
+                for stream, aside in ((process.stdout, False), (process.stderr, True))
+            ]
+            code = await process.wait()
+            await heard(listening)
+            failures = failures + 1 if code > 0 else 0  # without one it was killed, or the server is gone for now
+            if failures == MOST_FAILURES:
+                self._stopping = True
+                raise JobError(f"The shard beside worker {number} {ending(code)}, {failures} times in a row.")
+            await asyncio.sleep(PAUSE)
+
     async def stop(self) -> None:
         """End whoever still runs."""
         self._stopping = True
-        await stop([process for group in self._processes.values() for process in group])
+        workers = [process for group in self._processes.values() for process in group]
+        await stop([*workers, *self._shards.values()])
 
     async def _first_failure(self, processes: Sequence[asyncio.subprocess.Process]) -> int:
         """0 when all have ended well; otherwise the first code that is not 0, as soon as it is known."""
@@ -101,19 +128,24 @@ class Crew:
         if task.ranks > 1:
             variables |= {RANK: str(rank), RANKS: str(task.ranks), "LOCAL_RANK": str(rank)}
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        if task.hosts:
-            host = task.hosts[label % len(task.hosts)]
-            command = ["ssh", "-o", "BatchMode=yes", host, remote_command(task, variables)]
-            # The token goes over standard input, where no list of processes shows it.
-            return await start(command, os.environ, capture=True, feed=f"{task.token.hex()}\n".encode())
-        environment = {**os.environ, **variables, TOKEN: task.token.hex()}
-        return await start([task.python, *task.script], environment, capture=True)
+        return await self._launch(label, [task.python, *task.script], variables)
+
+    async def _launch(
+        self, label: int, command: Sequence[str], variables: Mapping[str, str]
+    ) -> asyncio.subprocess.Process:
+        """Run a command where that worker is."""
+        hosts, token = self._task.hosts, self._task.token.hex()
+        if not hosts:
+            return await start(command, {**os.environ, **variables, TOKEN: token}, capture=True)
+        over_ssh = ["ssh", "-o", "BatchMode=yes", hosts[label % len(hosts)], remote_command(command, variables)]
+        # The token goes over standard input, where no list of processes shows it.
+        return await start(over_ssh, os.environ, capture=True, feed=f"{token}\n".encode())
 
 
-def remote_command(task: Task, variables: Mapping[str, str]) -> str:
-    """What a shell on another host is to do: run the worker, and end it when our end of the connection is gone."""
+def remote_command(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """What a shell on another host is to do: run it, and end it when our end of the connection is gone."""
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-    worker = shlex.join([task.python, *task.script])
+    worker = shlex.join(command)
     return (
         f"cd {shlex.quote(os.getcwd())} && read -r {TOKEN} && export {TOKEN} && exec 3<&0 && "
         f"{{ env {settings} {worker} </dev/null & worker=$!; "

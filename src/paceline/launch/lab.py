@@ -30,9 +30,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-MTU = 9000
-FRAME = MTU + 14
+JUMBO, ETHERNET = 9000, 1500  # the largest packet, on links that are fast and on others
+FAST = 12.5e6  # bytes per second from which on a link is fast: below, a jumbo frame alone would take over 0.7 ms
+HEADER = 14  # bytes of a frame besides its packet
 LARGEST = 0.001  # seconds that the largest packet takes: the kernel hands on several frames as one, to save its time
+MOST_AT_ONCE = 1 << 16  # bytes: the kernel's own limit
 ACKNOWLEDGEMENT = 64  # bytes: packets below that have no content; a power of two
 OWN = 1000.0  # bytes per second of a queue's own
 SPARSE = 7000  # a port that little is said over, such as a coordinator's
@@ -94,6 +96,7 @@ class Lab:
         self.rates = dict(rates)
         self._numbers = {host: number for number, host in enumerate(rates)}
         self._name = f"paceline-{os.getpid()}-{_born(os.getpid())}-{next(_numbers)}"
+        self._mtu = JUMBO if min(rates.values()) >= FAST else ETHERNET
         self._processes: list[BaseProcess | Command] = []
 
     def __enter__(self) -> Lab:
@@ -233,15 +236,15 @@ class Lab:
 
         netns.create(self._switch)
         with IPRoute(netns=self._switch) as switch:
-            switch.link("add", ifname="switch", kind="bridge", br_stp_state=0, mtu=MTU)
+            switch.link("add", ifname="switch", kind="bridge", br_stp_state=0, mtu=self._mtu)
             bridge = _index(switch, "switch")
             switch.link("set", index=bridge, state="up")
             for host, number in self._numbers.items():
                 netns.create(self.namespace(host))
-                peer = {"ifname": "eth0", "net_ns_fd": self.namespace(host), "mtu": MTU}
-                switch.link("add", ifname=_port(number), kind="veth", peer=peer, mtu=MTU)
+                peer = {"ifname": "eth0", "net_ns_fd": self.namespace(host), "mtu": self._mtu}
+                switch.link("add", ifname=_port(number), kind="veth", peer=peer, mtu=self._mtu)
                 port = _index(switch, _port(number))
-                largest = _largest(self.rates[host])
+                largest = self._largest(self.rates[host])
                 switch.link("set", index=port, master=bridge, state="up", gso_max_size=largest)
                 self._shape(switch, port, self.rates[host], by="source")
                 with IPRoute(netns=self.namespace(host)) as inside:
@@ -253,12 +256,13 @@ class Lab:
 
     def _shape(self, ip: Any, index: int, rate: float, by: str) -> None:
         """A token bucket, and under it a queue for small packets and one for each peer."""
-        burst = max(2 * FRAME, int(rate * 0.0005))  # half a millisecond
+        frame = self._mtu + HEADER
+        burst = max(2 * frame, int(rate * 0.0005))  # half a millisecond
         # A queue's turn is as long as the largest packet: with less, packets would be shared evenly, and not bytes.
-        quantum = _largest(rate)
+        quantum = self._largest(rate)
         link = {"rate": _bits(rate), "ceil": _bits(rate), "burst": burst, "cburst": burst, "quantum": quantum}
         # A queue's own rate is next to nothing: what it sends it must borrow, or the queues' bursts would add up.
-        queue = link | {"rate": _bits(OWN), "burst": FRAME}
+        queue = link | {"rate": _bits(OWN), "burst": frame}
         ip.tc("add", "htb", index, handle="1:", default=2)
         ip.tc("add-class", "htb", index, handle="1:1", parent="1:", **link)
         ip.tc("add-class", "htb", index, handle="1:2", parent="1:1", prio=0, **queue)
@@ -272,6 +276,11 @@ class Lab:
             address = "0x" + "".join(f"{int(part):02x}" for part in self.address(host).split("."))
             key = f"{address}/0xffffffff+{where}"
             ip.tc("add-filter", "u32", index, parent="1:", prio=2, protocol=0x0800, target=handle, keys=[key])
+
+    def _largest(self, rate: float) -> int:
+        """Bytes that the kernel may hand on at once on a link of that rate."""
+        frame = self._mtu + HEADER
+        return frame * min(max(2, round(rate * LARGEST / frame)), MOST_AT_ONCE // frame)
 
 
 def sweep() -> list[str]:
@@ -314,11 +323,6 @@ def _born(pid: int) -> str:
 
 def _port(number: int) -> str:
     return f"port{number}"
-
-
-def _largest(rate: float) -> int:
-    """Bytes that the kernel may hand on at once on a link of that rate."""
-    return FRAME * min(max(2, round(rate * LARGEST / FRAME)), 7)  # 7: it takes no more than 64 KiB
 
 
 def _bits(rate: float) -> str:

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from paceline.launch.crew import Task, remote_command
+from paceline.launch.crew import remote_command
 from paceline.launch.lab import Lab
 from paceline.launch.probe import TOKEN_BYTES, Stretch
 from paceline.launch.processes import JobError, start, stop
@@ -69,7 +69,7 @@ class OverSsh:
     def command(self, host: str, arguments: Sequence[str], token: bytes) -> tuple[list[str], Mapping[str, str], bytes]:
         if host == HERE:
             return [sys.executable, *arguments], {**os.environ, TOKEN: token.hex()}, b""
-        remote = remote_command(Task(arguments, "", token), {})
+        remote = remote_command([sys.executable, *arguments], {})
         return ["ssh", "-o", "BatchMode=yes", host, remote], os.environ, f"{token.hex()}\n".encode()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.launch.crew import Crew, Task
+from paceline.launch.crew import EVERYWHERE, Crew, Task
 from paceline.launch.processes import JobError, Say
 from paceline.launch.service import Options, Service
 from paceline.observe.observer import Observer, Tee, replay
@@ -18,10 +18,9 @@ from paceline.serve.door import Door
 from paceline.serve.variables import WORKERS
 from paceline.serve.watch import watch
 
-EVERYWHERE = "0.0.0.0"
 ENDING = 600.0  # seconds in which a server should have written its last checkpoint
 
-__all__ = ["JobError", "Options", "Outcome", "run"]
+__all__ = ["EVERYWHERE", "JobError", "Options", "Outcome", "run"]
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,15 @@ async def run(
         crew = Crew(task, restarts, say)
         kept = asyncio.ensure_future(service.keep())
         tasks.append(kept)
+        beside = asyncio.gather(*(crew.attend(number) for number in range(options.workers if options.colocate else 0)))
+        tasks.append(beside)
         while True:
             working = asyncio.gather(*(crew.keep(number, number) for number in range(options.workers)))
             tasks.append(working)
-            await asyncio.wait((kept, working), return_when=asyncio.FIRST_COMPLETED)
+            failing = (beside,) if options.colocate else ()
+            await asyncio.wait((kept, working, *failing), return_when=asyncio.FIRST_COMPLETED)
+            if failing and beside.done() and not kept.done():
+                beside.result()
             if kept.done():
                 kept.result()  # its error, if that is why
                 crew.over = True

@@ -27,6 +27,7 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 0
     apply: str = "whole"
+    colocate: bool = False  # is there a shard beside each worker, instead of servers?
     lease: float = 30.0
     checkpoint: Path | None = None
     every: str | None = None
@@ -53,7 +54,8 @@ class Options:
             "--tls-key": tls.key,
             "--tls-ca": tls.ca,
         }
-        return [text for name, value in given.items() if value is not None for text in (name, str(value))]
+        arguments = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+        return [*arguments, "--colocate"] if self.colocate else arguments
 
 
 class Service:

@@ -118,7 +118,8 @@ class _Job:
             raise LabError("The coordinator did not start.")
         for number in range(spec.servers):
             host = server_host(spec, number)
-            self._shards.append(lab.start(host, _shard, number, self._address, lab.address(host), self._token))
+            arguments = number, spec.servers, self._address, lab.address(host), self._token
+            self._shards.append(lab.start(host, _shard, *arguments))
         for number in range(len(spec.workers)):
             self._start_worker(number)
         before = after = self._so_far()
@@ -333,13 +334,11 @@ async def _serve(pipe: Connection, address: tuple[str, int], token: bytes, spec:
         return Measured(summary.report(), Cost(0.0, 0.0), seconds, server.coordinator.apply, events)
 
 
-def _shard(number: int, address: tuple[str, int], listen: str, token: bytes) -> None:
-    import torch
-
+def _shard(number: int, of: int, address: tuple[str, int], listen: str, token: bytes) -> None:
     from paceline.serve.shard import Shard
 
-    torch.set_num_threads(1)  # there are many of them, on the cores of one machine
-    Shard(number, Door(*address, token), listen).run()
+    threads = max(1, (os.cpu_count() or 1) // of)  # they share the cores of one machine
+    Shard(number, Door(*address, token), listen, threads=threads).run()
 
 
 def _counted(process: BaseProcess | Command) -> tuple[int, int]:

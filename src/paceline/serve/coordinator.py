@@ -29,8 +29,10 @@ from paceline.observe.ledger import Ledger
 from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.policies import Decision, Policy, Update
 from paceline.serve import greeting
+from paceline.serve.alarm import Alarm
 from paceline.serve.checkpoint import Checkpoint, CheckpointError
 from paceline.serve.description import Description
+from paceline.serve.lull import Lull
 from paceline.serve.messages import (
     Accepted,
     Apply,
@@ -108,7 +110,6 @@ MOST_SAMPLES = 1 << 40  # in an update
 MOST_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
 AWAITED = 60.0  # seconds, or two leases, for which one who was given up is expected back before the job may end
 HANGING_UP = 2.0  # seconds for what was said last to get out
-EARLY = 1.2e-3  # seconds: a loop counts milliseconds, so it is asked to wake us this much before the moment comes
 SHARD_SILENCE = 20.0  # seconds of silence after which a shard counts as lost; it beats every second
 
 
@@ -182,11 +183,8 @@ class Coordinator:
         # Arrived and undecided. Those of two incarnations of a worker may look the same; the first came first.
         self._identities: dict[Update, list[Identity]] = {}
         self._kept: dict[int, tuple[Update, Identity]] = {}  # by its slot
-        # Streamed: updates that the shards may be applying, and orders that wait until they have, so that a checkpoint
-        # can be made of one version everywhere.
-        self._streaming: set[Identity] = set()
+        self._lull = Lull()
         self._streams_issued = 0
-        self._put_off: list[Callable[[], None]] | None = None
         self._applied: dict[tuple[int, int], int] = {}  # worker, incarnation → its newest iteration that was applied
         self._restored = restored
         self._saver: Saver | None = None
@@ -195,8 +193,7 @@ class Coordinator:
         self._writing: asyncio.Task[None] | None = None  # a checkpoint's last step
         self._closing = False
         self._watch: asyncio.Task[None] | None = None
-        self._wake: asyncio.Handle | None = None
-        self._due = 0.0  # when the policy wants to be woken
+        self._alarm = Alarm(self._loop, self._woke)
         self._start = time.monotonic() if terms.began is None else terms.began
         self._server: asyncio.Server | None = None
         self._decide: dict[type, Callable[[Any], None]] = {
@@ -207,7 +204,7 @@ class Coordinator:
             policies.Discard: self._discard,
             policies.Keep: self._keep,
             policies.Cancel: self._cancel,
-            policies.WakeAt: self._wake_at,
+            policies.WakeAt: lambda wake: self._alarm.set(self._start + wake.time),
         }
         if restored:
             self._restore(restored)
@@ -250,7 +247,7 @@ class Coordinator:
             return
         begun = False  # one attempt: workers may train on meanwhile, and a disk may be full
         while not self.failed.is_set():
-            if not saver.busy and self._put_off is None:
+            if not saver.busy and not self._lull.is_awaited:
                 if begun or saver.saved == self.ledger.version:
                     return
                 self._begin_save()
@@ -264,8 +261,7 @@ class Coordinator:
             self._watch.cancel()
         if self._grace:
             self._grace.cancel()
-        if self._wake:
-            self._wake.cancel()
+        self._alarm.cancel()
         if self._server:
             self._server.close()
         for peer in self._shards.values():
@@ -749,7 +745,7 @@ class Coordinator:
         if self._streams and member.announced and not member.answered:
             member.dropped = True
             self._tell_shards(Drop(member.identity))
-            self._settled(member.identity)
+            self._lull.settled(member.identity)
         for shard in () if self._streams else member.parts:
             self._shards[shard].send(Drop(member.identity))
         member.parts = set()
@@ -784,7 +780,7 @@ class Coordinator:
                 member.turned = True
                 member.peer.send(Turned(iteration))
 
-        self._unless_put_off(now)
+        self._lull.unless_awaited(now)
 
     def _stream(self, stream: policies.Stream) -> None:
         members = [self.roster.members[worker] for worker in stream.workers]
@@ -797,28 +793,15 @@ class Coordinator:
                 if self._goes_on(member, identity.iteration)
             }
             self._streams_issued += 1
-            self._streaming |= known.keys()
+            self._lull.begun(known)
             order = Stream(self._streams_issued, tuple(known), tuple(known.values()), stream.in_order)
             self._tell_shards(order)
 
-        self._unless_put_off(now)
+        self._lull.unless_awaited(now)
 
     def _goes_on(self, member: Member, iteration: int) -> bool:
         """Is it still at this iteration? When an order was put off, it may have left or been cancelled meanwhile."""
         return self.roster.takes_part(member) and member.iteration == iteration and not member.dropped
-
-    def _unless_put_off(self, do: Callable[[], None]) -> None:
-        """Do it now, or when the checkpoint that is due has been made."""
-        if self._put_off is None:
-            do()
-        else:
-            self._put_off.append(do)
-
-    def _settled(self, update: Identity) -> None:
-        """Streamed: the shards are done with an update."""
-        self._streaming.discard(update)
-        if self._put_off is not None and not self._streaming:
-            self._save_now()
 
     def _decided(self, update: Update) -> Identity:
         """An update that waits no longer."""
@@ -840,7 +823,7 @@ class Coordinator:
             if member and member.incarnation == identity.incarnation:
                 member.applied = self.ledger.version
         for identity in identities:
-            self._settled(identity)
+            self._lull.settled(identity)
 
     def _trained(self, *updates: Identity) -> None:
         """The samples of these updates are done."""
@@ -854,7 +837,7 @@ class Coordinator:
 
     def _discard(self, discard: policies.Discard) -> None:
         identity = self._decided(discard.update)
-        self._settled(identity)
+        self._lull.settled(identity)
         self._tell_shards(Drop(identity))
         if self.samples:
             self.samples.dropped(identity)
@@ -870,17 +853,7 @@ class Coordinator:
         member.peer.send(Cancelled(member.iteration))
         self._drop_parts(member)
 
-    def _wake_at(self, wake: policies.WakeAt) -> None:
-        if self._wake:
-            self._wake.cancel()
-        self._due = wake.time
-        self._wake = self._loop.call_at(self._start + wake.time - EARLY, self._woke)
-
     def _woke(self) -> None:
-        if self.now < self._due:
-            self._wake = self._loop.call_soon(self._woke)
-            return
-        self._wake = None
         try:
             self._carry_out(self.ledger.woke(self.now))
         except Exception as error:
@@ -893,21 +866,13 @@ class Coordinator:
     # Checkpoints
 
     def _save_if_due(self) -> None:
-        if self._saver and self._put_off is None and self._saver.is_due(self.ledger.version, self.now):
+        if self._saver and not self._lull.is_awaited and self._saver.is_due(self.ledger.version, self.now):
             self._begin_save()
 
     def _begin_save(self) -> None:
-        """Now, or, streamed, as soon as the shards are done with what they were told of: before, nothing is begun."""
-        self._put_off = []
-        if not self._streaming:
-            self._save_now()
-
-    def _save_now(self) -> None:
-        assert self._saver is not None
-        put_off, self._put_off = self._put_off or [], None
-        self._saver.begin(self.ledger.version, self.now, self._job())
-        for do in put_off:
-            do()
+        saver = self._saver
+        assert saver is not None
+        self._lull.once(lambda: saver.begin(self.ledger.version, self.now, self._job()))
 
     def _order_save(self, version: int, folder: Path) -> None:
         self._tell_shards(Save(version, str(folder.resolve())))

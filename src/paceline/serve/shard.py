@@ -78,14 +78,39 @@ FROM_COORDINATOR = Reader(
 )
 BEAT_SECONDS = 1.0
 STRANGERS = 64  # connections that may be in the midst of their greeting
+WORTH_A_THREAD = 1 << 23  # elements: with less, threads spend more time waiting for each other, and spin meanwhile
 CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for so long is ended
+
+
+class Copied:
+    """A copy of weights, and the pulls that it is for."""
+
+    def __init__(self, buffer: torch.Tensor, pulls: set[Pieces]) -> None:
+        self.buffer, self._pulls = buffer, pulls
+
+    def given_up(self, pull: Pieces, store: Store) -> None:
+        """A pull is done with it. After the last, the buffer may be used again: new pages cost more than the copy."""
+        self._pulls.discard(pull)
+        if not self._pulls:
+            store.free(0, self.buffer)
 
 
 class Shard:
     """One slice of the model, behind a listening socket."""
 
-    def __init__(self, number: int, coordinator: Door, host: str = "127.0.0.1", token: bytes | None = None) -> None:
-        """token: the job's, which workers know; None: as the coordinator's door has it."""
+    def __init__(
+        self,
+        number: int,
+        coordinator: Door,
+        host: str = "127.0.0.1",
+        token: bytes | None = None,
+        threads: int = 1,
+    ) -> None:
+        """token: the job's, which workers know; None: as the coordinator's door has it.
+
+        threads: that may make a step together, if it is large.
+        """
+        self._threads = threads
         self._number = number
         self._token = coordinator.token if token is None else token
         self._key = b""  # by which workers' tickets are known
@@ -101,7 +126,8 @@ class Shard:
         self._giver: tuple[int, int] | None = None  # who is to give the weights that the model begins with
         self._given = False  # has it?
         self._applying = False
-        self._pulls: set[Pieces] = set()
+        self._pulls: set[Pieces] = set()  # under way, of the weights themselves
+        self._copied: dict[Pieces, Copied] = {}  # under way, of a copy
         self._workers: dict[Channel, Hello] = {}
         self._given_pieces: set[int] = set()
         self._recording: Recording | None = None
@@ -235,6 +261,8 @@ class Shard:
                 entered.leave()
             with self._state:
                 self._pulls.discard(pull)
+                if copied := self._copied.pop(pull, None):
+                    copied.given_up(pull, store)
 
     def _await_version(self, store: Store, version: int) -> None:
         """Until the weights are of this version or newer, and no update is being applied."""
@@ -285,6 +313,8 @@ class Shard:
 
     def _set_up(self, order: Setup) -> None:
         described = Description.from_json(bytes(self._body))
+        largest = max(stop - start for start, stop in order.pieces)
+        torch.set_num_threads(min(self._threads, max(1, largest // WORTH_A_THREAD)))  # of this thread, which applies
         slices = [Slice(described.layout, start, stop, described.optimizer) for start, stop in order.pieces]
         store = Streams(slices) if order.streamed else Store(*slices)
         if order.checkpoint:
@@ -314,13 +344,18 @@ class Shard:
             self._state.notify_all()
 
     def _part_from_pulls(self, store: Store) -> None:
-        """Give pulls under way a copy of the weights, so that they may change."""
+        """Give pulls under way a copy of what they have not sent of the weights, so that these may change."""
         if not self._pulls:
             return
-        copy = store.slice.weights.clone().numpy().data.cast("B")
+        copied = Copied(store.room(), set(self._pulls))
+        sent = store.slice.buffer.nbytes - max(len(pull.rest) for pull in self._pulls)  # it can only become more
+        start = sent // store.slice.weights.element_size()
+        copied.buffer[start:].copy_(store.slice.weights[start:])
+        copy = copied.buffer.numpy().data.cast("B")
         for pull in self._pulls:
             with pull.lock:
                 pull.rest = copy[len(copy) - len(pull.rest) :]
+            self._copied[pull] = copied
         self._pulls.clear()
 
     def _hang_up_on(self, fence: Fence) -> None:
@@ -416,13 +451,12 @@ def main() -> None:
     parser.add_argument("host")
     parser.add_argument("port", type=int)
     parser.add_argument("--listen", default="127.0.0.1")
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
     token, own = (bytes.fromhex(os.environ.get(name, "")) for name in (TOKEN, SHARD_TOKEN))
     try:
-        Shard(asked.number, Door(asked.host, asked.port, own, Tls.from_environment()), asked.listen, token).run()
+        door = Door(asked.host, asked.port, own or token, Tls.from_environment())
+        Shard(asked.number, door, asked.listen, token, asked.threads).run()
     except OSError as error:
         over = isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, WireError)
         sys.exit(None if over else f"Shard {asked.number}: {error}")  # a server that is gone needs no words
