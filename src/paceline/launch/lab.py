@@ -30,6 +30,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+NETWORK = "10.0.0.0/16"
+CONGESTION_CONTROL = "cubic"
 JUMBO, ETHERNET = 9000, 1500  # the largest packet, on links that are fast and on others
 FAST = 12.5e6  # bytes per second from which on a link is fast: below, a jumbo frame alone would take over 0.7 ms
 HEADER = 14  # bytes of a frame besides its packet
@@ -252,6 +254,17 @@ class Lab:
                     eth0 = _index(inside, "eth0")
                     inside.link("set", index=eth0, state="up", gso_max_size=largest)
                     inside.addr("add", index=eth0, address=self.address(host), prefixlen=16)
+                    # By the route, since the setting is not every namespace's to change. It is what most machines have,
+                    # so that figures from two can be compared; and bbr, without its own queue, may pause for long.
+                    inside.route(
+                        "replace",
+                        dst=NETWORK,
+                        oif=eth0,
+                        proto="kernel",
+                        scope="link",
+                        prefsrc=self.address(host),
+                        metrics={"cc_algo": CONGESTION_CONTROL},
+                    )
                     self._shape(inside, eth0, self.rates[host], by="destination")
 
     def _shape(self, ip: Any, index: int, rate: float, by: str) -> None:
