@@ -9,8 +9,9 @@ the namespaces go, all of it goes. Needs root.
         lab.call("worker", push, lab.address("server"))      # what it returns
 
 The shaper is a token bucket (HTB) with a queue for each peer under it, served in turns, so that flows share a link
-evenly and the rate is the rate. Acknowledgements, and what goes to and from port SPARSE, have a queue before those, as
-they would have under fq_codel, which not every kernel has. A flow is never split between queues: it would be reordered.
+evenly and the rate is the rate. What goes to and from port SPARSE has a queue before those, as it would have under
+fq_codel, which not every kernel has. A flow is never split between queues: what is overtaken by its own
+acknowledgements is too old for TCP, which drops it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ FAST = 12.5e6  # bytes per second from which on a link is fast: below, a jumbo f
 HEADER = 14  # bytes of a frame besides its packet
 LARGEST = 0.001  # seconds that the largest packet takes: the kernel hands on several frames as one, to save its time
 MOST_AT_ONCE = 1 << 16  # bytes: the kernel's own limit
-ACKNOWLEDGEMENT = 64  # bytes: packets below that have no content; a power of two
 OWN = 1000.0  # bytes per second of a queue's own
 SPARSE = 7000  # a port that little is said over, such as a coordinator's
 NAMESPACES = Path("/run/netns")
@@ -268,7 +268,7 @@ class Lab:
                     self._shape(inside, eth0, self.rates[host], by="destination")
 
     def _shape(self, ip: Any, index: int, rate: float, by: str) -> None:
-        """A token bucket, and under it a queue for small packets and one for each peer."""
+        """A token bucket, and under it a queue for what is sparse and one for each peer."""
         frame = self._mtu + HEADER
         burst = max(2 * frame, int(rate * 0.0005))  # half a millisecond
         # A queue's turn is as long as the largest packet: with less, packets would be shared evenly, and not bytes.
@@ -280,8 +280,7 @@ class Lab:
         ip.tc("add-class", "htb", index, handle="1:1", parent="1:", **link)
         ip.tc("add-class", "htb", index, handle="1:2", parent="1:1", prio=0, **queue)
         where = {"source": 12, "destination": 16}[by]  # in the IP header
-        empty = f"0x0000/{0xFFFF & ~(ACKNOWLEDGEMENT - 1):#06x}+2"  # its length
-        for key in (empty, f"{SPARSE << 16:#010x}/0xffff0000+20", f"{SPARSE:#010x}/0x0000ffff+20"):
+        for key in (f"{SPARSE << 16:#010x}/0xffff0000+20", f"{SPARSE:#010x}/0x0000ffff+20"):
             ip.tc("add-filter", "u32", index, parent="1:", prio=1, protocol=0x0800, target="1:2", keys=[key])
         for host, number in self._numbers.items():
             handle = f"1:{number + 16:x}"
