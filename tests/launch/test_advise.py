@@ -22,7 +22,7 @@ from paceline.launch import links
 from paceline.launch.advice import DDP, Advice, Candidate, Expected, advise, candidates, choose, expected
 from paceline.launch.probe import call, serve
 from paceline.launch.processes import JobError
-from paceline.simulate import ClusterSpec, WorkerSpec, parse_cluster
+from paceline.simulate import ClusterSpec, WorkerSpec, load_cluster, parse_cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -193,9 +193,9 @@ def test_mistakes_are_said_in_a_sentence(
 @pytest.mark.slow
 def test_a_script_is_advised_and_the_cluster_written(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    target = tmp_path / "mine.toml"
+    target, cluster = tmp_path / "mine.toml", EXAMPLES / "clusters" / "slow-worker.toml"
     run = paceline(
-        *("advise", "--cluster", str(EXAMPLES / "clusters" / "slow-worker.toml"), "--steps", "10", "--json"),
+        *("advise", "--cluster", str(cluster), "--steps", "10", "--json"),
         *("--iterations", "40", "--now", "bsp", "--write", str(target), str(EXAMPLES / "digits.py")),
     )
     assert run.returncode == 0, run.stderr
@@ -208,7 +208,11 @@ def test_a_script_is_advised_and_the_cluster_written(tmp_path: Path) -> None:
     spec = parse_cluster(target.read_text(), "mine", str(target))
     assert spec.model_bytes == 39980
     assert len(spec.workers) == 4
-    assert spec.workers[3].compute_seconds() == pytest.approx(3 * spec.workers[0].compute_seconds(), rel=0.01)
+    first, _, _, last = (worker.compute_seconds() for worker in spec.workers)
+    told_first, _, _, told_last = (worker.compute_seconds() for worker in load_cluster(str(cluster)).workers)
+    assert last / first == pytest.approx(told_last / told_first, rel=0.01)
+    assert said["command"].startswith("paceline run --workers 4 --policy ")
+    assert said["command"].endswith(str(EXAMPLES / "digits.py"))
 
 
 # In a lab
