@@ -280,7 +280,10 @@ def faults(bench: Bench) -> None:
 
 
 def recovery(measured: Measured, fault: Fault) -> tuple[float, float, int, int]:
-    """The others' iteration time before, their slowest one after, how many rounds were slow, and what came twice."""
+    """The others' iteration time before, their slowest one after, how many rounds were slow, and what came twice.
+
+    A round is as slow as its median: one worker's arrival is early or late by itself, too.
+    """
     start = next(event.time for event in measured.events)
     others: dict[int, list[float]] = {}
     for event in measured.events:
@@ -288,7 +291,7 @@ def recovery(measured: Measured, fault: Fault) -> tuple[float, float, int, int]:
             others.setdefault(event.worker, []).append(event.time - start)
     before = float(np.median([b - a for times in others.values() for a, b in pairwise(times) if b < fault.time]))
     after = [[b - a for a, b in pairwise(times) if b >= fault.time] for times in others.values()]
-    slow = max(sum(seconds > 1.15 * before for seconds in each) for each in after)
+    slow = sum(float(np.median(round_)) > 1.15 * before for round_ in zip(*after, strict=False))
     seen: dict[tuple[int, int], int] = {}
     incarnation = 0
     for event in measured.events:
