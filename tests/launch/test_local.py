@@ -210,6 +210,20 @@ def test_a_shard_beside_each_worker_by_hand(tmp_path: Path, started: list[Backgr
     assert any("updates    120" in line for line in server.lines)
 
 
+@pytest.mark.slow
+def test_a_shard_that_the_server_does_not_want_ends_its_worker(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    server = Background("serve", "--workers", 1)
+    started.append(server)
+    connect = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
+    arguments = ("work", "--colocate", "--connect", connect, script, tmp_path / "mark")
+    ran = paceline(*arguments, PACELINE_WORKER="0", SLEEP="1")
+    assert ran.returncode == 1
+    assert "The shard beside worker 0 ended with exit code 1, 3 times in a row" in " ".join(ran.stderr.split())
+    assert "Traceback" not in ran.stderr
+
+
 def test_a_shard_beside_a_worker_without_a_number(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINS)

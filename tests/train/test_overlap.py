@@ -13,6 +13,8 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from paceline.serve.exchange import Exchange, Part
+from paceline.serve.life import Life
+from paceline.serve.messages import Ready
 from paceline.train.session import Session, join
 from train.jobs import job
 from train.lessons import OPTIMIZERS, alone, data, is_one_process, model, student, trains, weights
@@ -220,6 +222,40 @@ def test_a_job_does_not_end_in_the_midst_of_a_push(session: Session) -> None:
     backward(session)
     with pytest.raises(ValueError, match="followed by a step"):
         session.finish()
+
+
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_after_its_end_the_model_is_the_scripts_own(session: Session, end: str) -> None:
+    backward(session)
+    session.step()
+    getattr(session, end)()
+    for _ in range(2):
+        backward(session)  # of nobody's concern, as often as one likes
+    assert all(parameter.grad is not None for parameter in session.model.parameters())
+    assert not any(thread.name == "paceline push" for thread in threading.enumerate())
+
+
+def test_the_gradient_is_said_to_be_there_before_all_of_it_is_back(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for what comes back first leaves the coordinator waiting for nothing."""
+    said = threading.Event()
+    say, receive = Life._say, Exchange.receive
+
+    def saying(self: Life, message: Any, unanswered: str = "") -> None:
+        say(self, message, unanswered)
+        if isinstance(message, Ready):
+            said.set()
+
+    def receiving(self: Exchange, part: Part, channel: Any) -> None:
+        assert said.wait(WAIT), "it waits for what comes back"
+        receive(self, part, channel)
+
+    monkeypatch.setattr(Life, "_say", saying)
+    monkeypatch.setattr(Exchange, "receive", receiving)
+    backward(session)
+    session.step()
+    torch.testing.assert_close(weights(session.model), alone("sgd", *data(12), 1))
 
 
 def test_an_error_in_the_backward_pass_ends_it_at_once_and_the_others_go_on() -> None:

@@ -253,12 +253,8 @@ def work(
 
     async def worked() -> None:
         crew = Crew(task, restarts, lambda line, aside: typer.echo(line, err=aside))
-        beside = asyncio.ensure_future(crew.attend(number)) if colocate and number is not None else None
         try:
-            await asyncio.gather(*(crew.keep(number, each) for each in range(workers)))
-            if beside:  # others may still need it
-                crew.over = True
-                await beside
+            await crew.keep_all([number] * workers, colocate)
         finally:
             await crew.stop()
 

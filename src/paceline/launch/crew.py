@@ -54,11 +54,7 @@ class Crew:
                 for port in [_free_port() if self._task.ranks > 1 else 0]
                 for rank in range(self._task.ranks)
             ]
-            listening = [
-                asyncio.ensure_future(self._listen(stream, label, last_words, aside))
-                for each in processes
-                for stream, aside in ((each.stdout, False), (each.stderr, True))
-            ]
+            listening = self._listening(processes, f"{label}", last_words)
             code = await self._first_failure(processes)
             await stop(processes)
             await heard(listening)
@@ -69,8 +65,7 @@ class Crew:
                 raise JobError(self._refusal)
             if self._restarts <= 0 or self.over:
                 self._stopping = True
-                words = "".join(f"\n  {line}" for line in last_words)
-                raise JobError(f"Worker {label} {ending(code)}." + (f" Its last words:{words}" if words else ""))
+                raise JobError(f"Worker {label} {ending(code)}.{_quoted(last_words)}")
             self._restarts -= 1
             self._say(f"Worker {label} {ending(code)}; it is started again.", aside=True)
 
@@ -83,17 +78,35 @@ class Crew:
         while not (self._stopping or self.over):
             process = self._shards[number] = await self._launch(number, command, self._task.environment)
             last_words: deque[str] = deque(maxlen=LAST_WORDS)
-            listening = [
-                asyncio.ensure_future(self._listen(stream, number, last_words, aside))
-                for stream, aside in ((process.stdout, False), (process.stderr, True))
-            ]
+            listening = self._listening([process], f"shard {number}", last_words)
             code = await process.wait()
             await heard(listening)
             failures = failures + 1 if code > 0 else 0  # without one it was killed, or the server is gone for now
             if failures == MOST_FAILURES:
                 self._stopping = True
-                raise JobError(f"The shard beside worker {number} {ending(code)}, {failures} times in a row.")
+                again = f"{ending(code)}, {failures} times in a row"
+                raise JobError(f"The shard beside worker {number} {again}.{_quoted(last_words)}")
             await asyncio.sleep(PAUSE)
+
+    async def keep_all(self, numbers: Sequence[int | None], colocate: bool) -> None:
+        """Run these workers to their end. colocate: keep a shard up beside each; others may need it for longer."""
+        working = asyncio.gather(*(self.keep(number, label) for label, number in enumerate(numbers)))
+        known = [number for number in numbers if number is not None]
+        beside = asyncio.gather(*(self.attend(number) for number in known)) if colocate else None
+        try:
+            if beside:
+                await asyncio.wait((working, beside), return_when=asyncio.FIRST_COMPLETED)
+                if beside.done():
+                    beside.result()  # its error: before the workers, it does not end otherwise
+            await working
+            if beside:
+                self.over = True
+                await beside
+        finally:
+            at_work = [each for each in (working, beside) if each]
+            for each in at_work:
+                each.cancel()
+            await asyncio.gather(*at_work, return_exceptions=True)
 
     async def stop(self) -> None:
         """End whoever still runs."""
@@ -109,8 +122,17 @@ class Crew:
                 return code
         return 0
 
+    def _listening(
+        self, processes: Sequence[asyncio.subprocess.Process], label: str, last_words: deque[str]
+    ) -> list[asyncio.Future[None]]:
+        return [
+            asyncio.ensure_future(self._listen(stream, label, last_words, aside))
+            for each in processes
+            for stream, aside in ((each.stdout, False), (each.stderr, True))
+        ]
+
     async def _listen(
-        self, stream: asyncio.StreamReader | None, label: int, last_words: deque[str], aside: bool
+        self, stream: asyncio.StreamReader | None, label: str, last_words: deque[str], aside: bool
     ) -> None:
         async for line in lines(stream):
             if aside and line.startswith(REFUSAL):
@@ -152,6 +174,11 @@ def remote_command(command: Sequence[str], variables: Mapping[str, str]) -> str:
         "{ cat; kill $worker; } <&3 >/dev/null 2>&1 & watcher=$!; "
         "wait $worker; code=$?; kill $watcher 2>/dev/null; exit $code; }"
     )
+
+
+def _quoted(last_words: Sequence[str]) -> str:
+    words = "".join(f"\n  {line}" for line in last_words)
+    return f" Its last words:{words}" if words else ""
 
 
 def _free_port() -> int:

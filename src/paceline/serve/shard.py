@@ -95,6 +95,10 @@ class Copied:
             store.free(0, self.buffer)
 
 
+class Unwanted(WireError):
+    """The coordinator would not have this shard; its reason."""
+
+
 class Shard:
     """One slice of the model, behind a listening socket."""
 
@@ -136,7 +140,7 @@ class Shard:
         self._pulling: Turnstile | None = None
 
     def run(self) -> None:
-        """Serve until the coordinator says stop, or is gone."""
+        """Serve until the coordinator says stop, or is gone. Unwanted: it would not have this shard."""
         self.tell(Register(self._number, self._listener.getsockname()[1]))
         for work in (self._accept, self._beat):
             threading.Thread(target=work, daemon=True).start()
@@ -145,7 +149,11 @@ class Shard:
                 order = self._coordinator.receive(self._description)
                 if isinstance(order, Stop):
                     return
+                if isinstance(order, Refused):
+                    raise Unwanted(order.reason)
                 self._carry_out(order)
+        except Unwanted:
+            raise
         except OSError:
             log.info("the coordinator is gone")
         finally:

@@ -102,8 +102,10 @@ class Overlapped(Together):
         self._error: BaseException | None = None
         self._computing: Callable[[], Computed] | None = None
         self._first = threading.Lock()  # gradients may come from a thread for each device
-        for index, parameter in enumerate(flat.parameters):
+        self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._made, index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(flat.parameters)
+        ]
 
     def watch(self, computing: Callable[[], Computed]) -> None:
         self._computing = computing
@@ -128,14 +130,21 @@ class Overlapped(Together):
     def finish(self) -> None:
         if self._pass:
             raise ValueError(f"{ONCE}each backward() must be followed by a step(){REMEDY}")
+        self._unhook()
         super().finish()
 
     def close(self) -> None:
+        self._unhook()
         if self._pass:
             self._pass.abandon()
         super().close()
         if self._thread:
             self._thread.join()
+
+    def _unhook(self) -> None:
+        """No more steps will come, and the script may go on with the model by itself."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _made(self, index: int, _: torch.Tensor) -> None:
         with self._first:
