@@ -16,12 +16,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies": set(),
     "model": {"policies"},
     "observe": {"policies"},
-    "simulate": {"policies", "observe"},
+    "workloads": set(),
+    "simulate": {"policies", "model", "observe", "workloads"},
     "serve": {"policies", "model", "observe"},
     "train": {"model", "serve"},
     "launch": {"policies", "model", "observe", "simulate", "serve"},
     "bench": {"policies", "model", "observe", "serve"},
-    "cli": {"policies", "observe", "simulate", "serve", "launch", "bench"},
+    "reproduce": {"policies", "model", "observe", "simulate", "launch", "workloads"},
+    "cli": {"policies", "observe", "simulate", "serve", "launch", "bench", "reproduce", "workloads"},
     "__main__": {"cli"},
 }
 #: What each room may import from outside the standard library.
@@ -29,11 +31,13 @@ OUTSIDE: dict[str, set[str]] = {
     "policies": set(),
     "model": {"torch", "numpy"},
     "observe": {"rich", "matplotlib"},
-    "simulate": set(),
+    "workloads": {"numpy", "torch", "transformers"},
+    "simulate": {"torch"},
     "serve": {"msgspec", "numpy", "safetensors", "torch", "uvloop"},
     "train": {"torch"},
     "launch": {"numpy", "pyroute2", "torch"},
     "bench": {"torch", "ray", "zmq"},  # the last two where they are installed
+    "reproduce": {"matplotlib", "msgspec", "numpy", "torch"},
     "cli": {"typer", "rich"},
     "__main__": set(),
 }
@@ -76,6 +80,16 @@ def test_policies_load_nothing_heavy() -> None:
         "import sys; import paceline.policies as p; [p.make(name) for name in p.names()]; "
         "outside = {name.split('.')[0] for name in sys.modules} & {'numpy', 'torch', 'rich', 'typer', 'matplotlib'}; "
         "sys.exit(str(outside) if outside else 0)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_timing_alone_needs_no_torch() -> None:
+    """`paceline simulate` works with the core install."""
+    code = (
+        "import sys; import paceline.cli, paceline.simulate, paceline.simulate.schedule; "
+        "sys.exit('torch is loaded' if 'torch' in sys.modules else 0)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paceline.model.correction import Correction, drift, slowed
 from paceline.model.layout import STATISTICS, Layout
 from paceline.model.optimizer import make, trial
 from paceline.model.spec import OptimizerSpec, is_elementwise
@@ -31,7 +32,9 @@ class Slice:
     Whatever raises ValueError leaves the slice untouched. Nothing here locks: one thread at a time.
     """
 
-    def __init__(self, layout: Layout, start: int, stop: int, spec: OptimizerSpec) -> None:
+    def __init__(
+        self, layout: Layout, start: int, stop: int, spec: OptimizerSpec, device: str | torch.device = "cpu"
+    ) -> None:
         if not 0 <= start < stop <= layout.size:
             raise ValueError(f"a slice from {start} to {stop} is not part of a model of {layout.size} elements")
         if layout.groups > (groups := len(spec.settings_of_groups)):
@@ -40,7 +43,7 @@ class Slice:
             raise ValueError(f"{spec.name} looks at whole tensors: its slices must begin and end where tensors do")
         self.layout, self.start, self.stop, self.spec = layout, start, stop, spec
         #: One contiguous float32 tensor, zeros at first. It stays where it is: views of it are good for ever.
-        self.weights = torch.zeros(stop - start, dtype=torch.float32)
+        self.weights = torch.zeros(stop - start, dtype=torch.float32, device=device)
         parts = _parts(layout, start, stop, whole=not is_elementwise(spec.name))
         self._parts = [part for part in parts if part.group != STATISTICS]
         self._statistics = [self._part(self.weights, part) for part in parts if part.group == STATISTICS]
@@ -53,14 +56,24 @@ class Slice:
         # Without the hooks that torch wraps a step in for profilers and compilers: of a small step they are the most.
         self._make_step = inspect.unwrap(type(self._optimizer).step)
         self._sum: torch.Tensor | None = None
+        self._newest: torch.Tensor | None = None  # the gradient of the last step, if it is to be gone by
 
     @property
     def buffer(self) -> memoryview:
         """The bytes of the weights, for the wire: to send from and to receive into."""
         return self.weights.numpy().data.cast("B")
 
-    def step(self, gradients: Sequence[torch.Tensor], weights: Sequence[float], rates: Sequence[float]) -> None:
+    def step(
+        self,
+        gradients: Sequence[torch.Tensor],
+        weights: Sequence[float],
+        rates: Sequence[float],
+        correct: Correction = "none",
+        turns: int = 1,
+    ) -> None:
         """One optimizer step by Σ weight·gradient, with one learning rate for each parameter group.
+
+        correct, turns: how staleness is taken into account (`correction.py`), and how many steps make up a round.
 
         Where the layout has running statistics, "gradients" hold the workers' own values of them, and no optimizer
         comes into it: with W = Σ weight and a share c = min(1, W) they become (1−c)·old + c·Σ (weight/W)·value. So a
@@ -76,8 +89,14 @@ class Slice:
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
             raise ValueError(f"a learning rate must be a number from 0 up, not {list(rates)}")
         total = self._combined(gradients, weights)
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        if correct == "full":
+            if self._newest is None:
+                self._newest = torch.empty_like(self.weights)
+            self._newest.copy_(total)
+        for group, settings, rate in zip(
+            self._optimizer.param_groups, self.spec.settings_of_groups, rates, strict=True
+        ):
+            group.update(slowed(self.spec.name, settings, rate, turns if correct in ("round", "full") else 1))
         for part, parameter in zip(self._parts, self._parameters, strict=True):
             parameter.grad = self._part(total, part)
         try:
@@ -92,6 +111,21 @@ class Slice:
             share = min(1.0, sum_of_weights)
             for statistic, part in zip(self._statistics, self._where, strict=True):
                 statistic.mul_(1 - share).add_(self._part(total, part), alpha=share / sum_of_weights)
+
+    def ahead(self, steps: int, correct: Correction) -> torch.Tensor:
+        """The weights as they will be after so many more steps, as far as can be told; a copy."""
+        ahead = self.weights.clone()
+        if correct == "none":
+            return ahead
+        newest = self._newest if correct == "full" else None
+        group_of = {parameter: group for group in self._optimizer.param_groups for parameter in group["params"]}
+        for part, parameter in zip(self._parts, self._parameters, strict=True):
+            gradient = None if newest is None else self._part(newest, part)
+            state = self._optimizer.state.get(parameter, {})
+            drifted = drift(self.spec.name, group_of[parameter], state, gradient, steps)
+            if drifted is not None:
+                self._part(ahead, part).add_(drifted)
+        return ahead
 
     def mix(self, models: Sequence[torch.Tensor], weights: Sequence[float], mix: float) -> None:
         """weights ← (1−mix)·weights + mix·Σ weight·model, running statistics too. No optimizer comes into it."""
@@ -210,7 +244,11 @@ class Slice:
         return flat[part.start - self.start : part.stop - self.start].view(part.shape)
 
     def _fits(self, tensor: torch.Tensor) -> bool:
-        return tensor.dtype is torch.float32 and tensor.shape == self.weights.shape and tensor.is_cpu
+        return (
+            tensor.dtype is torch.float32
+            and tensor.shape == self.weights.shape
+            and tensor.device == self.weights.device
+        )
 
     def _must_fit(self, tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> None:
         if not tensors or len(tensors) != len(weights):

@@ -6,17 +6,18 @@ what happens and its decisions are carried out, exactly as a real coordinator wo
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from paceline.observe.driver import Fault
 from paceline.observe.ledger import Ledger
 from paceline.observe.observer import Observer, Tee
 from paceline.observe.summary import Report, Summary
-from paceline.policies import Apply, Cancel, Decision, Grant, Policy, Turn, Update, WakeAt
+from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Turn, Update, WakeAt
 from paceline.simulate.clock import Clock
 from paceline.simulate.gate import Gate
 from paceline.simulate.network import DIRECTIONS, Direction, Flow, Mesh, Network, Port, Rounds, Star
@@ -28,6 +29,27 @@ NEVER = -1.0
 
 class SimulationError(RuntimeError):
     """The run could not go on."""
+
+
+class Model(Protocol):
+    """What becomes of tensors. Without one, updates are only counted."""
+
+    over: Any  # once this is true, the run is
+
+    def grant(self, worker: int, staleness: int | None) -> None:
+        """A worker may go on; staleness: that the policy expects of its next update, counted from now."""
+
+    def pull(self, worker: int, staleness: int | None) -> None:
+        """A worker is given the newest weights; staleness: of the update it will make of them, where it is known."""
+
+    def compute(self, worker: int, batch: int) -> None: ...
+    def arrive(self, update: Update) -> None: ...
+    def drop(self, worker: int) -> None:
+        """What a worker was computing or pushing will not arrive."""
+
+    def keep(self, keep: Keep) -> None: ...
+    def discard(self, update: Update) -> None: ...
+    def apply(self, apply: Apply, time: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -50,6 +72,7 @@ class Machine:
         "compute_ends",
         "compute_seconds",
         "cut_until",
+        "expected",
         "flows",
         "go",
         "granted_version",
@@ -90,6 +113,7 @@ class Machine:
         self.batch = self.spec.batch
         self.version = -1  # of the model it has
         self.base_version = self.granted_version = 0
+        self.expected: int | None = None  # staleness, of what it will make of the version it was granted
         self.compute_seconds = 0.0
         self.pushed_at = NEVER
         self.flows: dict[Direction, Flow] = {}
@@ -116,21 +140,25 @@ class Cluster:
         seed: int = 0,
         streamed: bool = False,
         observer: Observer | None = None,
+        model: Model | None = None,
     ) -> None:
         self.spec = spec
+        self._model = model
         self.clock = Clock()
         self.streamed = streamed and policy.streamable
         policy.streamed = self.streamed
         self._goal = iterations * len(spec.workers)
         # What a fault costs belongs to the run, whenever it comes; so where there are any, nothing is left out.
-        self.summary = Summary(warm_up=0 if spec.faults else iterations // 4 * len(spec.workers))
+        warm_up = min(iterations // 4, 25) if model else iterations // 4  # who trains may stop long before the end
+        self.summary = Summary(warm_up=0 if spec.faults else warm_up * len(spec.workers))
         self._observer: Observer = self.summary if observer is None else Tee(self.summary, observer)
         self.ledger = Ledger(policy, self._observer)
         self.trip = 4 * spec.latency  # push, Grant, request and pull: each waits for one way
         self._busy_until = 0.0  # when the servers will have applied all they were told to
-        self._applying: deque[tuple[float, int]] = deque()  # when which version will be there to be pulled
+        self._applying: deque[tuple[float, int, Apply]] = deque()  # when which version will be there to be pulled
         self._applied = 0
         self._wake = NEVER
+        self._stopped = False
         self._watched = observer is not None  # by somebody who wants to know of transfers and links too
         use = self._link_use if self._watched else None
         links = [worker.link for worker in spec.workers]
@@ -158,6 +186,8 @@ class Cluster:
             WakeAt: self._wake_at,
             Cancel: self._cancel,
         }
+        if model:
+            self._do |= {Keep: model.keep, Discard: lambda decision: model.discard(decision.update)}
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         """Run until every worker has done its iterations, on average. `progress` hears how far it is, from 0 to 1."""
@@ -166,16 +196,22 @@ class Cluster:
             self.clock.at(fault.time, self._fault, fault)
         for machine in self.machines:
             self._join(machine)
-        while self.clock.run(most=50_000):
+        while self.clock.run(most=50 if self._model else 50_000):
             if progress:
                 progress(self.summary.arrivals / self._goal)
-        if self.summary.arrivals < self._goal:
+        self._note_applied(math.inf)
+        if self.summary.arrivals < self._goal and not self._stopped:
             raise SimulationError(
                 f"After {self.clock.now:g} s nobody can go on, with {self.summary.arrivals} of {self._goal} iterations "
                 "done; the faults have left too few workers."
             )
         wall_seconds = time.perf_counter() - began
         return Result(self.summary.report(), self.streamed, self.clock.pops, wall_seconds, self.clock.now)
+
+    def stop(self) -> None:
+        """Let the run end now."""
+        self._stopped = True
+        self.clock.running = False
 
     # One iteration
 
@@ -190,16 +226,22 @@ class Cluster:
         machine.iteration += 1
         machine.batch = grant.batch_size or machine.spec.batch
         machine.granted_version = self.ledger.version
+        machine.expected = grant.expected_staleness
+        if self._model:
+            self._model.grant(machine.number, machine.expected)
         now = self.clock.now
         if self._pipeline and not self._pipeline.returns_to(machine):
             self._pipeline.join(machine)
         if not machine.up:
             return  # nobody is there to hear it; its lease will run out
         if self._pipeline and self._pipeline.returns_to(machine):
+            self._hand_back(machine)
             self._pipeline.when_whole(machine, self._pulled)
         elif machine.returning == "coming":
+            self._hand_back(machine)
             machine.go = True
         elif machine.returning == "back" and machine.pushed_at == now:
+            self._hand_back(machine)
             self._later(machine, self._slice_seconds(machine), self._pulled)  # but for the last slice
         elif machine.version == self.ledger.version:
             self._compute(machine)  # it has the newest already
@@ -221,11 +263,21 @@ class Cluster:
             self._begin_pull(machine)
 
     def _begin_pull(self, machine: Machine) -> None:
-        self._note_applied()
+        self._note_applied(self.clock.now)
+        if machine.expected is not None:  # of the version that was the newest at its Grant
+            machine.expected -= self._applied - machine.granted_version
         machine.granted_version = self._applied
+        if self._model:
+            self._model.pull(machine.number, machine.expected)
         if self._watched:
             self._observer.pulling(self.clock.now, machine.number)
         self.transfer(machine, "out", self.spec.model_bytes, self._pulled)
+
+    def _hand_back(self, machine: Machine) -> None:
+        """Its slices come back to it as they are applied: it has the newest model."""
+        self._note_applied(math.inf)
+        if self._model:
+            self._model.pull(machine.number, machine.expected)
 
     def _pulled(self, machine: Machine) -> None:
         machine.version = machine.granted_version
@@ -235,6 +287,8 @@ class Cluster:
     def _compute(self, machine: Machine) -> None:
         now = self.clock.now
         machine.base_version = machine.version
+        if self._model:
+            self._model.compute(machine.number, machine.batch)
         self._observer.pulled(now, machine.number, machine.version)
         machine.compute_seconds = machine.spec.draw(machine.batch, machine.random)
         begins = now if now > machine.paused_until else machine.paused_until
@@ -287,6 +341,8 @@ class Cluster:
         """A whole push is in."""
         now = machine.pushed_at = self.clock.now
         update = Update(machine.number, machine.iteration, machine.base_version, machine.batch, machine.compute_seconds)
+        if self._model:
+            self._model.arrive(update)
         self._carry_out(self.ledger.arrived(update, now))
         if self.summary.arrivals >= self._goal:
             self.clock.running = False
@@ -301,17 +357,22 @@ class Cluster:
 
     def _apply(self, apply: Apply) -> None:
         if self._pipeline:  # it has applied it slice by slice
-            self._applied = self.ledger.version
+            self._applying.append((self.clock.now, self.ledger.version, apply))
+            self._note_applied(self.clock.now)
             return
-        self._applying.append((self.server_time(self.spec.apply_seconds), self.ledger.version))
+        self._applying.append((self.server_time(self.spec.apply_seconds), self.ledger.version, apply))
         if self.streamed:  # hardly anybody pulls, and what is over must not pile up
-            self._note_applied()
+            self._note_applied(self.clock.now)
 
-    def _note_applied(self) -> None:
-        """See which version the servers have by now."""
-        now, applying = self.clock.now, self._applying
-        while applying and applying[0][0] <= now:
-            self._applied = applying.popleft()[1]
+    def _note_applied(self, by: float) -> None:
+        """See which version the servers have by then."""
+        applying = self._applying
+        while applying and applying[0][0] <= by:
+            at, self._applied, apply = applying.popleft()
+            if self._model:
+                self._model.apply(apply, at)
+                if self._model.over:
+                    self.stop()
 
     def _wake_at(self, wake: WakeAt) -> None:
         self._wake = max(wake.time, self.clock.now)
@@ -436,6 +497,8 @@ class Cluster:
             self.network.stop(flow)
         machine.flows.clear()
         machine.stop()
+        if self._model:
+            self._model.drop(machine.number)
         for gate in self._gates.values():
             gate.leave(machine)
 

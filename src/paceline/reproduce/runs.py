@@ -1,0 +1,226 @@
+"""Trainings by name: a Run says all that a training depends on in plain values, so that it is done once and kept.
+
+What it learns depends on the order of updates alone (`simulate.schedule`), so runs with the same order are trained once
+and timed each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from paceline.model.correction import Correction
+from paceline.model.spec import OptimizerSpec
+from paceline.policies import make
+from paceline.simulate import load_cluster
+from paceline.simulate.schedule import Schedule, schedule
+from paceline.simulate.spec import ClusterSpec
+from paceline.simulate.training import Goal, Outcome, Task, train
+from paceline.workloads.data import Data, load
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One training under the virtual clock."""
+
+    cluster: str
+    policy: str
+    network: str
+    data: str
+    rate: float
+    rounds: int  # at most: as many updates as there are workers make a round
+    samples: int = 0  # of the training set; 0: all
+    optimizer: str = "SGD"
+    momentum: float = 0.0
+    nesterov: bool = False
+    correct: Correction = "none"
+    seed: int = 0
+    jitter: float = 0.0
+    goal: Goal | None = None  # beyond which there is no need to go on
+    decay: tuple[tuple[float, float], ...] = ()
+
+    def spec(self) -> ClusterSpec:
+        spec = load_cluster(self.cluster)
+        return spec.with_jitter(self.jitter) if self.jitter else spec
+
+    def schedule(self) -> Schedule:
+        return _schedule(self.cluster, self.policy, self.rounds, self.jitter, self.seed if self.jitter else 0)
+
+    def task(self, data: Data, device: str) -> Task:
+        settings: dict[str, float | bool] = {"lr": self.rate}
+        if self.momentum:
+            settings["momentum"] = self.momentum
+        if self.nesterov:
+            settings["nesterov"] = True
+        optimizer = OptimizerSpec(self.optimizer, (settings,))
+        return Task(self.network, data, optimizer, self.seed, self.decay, self.correct, device)
+
+    def described(self) -> str:
+        """In a line."""
+        parts = [self.network, self.policy, f"rate {self.rate:g}", f"seed {self.seed}"]
+        if self.correct != "none":
+            parts.insert(2, self.correct)
+        return ", ".join(parts)
+
+
+class Learned(msgspec.Struct, frozen=True):
+    """What a training came to, round by round, whenever that was."""
+
+    key: str  # what it depends on
+    loss: tuple[float, ...]  # the mean of each round's updates
+    samples: tuple[int, ...]  # that had changed the model by then
+    accuracy: dict[int, float]  # round → on the test set
+    ended: str
+    device: str
+    tested: tuple[float, float] | None = None  # loss and accuracy on the test set, at the end
+
+
+class Trained(msgspec.Struct, frozen=True):
+    """A Run, done."""
+
+    run: Run
+    learned: Learned
+    seconds: tuple[float, ...]  # when each round was over
+    iteration_seconds: float
+    staleness: float
+
+    def reaches(self, goal: Goal) -> int | None:
+        """The round in which the goal was reached; None if it was not."""
+        if goal.kind == "accuracy":
+            return next((at for at, value in sorted(self.learned.accuracy.items()) if value >= goal.value), None)
+        held = 0
+        for at, value in enumerate(self.learned.loss):
+            held = held + 1 if value <= goal.value else 0
+            if held >= goal.hold:
+                return at
+        return None
+
+    def best(self, kind: str) -> float:
+        """How near it came."""
+        if kind == "accuracy":
+            return max(self.learned.accuracy.values(), default=math.nan)
+        return min(self.learned.loss, default=math.nan)
+
+
+def key_of(run: Run) -> str:
+    """What the training depends on: the run, with the order of updates in the place of whatever led to it."""
+    order = run.schedule().order
+    same = msgspec.structs.replace(run, cluster="", policy=order, jitter=0.0)
+    return msgspec.json.encode(same, order="sorted").decode()
+
+
+def learn(run: Run, folder: Path | None, device: str, progress: Callable[[Outcome], None] | None = None) -> Learned:
+    """Train."""
+    data = _data(run.data, folder, run.samples)
+    policy = make(run.policy)
+    outcome = train(run.spec(), policy, run.task(data, device), run.goal, run.rounds, progress=progress)
+    gc.collect()  # graphs and weights hold on to one another, and the next training needs their memory
+    if outcome.ended == "interrupted":
+        raise KeyboardInterrupt
+    curve = outcome.curve
+    return Learned(
+        key_of(run),
+        tuple(float(f"{point.loss:.5g}") for point in curve if math.isfinite(point.loss)),
+        tuple(point.samples for point in curve),
+        {at: round(point.accuracy, 5) for at, point in enumerate(curve) if point.accuracy is not None},
+        outcome.ended,
+        device,
+        outcome.tested,
+    )
+
+
+class Runs:
+    """Carries out Runs, several at a time, and keeps what they came to in a file, so that none is done twice."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        device: str = "cpu",
+        jobs: int = 1,
+        kept: Path | None = None,
+        say: Callable[[int, int, str], None] | None = None,
+        stop_at: Callable[[], bool] | None = None,
+    ) -> None:
+        """kept: a file of what was learned, one a line. say: hears how many of how many are done, and of which.
+
+        stop_at: once it says so, nothing more is begun, and what is missing is left out.
+        """
+        self._folder, self._device, self._jobs, self._kept = folder, device, jobs, kept
+        self._say = say or (lambda done, of, what: None)
+        self._stop_at = stop_at or (lambda: False)
+        self._learned: dict[str, Learned] = {}
+        if kept and kept.exists():
+            for line in kept.read_bytes().splitlines():
+                with contextlib.suppress(msgspec.DecodeError):  # the last line, of one that was interrupted
+                    learned = msgspec.json.decode(line, type=Learned)
+                    self._learned[learned.key] = learned
+
+    def __call__(self, runs: Iterable[Run]) -> dict[Run, Trained]:
+        """All of them, done; but for what was stopped."""
+        wanted = {run: key_of(run) for run in runs}
+        missing: dict[str, Run] = {}
+        for run, key in wanted.items():
+            if key not in self._learned:
+                missing.setdefault(key, run)
+        todo = list(missing.values())
+        if self._jobs == 1 or len(todo) < 2:
+            for index, run in enumerate(todo):
+                if not self._stop_at():
+                    self._say(index, len(todo), run.described())
+                    self._note(learn(run, self._folder, self._device))
+        else:
+            self._side_by_side(todo)
+        return {run: self._timed(run, self._learned[key]) for run, key in wanted.items() if key in self._learned}
+
+    def _side_by_side(self, todo: Sequence[Run]) -> None:
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        with ProcessPoolExecutor(self._jobs, context) as pool:
+            try:
+                futures = {pool.submit(learn, run, self._folder, self._device): run for run in todo}
+                for index, future in enumerate(as_completed(futures)):
+                    self._note(future.result())
+                    self._say(index + 1, len(todo), futures[future].described())
+                    if self._stop_at():
+                        pool.shutdown(wait=False, cancel_futures=True)
+                        for each in futures:
+                            if each.done() and not each.cancelled():
+                                self._note(each.result())
+                        break
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _timed(self, run: Run, learned: Learned) -> Trained:
+        planned = run.schedule()
+        workers = len(run.spec().workers)
+        rounds = range(len(learned.loss))
+        seconds = tuple(planned.seconds[min((at + 1) * workers, len(planned.seconds)) - 1] for at in rounds)
+        report = planned.report
+        return Trained(run, learned, seconds, report.mean_iteration_seconds, planned.mean_staleness)
+
+    def _note(self, learned: Learned) -> None:
+        if learned.key in self._learned:
+            return
+        self._learned[learned.key] = learned
+        if self._kept:
+            with self._kept.open("ab") as file:
+                file.write(msgspec.json.encode(learned) + b"\n")
+
+
+@cache
+def _data(name: str, folder: Path | None, samples: int) -> Data:
+    data = load(name, folder)
+    return data.limited(samples) if samples else data
+
+
+@cache
+def _schedule(cluster: str, policy: str, rounds: int, jitter: float, seed: int) -> Schedule:
+    spec = load_cluster(cluster)
+    return schedule(spec.with_jitter(jitter) if jitter else spec, make(policy), rounds, seed)

@@ -1,0 +1,343 @@
+"""Real training under the virtual clock: time is simulated, gradients are not.
+
+Every gradient is computed with the very weights that its worker would have pulled at that virtual moment, from its own
+samples, and applied in the order and with the staleness that the policy really produced. So what a scheme costs in
+samples shows beside what it saves in seconds.
+
+Gradients wait until an Apply needs one of them; then all that are due are computed together (`gradients.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from paceline.model.correction import Correction
+from paceline.model.optimizer import OptimizerSpec
+from paceline.model.slice import Slice
+from paceline.observe.summary import Report
+from paceline.policies import Apply, Keep, Policy, Update, WorkerId
+from paceline.simulate.cluster import Cluster
+from paceline.simulate.gradients import Gradients, Job, flat, load
+from paceline.simulate.spec import ClusterSpec
+from paceline.workloads.data import Data
+from paceline.workloads.networks import accuracy, loss, make
+
+DIVERGED = 1e3  # times the loss of the first round: beyond it, or at NaN, nothing will come of it
+CALIBRATED = 2048  # samples that batch norm's statistics are taken from before a test
+TESTED = 1000  # samples tested at once
+
+
+class TrainingError(ValueError):
+    """One sentence that says what to do."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, and how. Two runs of one Task under one schedule are the same run."""
+
+    network: str
+    data: Data
+    optimizer: OptimizerSpec
+    seed: int = 0
+    decay: tuple[tuple[float, float], ...] = ()  # from which epoch on the learning rate is times what
+    correct: Correction = "none"
+    device: str = "cpu"
+    together: bool = True  # compute what is due at the same time together
+
+    def rate(self, epochs: float) -> float:
+        """The learning rate after so many epochs."""
+        (settings, *_) = self.optimizer.settings_of_groups
+        rate = float(settings.get("lr") or 0.0)  # type: ignore[arg-type]
+        return rate * math.prod(times for since, times in self.decay if epochs >= since)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When a run has learned enough.
+
+    loss: the mean training loss of a round's updates, as workers saw it, has been at most `value` for `hold` rounds. A
+    round is as many updates as there are workers, under every policy.
+    accuracy: on the test set, at least `value`, once every `every` rounds.
+    """
+
+    kind: Literal["loss", "accuracy"]
+    value: float
+    hold: int = 10
+    every: int = 10
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.value:g}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run was after a round."""
+
+    seconds: float
+    samples: int
+    loss: float  # mean of the round's updates
+    accuracy: float | None = None
+
+
+@dataclass
+class Outcome:
+    """What a run came to. `reached` is None where its goal was not reached: then `best` says how near it came."""
+
+    policy: str
+    goal: Goal | None
+    reached: Point | None = None
+    best: float = math.inf
+    ended: Literal["goal", "rounds", "budget", "diverged", "interrupted"] = "rounds"
+    curve: list[Point] = field(default_factory=list)
+    updates: int = 0
+    staleness: float = 0.0  # mean of the updates applied so far
+    tested: tuple[float, float] | None = None  # loss and accuracy on the test set, at the end
+    report: Report | None = None
+
+
+class Training:
+    """The model behind a simulated cluster: what pulls give, what workers compute, what Applies change."""
+
+    def __init__(self, task: Task, workers: int, mixes: bool = False, goal: Goal | None = None) -> None:
+        self.task, self._mixes, self._goal = task, mixes, goal
+        self._device = device_named(task.device)
+        self._data = task.data.to(self._device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(task.seed)
+            self._network = make(task.network, task.data)
+        self._tested = copy.deepcopy(self._network).to(self._device)
+        self._gradients = Gradients(self._network, loss, self._fetch, self._device, task.together)
+        layout = self._gradients.layout
+        self.slice = Slice(layout, 0, layout.size, task.optimizer, self._device)
+        self.slice.weights.copy_(flat(self._network))
+        self.samples = Shares(len(task.data.labels), workers, task.seed)
+        self.version = 0
+        self._newest: torch.Tensor | None = None  # a copy of the weights, if anybody has pulled them as they are
+        self._held: dict[WorkerId, torch.Tensor] = {}  # by who pulled them
+        self._turns: dict[WorkerId, int] = {}  # Applies in a round, as the last Grant told
+        self._computing: dict[WorkerId, Job] = {}
+        self._arrived: dict[tuple[WorkerId, int], Job] = {}
+        self._kept: dict[int, tuple[WorkerId, int]] = {}  # slot → the update there
+        self._due: list[Job] = []  # without a gradient so far
+        # What it comes to
+        self.outcome = Outcome("", goal)
+        self.over: Literal["goal", "diverged"] | None = None
+        self.seen = 0  # samples that changed the model
+        self._window: deque[float] = deque(maxlen=workers)
+        self._in_round = 0
+        self._first: float | None = None
+        self._below = 0  # updates in a row after which the loss was low enough
+
+    # What the cluster tells
+
+    def grant(self, worker: WorkerId, staleness: int | None) -> None:
+        """It may go on; staleness: that the policy expects of its next update, counted from now."""
+        self._turns[worker] = 1 if staleness is None else staleness + 1
+
+    def pull(self, worker: WorkerId, staleness: int | None) -> None:
+        """It is given the weights as they are now; staleness: of the update it will make of them, if that is known."""
+        correct = self.task.correct
+        if correct != "none" and staleness:
+            self._held[worker] = self.slice.ahead(staleness, correct)
+        else:
+            if self._newest is None:
+                self._newest = self.slice.weights.clone()
+            self._held[worker] = self._newest
+
+    def compute(self, worker: WorkerId, batch: int) -> None:
+        """It begins to compute."""
+        job = Job(self._held[worker], self.samples.take(worker, batch).to(self._device))
+        self._computing[worker] = job
+        self._due.append(job)
+
+    def arrive(self, update: Update) -> None:
+        """What it computed is in."""
+        self._arrived[update.worker, update.iteration] = self._computing.pop(update.worker)
+
+    def drop(self, worker: WorkerId) -> None:
+        """What it was computing will not come."""
+        job = self._computing.pop(worker, None)
+        if job in self._due:
+            self._due.remove(job)
+
+    def keep(self, keep: Keep) -> None:
+        old = self._kept.get(keep.slot)
+        if old:
+            self._arrived.pop(old, None)
+        self._kept[keep.slot] = (keep.update.worker, keep.update.iteration)
+
+    def discard(self, update: Update) -> None:
+        job = self._arrived.pop((update.worker, update.iteration), None)
+        if job in self._due:
+            self._due.remove(job)
+
+    def apply(self, apply: Apply, time: float) -> None:
+        """Make the next version of the model."""
+        if self.over:
+            return
+        kept = set(self._kept.values())
+        jobs = []
+        for update in apply.updates:
+            key = (update.worker, update.iteration)
+            jobs.append(self._arrived[key] if key in kept else self._arrived.pop(key))
+        if any(job.gradient is None for job in jobs):
+            self._gradients.compute(self._due)
+            self._due.clear()
+        rate = self.task.rate(self.seen / len(self.task.data.labels))
+        pushed = [job.gradient for job in jobs if job.gradient is not None]
+        if apply.mix is None:
+            turns = max(self._turns.get(update.worker, 1) for update in apply.updates)
+            self.slice.step(pushed, apply.weights, [rate], self.task.correct, turns)
+        else:
+            models = [torch.sub(job.weights, gradient, alpha=rate) for job, gradient in zip(jobs, pushed, strict=True)]
+            self.slice.mix(models, apply.weights, apply.mix)
+        self._newest = None
+        for update, job in zip(apply.updates, jobs, strict=True):
+            self._count(update, job, time)
+        self.version += 1
+
+    # What it comes to
+
+    def _count(self, update: Update, job: Job, time: float) -> None:
+        outcome, goal = self.outcome, self._goal
+        outcome.updates += 1
+        outcome.staleness += (self.version - update.base_version - outcome.staleness) / outcome.updates
+        self.seen += update.batch_size
+        self._window.append(job.loss)
+        mean = sum(self._window) / len(self._window)
+        self._in_round += 1
+        whole = len(self._window) == self._window.maxlen
+        tested: float | None = None
+        if whole and self._in_round >= len(self._window):
+            self._in_round = 0
+            self._first = self._first or mean
+            if goal and goal.kind == "accuracy" and (len(outcome.curve) + 1) % goal.every == 0:
+                _, tested = self.test()
+            outcome.curve.append(Point(time, self.seen, mean, tested))
+        if not math.isfinite(mean) or (self._first and mean > DIVERGED * self._first):
+            self.over = "diverged"
+        elif goal and goal.kind == "loss" and whole:
+            outcome.best = min(outcome.best, mean)
+            self._below = self._below + 1 if mean <= goal.value else 0
+            if self._below > (goal.hold - 1) * len(self._window):
+                self._reach(Point(time, self.seen, mean))
+        elif goal and tested is not None:
+            outcome.best = min(outcome.best, -tested)
+            if tested >= goal.value:
+                self._reach(Point(time, self.seen, mean, tested))
+
+    def _reach(self, point: Point) -> None:
+        self.outcome.reached, self.over = point, "goal"
+
+    def test(self) -> tuple[float, float]:
+        """Loss and accuracy on the test set, of the newest weights.
+
+        Batch norm's statistics are taken anew from training samples with these very weights (Wu and Johnson 2021 call
+        it precise): there are none that could be as stale as an update.
+        """
+        network, data = self._tested, self._data
+        load(network, self.slice.weights)
+        norms = [layer for layer in network.modules() if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)]
+        with torch.no_grad():
+            if norms:
+                network.train()
+                for norm in norms:
+                    norm.reset_running_stats()
+                    norm.momentum = None  # a plain mean over the batches that follow
+                for part in torch.split(data.inputs[:CALIBRATED], 256):
+                    network(data.prepared(part))
+            network.eval()
+            losses, right = 0.0, 0.0
+            for inputs, labels in zip(
+                *(torch.split(each, TESTED) for each in (data.test_inputs, data.test_labels)), strict=True
+            ):
+                output = network(data.prepared(inputs))
+                losses += float(loss(output, labels)) * len(labels)
+                right += float(accuracy(output, labels)) * len(labels)
+        return losses / len(data.test_labels), right / len(data.test_labels)
+
+    def _fetch(self, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._data.prepared(self._data.inputs[samples]), self._data.labels[samples]
+
+
+class Shares:
+    """Who gets which samples: each worker has a share of its own, shuffled anew each time it has gone through it."""
+
+    def __init__(self, samples: int, workers: int, seed: int) -> None:
+        if samples < workers:
+            raise TrainingError(f"There are {samples} samples for {workers} workers; give each at least one.")
+        order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
+        self._share = [order[worker::workers] for worker in range(workers)]
+        self._chance = [torch.Generator().manual_seed(seed * 1_000_003 + worker + 1) for worker in range(workers)]
+        self._left = [torch.empty(0, dtype=torch.int64) for _ in range(workers)]
+
+    def take(self, worker: WorkerId, count: int) -> torch.Tensor:
+        """The worker's next samples."""
+        left = self._left[worker]
+        while len(left) < count:
+            share = self._share[worker]
+            left = torch.cat([left, share[torch.randperm(len(share), generator=self._chance[worker])]])
+        self._left[worker] = left[count:]
+        return left[:count]
+
+
+def train(
+    spec: ClusterSpec,
+    policy: Policy,
+    task: Task,
+    goal: Goal | None = None,
+    rounds: int = 1000,
+    budget: float = math.inf,
+    streamed: bool = False,
+    name: str = "",
+    progress: Callable[[Outcome], None] | None = None,
+) -> Outcome:
+    """Train on a simulated cluster until the goal is reached, or for so many rounds or virtual seconds.
+
+    Interrupted by Ctrl-C, it still says what was reached. `progress` hears of the outcome as it grows.
+    """
+    if task.device.startswith("cuda"):
+        torch.set_float32_matmul_precision("high")  # as torch does with convolutions anyway: TF32
+    training = Training(task, len(spec.workers), policy.mixes, goal)
+    cluster = Cluster(spec, policy, rounds, task.seed, streamed, model=training)
+    outcome = training.outcome
+    outcome.policy = name or type(policy).__name__.lower()
+    cluster.clock.at(budget, _stop, cluster) if math.isfinite(budget) else None
+
+    def look(_: float) -> None:
+        if progress:
+            progress(outcome)
+
+    try:
+        result = cluster.run(look)
+        outcome.report = result.report
+        outcome.ended = training.over or ("budget" if cluster.clock.now >= budget else "rounds")
+        if outcome.ended != "diverged":
+            outcome.tested = training.test()
+    except KeyboardInterrupt:
+        outcome.ended = "interrupted"
+    return outcome
+
+
+def _stop(cluster: Cluster) -> None:
+    cluster.stop()
+
+
+def device_named(name: str) -> torch.device:
+    """The device, if it is there. Else: one sentence."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise TrainingError(f"There is no device {name!r}; say cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("There is no CUDA device here; say --device cpu.")
+    if device.type not in ("cpu", "cuda"):
+        raise TrainingError(f"Training is simulated on cpu or cuda, not on {name!r}.")
+    return device

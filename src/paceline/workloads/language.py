@@ -1,0 +1,98 @@
+"""BERT and T5, from the package transformers: its architectures with fresh weights, nothing is fetched.
+
+The vocabulary and the length are those of the data. There is no dropout: a simulated run is a function of weights and
+samples. Attention is written out in tensor operations ("eager"), which `torch.func.vmap` can run for many at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.workloads.data import Data
+from paceline.workloads.errors import NetworkError
+from paceline.workloads.tokens import START
+
+#: Sizes by name, in transformers' words. `bert` is BERT base (Devlin et al., 2019); `bert-tiny` is for tests.
+BERT: dict[str, dict[str, int]] = {
+    "bert": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "bert-tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+}
+#: `t5-small` is that of Raffel et al. (2020); `t5-tiny` is for tests.
+T5: dict[str, dict[str, int]] = {
+    "t5-small": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
+    "t5-tiny": {"d_model": 64, "d_kv": 16, "d_ff": 256, "num_layers": 2, "num_heads": 4},
+}
+
+
+class Reader(nn.Module):
+    """BERT that says of which class a sequence (N, L) is: its output is (N, classes)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(input_ids=inputs).logits
+        return logits
+
+
+class Translator(nn.Module):
+    """T5 that is told what it should have written so far: its output is (N, L, vocabulary).
+
+    Its inputs (N, 2L) are two halves side by side, because a network here is called with one tensor: the source, and
+    the target moved on by one place with the starting token before it. That is how the set `translation` has them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        source, moved = inputs.chunk(2, dim=1)
+        logits: torch.Tensor = self.model(input_ids=source, decoder_input_ids=moved, use_cache=False).logits
+        return logits
+
+
+def bert(name: str, data: Data) -> nn.Module:
+    """The BERT of that name."""
+    transformers = _transformers(name)
+    config = transformers.BertConfig(
+        **BERT[name],
+        vocab_size=data.vocabulary,
+        max_position_embeddings=data.inputs.shape[1],
+        num_labels=data.classes,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        classifier_dropout=0.0,
+        pad_token_id=None,  # Sequences are all of one length, and token 0 is learnt as any other.
+        attn_implementation="eager",
+    )
+    return Reader(transformers.BertForSequenceClassification(config))
+
+
+def t5(name: str, data: Data) -> nn.Module:
+    """The T5 of that name."""
+    transformers = _transformers(name)
+    config = transformers.T5Config(
+        **T5[name],
+        vocab_size=data.vocabulary,
+        dropout_rate=0.0,
+        decoder_start_token_id=START,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    return Translator(transformers.T5ForConditionalGeneration(config))
+
+
+def _transformers(name: str) -> Any:
+    """The package, which most do without: it is imported when one of its networks is asked for."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise NetworkError(
+            f'{name} needs the package transformers ({error}): install it with pip install "paceline[transformers]"'
+        ) from None

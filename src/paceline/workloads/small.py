@@ -1,0 +1,64 @@
+"""Small networks for small images, of one kind each: fully connected, convolutional, recurrent."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from paceline.workloads.weights import rectified
+
+Shape = tuple[int, int, int]
+
+
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """Two hidden layers, of 256 and 128 units."""
+    last = nn.Linear(128, classes)
+    layers = (nn.Flatten(), nn.Linear(math.prod(shape), 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), last)
+    return rectified(nn.Sequential(*layers), last)
+
+
+def cnn(shape: Shape, classes: int) -> nn.Module:
+    """Two convolutions of 3 by 3, each with a pool that halves the image, and one layer behind them."""
+    channels, height, width = shape
+    last = nn.Linear(32 * (height // 4) * (width // 4), classes)
+    layers = (
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        last,
+    )
+    return rectified(nn.Sequential(*layers), last)
+
+
+class LSTM(nn.Module):
+    """Reads an image row by row, from the top, and says at the end what it was.
+
+    The cell is written out: torch's own one cannot be run under `torch.func.vmap`.
+    """
+
+    def __init__(self, shape: Shape, classes: int, units: int = 64) -> None:
+        super().__init__()
+        channels, _, width = shape
+        self.units = units
+        self.read = nn.Linear(channels * width, 4 * units)
+        self.recall = nn.Linear(units, 4 * units, bias=False)
+        self.answer = nn.Linear(units, classes)
+        with torch.no_grad():
+            self.read.bias[units : 2 * units] = 1  # It remembers, to begin with.
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rows = self.read(images.transpose(1, 2).flatten(2))  # (N, H, 4 * units), each from all channels of a row
+        state = memory = torch.zeros_like(rows[:, 0, : self.units])
+        for row in rows.unbind(1):
+            gates = row + self.recall(state)
+            write, keep, show, content = gates.chunk(4, dim=1)
+            memory = keep.sigmoid() * memory + write.sigmoid() * content.tanh()
+            state = show.sigmoid() * memory.tanh()
+        logits: torch.Tensor = self.answer(state)
+        return logits

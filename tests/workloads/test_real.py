@@ -1,0 +1,37 @@
+"""The real sets, where PACELINE_DATA says where they are."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paceline.workloads import cifar, data, files, idx
+
+#: Samples to train with, mean and deviation as they are known, the first labels, and how many there are of a class.
+KNOWN: dict[str, tuple[int, list[float], list[float], list[int], int | None]] = {
+    "mnist": (60_000, [0.1307], [0.3081], [5, 0, 4, 1, 9], None),
+    "fashion-mnist": (60_000, [0.2860], [0.3530], [9, 0, 0, 3, 0], 6000),
+    "cifar10": (50_000, [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616], [6, 9, 9, 4, 1], 5000),
+    "cifar100": (50_000, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762], [19, 29, 0, 11, 1], 500),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_real_set(name: str) -> None:
+    if not os.environ.get(files.VARIABLE):
+        pytest.skip(f"{files.VARIABLE} is not set: it says where the real sets are")
+    try:
+        files.find((idx.HOMES | cifar.HOMES)[name], None)
+    except data.DataError as missing:
+        pytest.skip(str(missing))
+    samples, mean, deviation, first, of_a_class = KNOWN[name]
+    loaded = data.load(name)
+    assert (len(loaded.inputs), len(loaded.labels)) == (samples, samples)
+    assert (len(loaded.test_inputs), len(loaded.test_labels)) == (10_000, 10_000)
+    assert loaded.mean == pytest.approx(mean, abs=1e-4) and loaded.deviation == pytest.approx(deviation, abs=1e-4)
+    assert loaded.labels[:5].tolist() == first
+    if of_a_class:
+        assert set(loaded.labels.bincount().tolist()) == {of_a_class}
