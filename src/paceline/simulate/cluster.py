@@ -155,7 +155,8 @@ class Cluster:
         self.ledger = Ledger(policy, self._observer)
         self.trip = 4 * spec.latency  # push, Grant, request and pull: each waits for one way
         self._busy_until = 0.0  # when the servers will have applied all they were told to
-        self._applying: deque[tuple[float, int, Apply]] = deque()  # when which version will be there to be pulled
+        # When which version will be there to be pulled; and what is to be done with updates after that.
+        self._applying: deque[tuple[float, int, Apply | Keep | Discard]] = deque()
         self._applied = 0
         self._wake = NEVER
         self._stopped = False
@@ -187,7 +188,7 @@ class Cluster:
             Cancel: self._cancel,
         }
         if model:
-            self._do |= {Keep: model.keep, Discard: lambda decision: model.discard(decision.update)}
+            self._do |= {Keep: self._after_applies, Discard: self._after_applies}
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         """Run until every worker has done its iterations, on average. `progress` hears how far it is, from 0 to 1."""
@@ -368,11 +369,26 @@ class Cluster:
         """See which version the servers have by then."""
         applying = self._applying
         while applying and applying[0][0] <= by:
-            at, self._applied, apply = applying.popleft()
+            at, self._applied, what = applying.popleft()
             if self._model:
-                self._model.apply(apply, at)
-                if self._model.over:
-                    self.stop()
+                self._tell(self._model, what, at)
+
+    def _after_applies(self, what: Keep | Discard) -> None:
+        """In the order of the decisions: an Apply before it may name what is replaced."""
+        if self._applying:
+            self._applying.append((self._applying[-1][0], self._applying[-1][1], what))
+        elif self._model:
+            self._tell(self._model, what, self.clock.now)
+
+    def _tell(self, model: Model, what: Apply | Keep | Discard, at: float) -> None:
+        if isinstance(what, Keep):
+            model.keep(what)
+        elif isinstance(what, Discard):
+            model.discard(what.update)
+        else:
+            model.apply(what, at)
+            if model.over:
+                self.stop()
 
     def _wake_at(self, wake: WakeAt) -> None:
         self._wake = max(wake.time, self.clock.now)

@@ -1,0 +1,419 @@
+"""Real gradients under the virtual clock: what is learned is what the policy's order makes of the samples."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.model.optimizer import OptimizerSpec
+from paceline.observe.driver import Fault
+from paceline.policies import Apply, Keep, Update, make
+from paceline.simulate.cluster import Cluster
+from paceline.simulate.gradients import flat, load
+from paceline.simulate.schedule import schedule
+from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec
+from paceline.simulate.training import Goal, Outcome, Shares, Task, Training, TrainingError, device_named, train
+from paceline.workloads import data as sets
+from paceline.workloads import networks
+
+WORKERS = 4
+BATCH = 16
+DIGITS = sets.load("digits")
+
+
+def cluster(
+    workers: int = WORKERS, jitter: float = 0.1, link: float = 1e8, faults: tuple[Fault, ...] = ()
+) -> ClusterSpec:
+    """A second to compute, a tenth to send the model one way."""
+    of = WorkerSpec(link, BATCH, float(BATCH), jitter=Jitter("lognormal", jitter) if jitter else Jitter())
+    return ClusterSpec("small", 1e7, 1, link, 1e-4, 1e10, 3.0, (of,) * workers, faults=faults)
+
+
+def sgd(rate: float = 0.05, **settings: Any) -> OptimizerSpec:
+    return OptimizerSpec("SGD", ({"lr": rate, **settings},))
+
+
+def task(network: str = "mlp", optimizer: OptimizerSpec | None = None, **options: Any) -> Task:
+    return Task(network, DIGITS, optimizer or sgd(), **options)
+
+
+class Book:
+    """Stands where a model would: writes down who computed from which version, and what was applied."""
+
+    over = False
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, Any]] = []
+
+    def grant(self, worker: int, staleness: int | None) -> None:
+        self.lines.append(("grant", (worker, staleness)))
+
+    def pull(self, worker: int, staleness: int | None) -> None:
+        self.lines.append(("pull", (worker, staleness)))
+
+    def compute(self, worker: int, batch: int) -> None:
+        self.lines.append(("compute", (worker, batch)))
+
+    def arrive(self, update: Update) -> None:
+        self.lines.append(("arrive", update))
+
+    def drop(self, worker: int) -> None: ...
+    def keep(self, keep: Keep) -> None:
+        self.lines.append(("keep", keep))
+
+    def discard(self, update: Update) -> None: ...
+
+    def apply(self, apply: Apply, time: float) -> None:
+        self.lines.append(("apply", apply))
+
+
+def by_hand(spec: ClusterSpec, policy: str, of: Task, rounds: int) -> tuple[torch.Tensor, list[float]]:
+    """The same run, from what was written down: every version kept, every gradient computed by itself, at once."""
+    book = Book()
+    Cluster(spec, make(policy), rounds, of.seed, model=book).run()
+    torch.manual_seed(of.seed)
+    network = networks.make(of.network, of.data).train()
+    torch.func.replace_all_batch_norm_modules_(network)
+    (settings,) = of.optimizer.settings_of_groups
+    optimizer = getattr(torch.optim, of.optimizer.name)(network.parameters(), **settings)
+    shares = Shares(len(of.data.labels), len(spec.workers), of.seed)
+    has: dict[int, torch.Tensor] = {}
+    made: dict[int, tuple[torch.Tensor, torch.Tensor, float]] = {}  # worker → weights, gradient, loss
+    pushed: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, float]] = {}
+    losses: list[float] = []
+    for kind, what in book.lines:
+        if kind == "pull":
+            has[what[0]] = flat(network)
+        elif kind == "compute":
+            worker, batch = what
+            newest = flat(network)
+            load(network, has[worker])
+            samples = shares.take(worker, batch)
+            network.zero_grad()
+            loss = networks.loss(network(of.data.prepared(of.data.inputs[samples])), of.data.labels[samples])
+            loss.backward()
+            gradient = torch.cat([each.grad.reshape(-1) for each in network.parameters()])
+            made[worker] = (has[worker], gradient, loss.item())
+            load(network, newest)
+        elif kind == "arrive":
+            pushed[what.worker, what.iteration] = made[what.worker]
+        elif kind == "apply":
+            mine = [pushed[update.worker, update.iteration] for update in what.updates]
+            losses += [loss for _, _, loss in mine]
+            if what.mix is not None:
+                models = [weights - settings["lr"] * gradient for weights, gradient, _ in mine]
+                mixed = sum(weight * model for weight, model in zip(what.weights, models, strict=True))
+                load(network, (1 - what.mix) * flat(network) + what.mix * mixed)
+                continue
+            total = sum(weight * gradient for weight, (_, gradient, _) in zip(what.weights, mine, strict=True))
+            at = 0
+            for parameter in network.parameters():
+                parameter.grad = total[at : at + parameter.numel()].view_as(parameter)
+                at += parameter.numel()
+            optimizer.step()
+    return flat(network), losses
+
+
+def trained(spec: ClusterSpec, policy: str, of: Task, rounds: int) -> tuple[torch.Tensor, Outcome]:
+    made = make(policy)
+    training = Training(of, len(spec.workers))
+    Cluster(spec, made, rounds, of.seed, model=training).run()
+    return training.slice.weights, training.outcome
+
+
+ALL = [
+    "bsp",
+    "bsp:backup=1",
+    "bsp:pipeline=true",
+    "bsp:weights=mean",
+    "asp",
+    "ssp:staleness=1",
+    "dssp:low=1,high=3",
+    "ksync:k=2",
+    "kbatch:k=2",
+    "r2sp",
+    "r2sp:groups=2",
+    "r2sp:weights=mean",
+    "safa",
+]
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_it_learns_what_the_order_of_updates_makes(policy: str) -> None:
+    weights, outcome = trained(cluster(), policy, task(), rounds=8)
+    expected, losses = by_hand(cluster(), policy, task(), rounds=8)
+    assert torch.allclose(weights, expected, atol=1e-5), (weights - expected).abs().max()
+    means = [sum(losses[at : at + WORKERS]) / WORKERS for at in range(0, len(losses) - WORKERS + 1, WORKERS)]
+    assert [point.loss for point in outcome.curve] == pytest.approx(means, abs=1e-4)
+    assert outcome.updates == len(losses) >= 4 * WORKERS  # some policies discard
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "r2sp", "r2sp:groups=2"])
+@pytest.mark.parametrize("fault", [Fault(2.5, 1, "kill"), Fault(2.5, 2, "cut", 4.0), Fault(2.0, 0, "pause", 1.0)])
+def test_faults_change_the_order_and_nothing_else(policy: str, fault: Fault) -> None:
+    spec = cluster(faults=(fault, Fault(9.0, 1, "rejoin")) if fault.kind == "kill" else (fault,))
+    weights, _ = trained(spec, policy, task(), rounds=8)
+    expected, _ = by_hand(spec, policy, task(), rounds=8)
+    assert torch.allclose(weights, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", ["cnn", "lstm", "resnet20"])
+def test_other_networks(network: str) -> None:
+    of = task(network, sgd(0.02, momentum=0.9))
+    weights, _ = trained(cluster(2), "r2sp", of, rounds=3)
+    expected, _ = by_hand(cluster(2), "r2sp", of, rounds=3)
+    assert torch.allclose(weights, expected, atol=1e-4)
+
+
+def test_bsp_is_plain_large_batch_sgd() -> None:
+    """Written without any of ours but the samples: 4 × 16 samples a step, the learning rate times four."""
+    weights, outcome = trained(cluster(), "bsp", task(), rounds=10)
+    torch.manual_seed(0)
+    network = networks.make("mlp", DIGITS)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05 * WORKERS)
+    shares = Shares(len(DIGITS.labels), WORKERS, 0)
+    for point in outcome.curve:
+        samples = torch.cat([shares.take(worker, BATCH) for worker in range(WORKERS)])
+        optimizer.zero_grad()
+        loss = networks.loss(network(DIGITS.prepared(DIGITS.inputs[samples])), DIGITS.labels[samples])
+        loss.backward()
+        optimizer.step()
+        assert point.loss == pytest.approx(loss.item(), abs=1e-5)
+    assert torch.allclose(weights, flat(network), atol=1e-5)
+    assert outcome.staleness == 0
+
+
+@pytest.mark.parametrize("policy", ["asp", "bsp", "r2sp", "ssp:staleness=3"])
+def test_one_worker_is_plain_sgd(policy: str) -> None:
+    weights, _ = trained(cluster(1), policy, task(optimizer=sgd(momentum=0.9, nesterov=True)), rounds=20)
+    torch.manual_seed(0)
+    network = networks.make("mlp", DIGITS)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    shares = Shares(len(DIGITS.labels), 1, 0)
+    for _ in range(20):
+        samples = shares.take(0, BATCH)
+        optimizer.zero_grad()
+        networks.loss(network(DIGITS.prepared(DIGITS.inputs[samples])), DIGITS.labels[samples]).backward()
+        optimizer.step()
+    assert torch.allclose(weights, flat(network), atol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "r2sp", "r2sp:tune_batches=true"])
+@pytest.mark.parametrize("network", ["mlp", "lstm"])
+def test_together_or_one_by_one_makes_no_difference(policy: str, network: str) -> None:
+    spec = cluster()
+    unequal = replace(spec, workers=(*spec.workers[:3], replace(spec.workers[3], samples_per_second=2.5 * BATCH)))
+    together, _ = trained(unequal, policy, task(network), rounds=6)
+    apart, _ = trained(unequal, policy, task(network, together=False), rounds=6)
+    assert torch.allclose(together, apart, atol=1e-5)
+
+
+def test_what_is_due_is_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.simulate.gradients import Gradients
+
+    sizes: list[int] = []
+    compute = Gradients.compute
+
+    def watched(self: Gradients, jobs: Any) -> None:
+        sizes.append(len(jobs))
+        compute(self, jobs)
+
+    monkeypatch.setattr(Gradients, "compute", watched)
+    trained(cluster(jitter=0.0), "r2sp", task(), rounds=20)
+    assert sum(sizes) / len(sizes) > 0.9 * WORKERS  # each from weights of its own
+
+
+def test_a_seed_is_a_run() -> None:
+    first, outcome = trained(cluster(), "asp", task(seed=3), rounds=5)
+    again, same = trained(cluster(), "asp", task(seed=3), rounds=5)
+    other, _ = trained(cluster(), "asp", task(seed=4), rounds=5)
+    assert torch.equal(first, again)
+    assert outcome.curve == same.curve
+    assert not torch.allclose(first, other, atol=1e-3)
+
+
+def test_staleness_is_what_theory_says() -> None:
+    for policy, expected in (("bsp", 0), ("r2sp", 3), ("r2sp:groups=2", 1)):
+        of = schedule(cluster(jitter=0.0), make(policy), 40)
+        assert sum(of.staleness[16:]) / len(of.staleness[16:]) == expected
+        _, outcome = trained(cluster(jitter=0.0), policy, task(), rounds=12)
+        assert outcome.staleness == pytest.approx(expected, abs=0.5)  # the ring's start is in it
+
+
+def test_only_the_versions_in_use_are_kept() -> None:
+    training = Training(task(), WORKERS)
+    versions: list[weakref.ref[torch.Tensor]] = []
+    pull = training.pull
+
+    def watched(worker: int, staleness: int | None) -> None:
+        pull(worker, staleness)
+        versions.append(weakref.ref(training._held[worker]))
+        if len(versions) % 20:
+            return
+        gc.collect()
+        alive = {id(each()) for each in versions if each() is not None}
+        assert len(alive) <= 2 * WORKERS  # what each has, and what its last update was computed from
+
+    training.pull = watched  # type: ignore[method-assign]
+    Cluster(cluster(), make("r2sp"), 20, model=training).run()
+    assert len(versions) >= 19 * WORKERS
+
+
+# Goals
+
+
+def test_a_goal_is_reached_when_it_has_held() -> None:
+    goal = Goal("loss", 1.0, hold=5)
+    outcome = train(cluster(), make("r2sp"), task(), goal, rounds=400, name="r2sp")
+    assert outcome.ended == "goal" and outcome.reached is not None
+    below = [point.loss <= 1.0 for point in outcome.curve]
+    assert all(below[-4:]) and outcome.reached.loss <= 1.0
+    assert outcome.reached.seconds >= outcome.curve[-1].seconds
+    free = train(cluster(), make("r2sp"), task(), None, rounds=len(outcome.curve) + 5)
+    assert free.curve[: len(outcome.curve)] == outcome.curve
+
+
+def test_a_goal_of_accuracy() -> None:
+    outcome = train(cluster(), make("bsp"), task(), Goal("accuracy", 0.9, every=5), rounds=400)
+    assert outcome.ended == "goal" and outcome.reached is not None and outcome.reached.accuracy is not None
+    assert outcome.reached.accuracy >= 0.9
+    tested = [at for at, point in enumerate(outcome.curve) if point.accuracy is not None]
+    assert tested == list(range(4, len(outcome.curve), 5))
+    assert outcome.tested is not None and outcome.tested[1] >= 0.85
+
+
+def test_a_goal_that_is_not_reached_is_not_a_number() -> None:
+    outcome = train(cluster(), make("bsp"), task(), Goal("loss", 0.001), rounds=5)
+    assert (outcome.ended, outcome.reached) == ("rounds", None)
+    assert outcome.best == pytest.approx(min(point.loss for point in outcome.curve))
+
+
+def test_a_budget_of_virtual_time() -> None:
+    outcome = train(cluster(), make("asp"), task(), rounds=1000, budget=7.0)
+    assert outcome.ended == "budget" and outcome.reached is None
+    assert 5.0 < outcome.curve[-1].seconds <= 7.0
+
+
+def test_what_diverges_is_stopped() -> None:
+    outcome = train(cluster(), make("bsp"), task(optimizer=sgd(1e4)), Goal("loss", 0.1), rounds=100)
+    assert (outcome.ended, outcome.reached, outcome.tested) == ("diverged", None, None)
+    assert len(outcome.curve) < 100
+
+
+def test_interrupted_it_still_says_what_was_reached() -> None:
+    def interrupt(outcome: Outcome) -> None:
+        if len(outcome.curve) >= 3:
+            raise KeyboardInterrupt
+
+    outcome = train(cluster(), make("r2sp"), task(), rounds=1000, progress=interrupt)
+    assert outcome.ended == "interrupted" and 3 <= len(outcome.curve) < 30
+
+
+def test_the_rate_decays_by_epochs() -> None:
+    of = task(optimizer=sgd(0.1), decay=((2, 0.1), (3, 0.5)))
+    assert [of.rate(epochs) for epochs in (0, 1.9, 2, 3.5)] == pytest.approx([0.1, 0.1, 0.01, 0.005])
+    halted = task(decay=((0.5, 0.0),))
+    a, _ = trained(cluster(), "bsp", halted, rounds=14)
+    b, _ = trained(cluster(), "bsp", halted, rounds=20)
+    assert torch.equal(a, b)  # 12 rounds are half an epoch of digits
+
+
+# Corrections
+
+
+@pytest.mark.parametrize("correct", ["predict", "round", "full"])
+def test_without_staleness_there_is_nothing_to_correct(correct: Any) -> None:
+    of = task(optimizer=sgd(momentum=0.9))
+    plain, _ = trained(cluster(), "bsp", of, rounds=6)
+    corrected, _ = trained(cluster(), "bsp", replace(of, correct=correct), rounds=6)
+    assert torch.equal(plain, corrected)
+
+
+def test_predicted_weights_are_where_momentum_leads() -> None:
+    """Two workers in turn, staleness 1: the weights handed out are one step ahead, by momentum alone."""
+    of = task(optimizer=sgd(0.05, momentum=0.9), correct="predict")
+    training = Training(of, 2)
+    pull = training.pull
+
+    def watched(worker: int, staleness: int | None) -> None:
+        pull(worker, staleness)
+        state = list(training.slice._optimizer.state.values())
+        if staleness and state:
+            expected = training.slice.weights - 0.05 * 0.9 * state[0]["momentum_buffer"]
+            assert torch.allclose(training._held[worker], expected, atol=1e-7)
+            seen.append(staleness)
+
+    seen: list[int] = []
+    training.pull = watched  # type: ignore[method-assign]
+    Cluster(cluster(2, jitter=0.0), make("r2sp"), 10, model=training).run()
+    assert len(seen) > 10 and set(seen) == {1}
+
+
+@pytest.mark.slow
+def test_with_correction_staleness_hardly_costs_any_samples() -> None:
+    """Sixteen turns with momentum: BSP's losses, round by round, but for the start of the ring."""
+    of = task(optimizer=sgd(0.01, momentum=0.9))
+    spec = cluster(16, jitter=0.05, link=1e9)
+    bsp = train(spec, make("bsp"), of, rounds=40)
+    none = train(spec, make("r2sp"), of, rounds=40)
+    full = train(spec, make("r2sp"), replace(of, correct="full"), rounds=40)
+    ours, theirs, worse = ([point.loss for point in each.curve[8:]] for each in (full, bsp, none))
+    assert sum(ours) / len(ours) < 1.15 * sum(theirs) / len(theirs)
+    assert sum(worse) / len(worse) > 1.5 * sum(theirs) / len(theirs)
+
+
+# The order
+
+
+def test_the_order_says_what_is_learned() -> None:
+    spec = cluster()
+    orders = {policy: schedule(spec, make(policy), 10).order for policy in ("bsp", "bsp:pipeline=true", "r2sp", "asp")}
+    assert orders["bsp"] == orders["bsp:pipeline=true"]
+    assert len(set(orders.values())) == 3
+    plain, _ = trained(spec, "bsp", task(), rounds=10)
+    piped, _ = trained(spec, "bsp:pipeline=true", task(), rounds=10)
+    assert torch.allclose(plain, piped, atol=1e-6)
+    assert schedule(cluster(jitter=0.3), make("bsp"), 10).order == orders["bsp"]  # jitter changes no barrier's order
+    assert schedule(spec, make("bsp:weights=mean"), 10).order != orders["bsp"]
+
+
+def test_a_schedule_has_the_times_of_the_run() -> None:
+    of = schedule(cluster(), make("r2sp"), 12)
+    outcome = train(cluster(), make("r2sp"), task(), rounds=12)
+    ends = [of.seconds[(at + 1) * WORKERS - 1] for at in range(len(outcome.curve))]
+    assert [point.seconds for point in outcome.curve] == pytest.approx(ends)
+    assert of.mean_staleness == pytest.approx(outcome.staleness)
+
+
+# Samples
+
+
+def test_every_sample_once_before_any_comes_again() -> None:
+    shares = Shares(103, 4, seed=1)
+    first = [shares.take(worker, 25).tolist() for worker in range(4)]
+    assert len({sample for share in first for sample in share}) == 100
+    second = shares.take(0, 60).tolist()  # across two borders
+    whole = set(first[0]) | set(second)
+    assert len(whole) == 26 and all((first[0] + second).count(each) in (3, 4) for each in whole)
+    assert Shares(103, 4, seed=1).take(2, 25).tolist() == first[2]
+    assert Shares(103, 4, seed=2).take(2, 25).tolist() != first[2]
+
+
+def test_bad_input() -> None:
+    with pytest.raises(TrainingError, match="3 samples for 4 workers"):
+        Shares(3, 4, 0)
+    with pytest.raises(TrainingError, match="no device 'gpu'"):
+        device_named("gpu")
+    with pytest.raises(TrainingError, match="cpu or cuda"):
+        device_named("meta")
+    if not torch.cuda.is_available():
+        with pytest.raises(TrainingError, match="no CUDA device"):
+            device_named("cuda")
+    assert math.isinf(Outcome("x", None).best)
