@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": {"policies", "model", "observe", "simulate", "serve"},
     "bench": {"policies", "model", "observe", "serve"},
     "reproduce": {"policies", "model", "observe", "simulate", "launch", "workloads"},
-    "cli": {"policies", "observe", "simulate", "serve", "launch", "bench", "reproduce", "workloads"},
+    "cli": {"policies", "model", "observe", "simulate", "serve", "launch", "bench", "reproduce", "workloads"},
     "__main__": {"cli"},
 }
 #: What each room may import from outside the standard library.

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from paceline.model.optimizer import OptimizerSpec
 from paceline.observe.driver import Fault
@@ -98,8 +100,8 @@ def by_hand(spec: ClusterSpec, policy: str, of: Task, rounds: int) -> tuple[torc
             samples = shares.take(worker, batch)
             network.zero_grad()
             loss = networks.loss(network(of.data.prepared(of.data.inputs[samples])), of.data.labels[samples])
-            loss.backward()
-            gradient = torch.cat([each.grad.reshape(-1) for each in network.parameters()])
+            torch.autograd.backward(loss)
+            gradient = torch.cat([each.grad.reshape(-1) for each in network.parameters() if each.grad is not None])
             made[worker] = (has[worker], gradient, loss.item())
             load(network, newest)
         elif kind == "arrive":
@@ -108,7 +110,7 @@ def by_hand(spec: ClusterSpec, policy: str, of: Task, rounds: int) -> tuple[torc
             mine = [pushed[update.worker, update.iteration] for update in what.updates]
             losses += [loss for _, _, loss in mine]
             if what.mix is not None:
-                models = [weights - settings["lr"] * gradient for weights, gradient, _ in mine]
+                models = [weights - of.rate(0) * gradient for weights, gradient, _ in mine]
                 mixed = sum(weight * model for weight, model in zip(what.weights, models, strict=True))
                 load(network, (1 - what.mix) * flat(network) + what.mix * mixed)
                 continue
@@ -123,7 +125,7 @@ def by_hand(spec: ClusterSpec, policy: str, of: Task, rounds: int) -> tuple[torc
 
 def trained(spec: ClusterSpec, policy: str, of: Task, rounds: int) -> tuple[torch.Tensor, Outcome]:
     made = make(policy)
-    training = Training(of, len(spec.workers))
+    training = Training(of, len(spec.workers), made.mixes)
     Cluster(spec, made, rounds, of.seed, model=training).run()
     return training.slice.weights, training.outcome
 
@@ -183,7 +185,7 @@ def test_bsp_is_plain_large_batch_sgd() -> None:
         samples = torch.cat([shares.take(worker, BATCH) for worker in range(WORKERS)])
         optimizer.zero_grad()
         loss = networks.loss(network(DIGITS.prepared(DIGITS.inputs[samples])), DIGITS.labels[samples])
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         assert point.loss == pytest.approx(loss.item(), abs=1e-5)
     assert torch.allclose(weights, flat(network), atol=1e-5)
@@ -200,7 +202,8 @@ def test_one_worker_is_plain_sgd(policy: str) -> None:
     for _ in range(20):
         samples = shares.take(0, BATCH)
         optimizer.zero_grad()
-        networks.loss(network(DIGITS.prepared(DIGITS.inputs[samples])), DIGITS.labels[samples]).backward()
+        loss = networks.loss(network(DIGITS.prepared(DIGITS.inputs[samples])), DIGITS.labels[samples])
+        torch.autograd.backward(loss)
         optimizer.step()
     assert torch.allclose(weights, flat(network), atol=1e-4)
 

@@ -13,6 +13,8 @@ from paceline.cli import simulate, train
 from paceline.cli.advise import advise
 from paceline.cli.bench import bench
 from paceline.cli.lab import lab
+from paceline.cli.learn import learn
+from paceline.cli.reproduce import reproduce
 from paceline.cli.shared import errors, refuse
 from paceline.policies import PolicyError
 from paceline.simulate import ClusterError, SimulationError
@@ -61,7 +63,9 @@ def version(show: Annotated[bool, typer.Option("--version", help="Show the versi
 app.command()(simulate.simulate)
 app.command()(simulate.policies)
 app.command()(simulate.clusters)
+app.command()(learn)
 app.command()(lab)
+app.command()(reproduce)
 app.command(context_settings=train.THEN_COMMAND)(advise)
 app.command(context_settings=train.THEN_COMMAND)(train.run)
 app.command()(train.serve)

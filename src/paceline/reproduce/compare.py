@@ -8,6 +8,7 @@ from statistics import mean
 
 import msgspec
 
+from paceline.model.correction import Correction
 from paceline.reproduce.runs import Run, Runs, Trained
 from paceline.simulate.training import Goal
 
@@ -16,7 +17,7 @@ class Scheme(msgspec.Struct, frozen=True):
     """A policy, and how staleness is corrected for."""
 
     policy: str
-    correct: str = "none"
+    correct: Correction = "none"
 
     def of(self, run: Run, rate: float, seed: int) -> Run:
         return msgspec.structs.replace(run, policy=self.policy, correct=self.correct, rate=rate, seed=seed)

@@ -33,6 +33,7 @@ class Job:
     weights: torch.Tensor
     samples: torch.Tensor
     gradient: torch.Tensor | None = None
+    model: torch.Tensor | None = None  # made of them, where models are pushed and not gradients
     loss: float = float("nan")
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from paceline.model.correction import Correction
+from paceline.model.correction import Asked, checked, chosen
 from paceline.model.optimizer import OptimizerSpec
 from paceline.model.slice import Slice
 from paceline.observe.summary import Report
@@ -47,9 +47,13 @@ class Task:
     optimizer: OptimizerSpec
     seed: int = 0
     decay: tuple[tuple[float, float], ...] = ()  # from which epoch on the learning rate is times what
-    correct: Correction = "none"
+    correct: Asked = "none"  # how staleness is corrected for
     device: str = "cpu"
     together: bool = True  # compute what is due at the same time together
+
+    def check(self) -> None:
+        """ValueError with one sentence if there is no such correction, or not for this optimizer."""
+        chosen(checked(self.correct), self.optimizer)
 
     def rate(self, epochs: float) -> float:
         """The learning rate after so many epochs."""
@@ -107,6 +111,7 @@ class Training:
 
     def __init__(self, task: Task, workers: int, mixes: bool = False, goal: Goal | None = None) -> None:
         self.task, self._mixes, self._goal = task, mixes, goal
+        self._correct = chosen(checked(task.correct), task.optimizer)
         self._device = device_named(task.device)
         self._data = task.data.to(self._device)
         with torch.random.fork_rng(devices=[]):
@@ -126,6 +131,7 @@ class Training:
         self._arrived: dict[tuple[WorkerId, int], Job] = {}
         self._kept: dict[int, tuple[WorkerId, int]] = {}  # slot → the update there
         self._due: list[Job] = []  # without a gradient so far
+        self._local: dict[WorkerId, Slice] = {}  # where models are mixed: what workers step with by themselves
         # What it comes to
         self.outcome = Outcome("", goal)
         self.over: Literal["goal", "diverged"] | None = None
@@ -143,9 +149,8 @@ class Training:
 
     def pull(self, worker: WorkerId, staleness: int | None) -> None:
         """It is given the weights as they are now; staleness: of the update it will make of them, if that is known."""
-        correct = self.task.correct
-        if correct != "none" and staleness:
-            self._held[worker] = self.slice.ahead(staleness, correct)
+        if self._correct != "none" and staleness:
+            self._held[worker] = self.slice.ahead(staleness, self._correct)
         else:
             if self._newest is None:
                 self._newest = self.slice.weights.clone()
@@ -190,18 +195,33 @@ class Training:
         if any(job.gradient is None for job in jobs):
             self._gradients.compute(self._due)
             self._due.clear()
+        if self._mixes:
+            for update, job in zip(apply.updates, jobs, strict=True):
+                if job.model is None:
+                    job.model = self._step_at(update.worker, job)
         rate = self.task.rate(self.seen / len(self.task.data.labels))
         pushed = [job.gradient for job in jobs if job.gradient is not None]
         if apply.mix is None:
             turns = max(self._turns.get(update.worker, 1) for update in apply.updates)
-            self.slice.step(pushed, apply.weights, [rate], self.task.correct, turns)
+            self.slice.step(pushed, apply.weights, [rate], self._correct, turns)
         else:
-            models = [torch.sub(job.weights, gradient, alpha=rate) for job, gradient in zip(jobs, pushed, strict=True)]
+            models = [job.model for job in jobs if job.model is not None]
             self.slice.mix(models, apply.weights, apply.mix)
         self._newest = None
         for update, job in zip(apply.updates, jobs, strict=True):
             self._count(update, job, time)
         self.version += 1
+
+    def _step_at(self, worker: WorkerId, job: Job) -> torch.Tensor:
+        """The model that a worker makes of what it pulled, by a step of an optimizer of its own."""
+        if worker not in self._local:
+            layout = self._gradients.layout
+            self._local[worker] = Slice(layout, 0, layout.size, self.task.optimizer, self._device)
+        local = self._local[worker]
+        local.weights.copy_(job.weights)
+        assert job.gradient is not None
+        local.step([job.gradient], [1.0], [self.task.rate(self.seen / len(self.task.data.labels))])
+        return local.weights.clone()
 
     # What it comes to
 

@@ -1,0 +1,182 @@
+"""`paceline learn`: real training on a simulated cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli.shared import check_target, errors, refuse
+from paceline.cli.simulate import JitterOption, cluster_named, progress_bar
+from paceline.policies import make, split_list
+
+if TYPE_CHECKING:
+    from paceline.simulate.training import Goal, Outcome, Task
+
+INTERRUPTED = 130
+
+
+def learn(
+    cluster: Annotated[str, typer.Argument(help="A built-in cluster (see `paceline clusters`) or a TOML file.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", "-p", help="Policies with options, separated by commas; may be repeated."),
+    ] = None,
+    network: Annotated[str, typer.Option(help="mlp, cnn, lstm, alexnet-small, alexnet, vgg16, resnet20, …")] = "mlp",
+    dataset: Annotated[str, typer.Option(help="digits (bundled), mnist, fashion-mnist, cifar10, cifar100.")] = "digits",
+    data: Annotated[Path | None, typer.Option(help="The folder where data sets lie; else $PACELINE_DATA.")] = None,
+    samples: Annotated[int, typer.Option(min=0, help="Train on so many only; 0: on all.")] = 0,
+    optimizer: Annotated[str, typer.Option(help="SGD, Adam, AdamW, or another of torch.optim.")] = "SGD",
+    rate: Annotated[float, typer.Option(min=0, help="The learning rate of one update.")] = 0.01,
+    momentum: Annotated[float, typer.Option(min=0, max=1, help="Of SGD.")] = 0.0,
+    nesterov: Annotated[bool, typer.Option("--nesterov", help="Nesterov's momentum.")] = False,
+    correct: Annotated[str, typer.Option(help="Of staleness: auto, none, predict, round or full.")] = "auto",
+    loss: Annotated[
+        float | None, typer.Option(help="Stop when the training loss has been this low for 10 rounds.")
+    ] = None,
+    accuracy: Annotated[float | None, typer.Option(help="Stop at this accuracy on the test set, from 0 to 1.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="At most: updates of each worker, on average.")] = 100,
+    budget: Annotated[float, typer.Option(min=0, help="At most so many virtual seconds; 0: no bound.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    jitter: JitterOption = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw loss over virtual time to this PNG file.")] = None,
+) -> None:
+    """Train a network on a simulated cluster: virtual time outside, real gradients inside."""
+    if importlib.util.find_spec("torch") is None:
+        refuse("Training needs PyTorch: pip install 'paceline[torch]'.")
+    specs = split_list(policy or ["bsp,asp,r2sp"])
+    for spec in specs:
+        make(spec)
+    described = cluster_named(cluster, "whole", False, jitter)
+    check_target(plot, "--plot")
+    if plot and importlib.util.find_spec("matplotlib") is None:
+        refuse("--plot needs matplotlib: pip install 'paceline[plot]'.")
+    if loss is not None and accuracy is not None:
+        refuse("Give --loss or --accuracy, not both.")
+    settings: dict[str, Any] = {"lr": rate}
+    if momentum:
+        settings["momentum"] = momentum
+    if nesterov:
+        settings["nesterov"] = True
+    asked = (network, dataset, data, samples, optimizer, settings, correct, seed, device)
+    task, goal = _checked(*asked, loss, accuracy)
+
+    from paceline.simulate.training import train
+
+    outcomes: list[Outcome] = []
+    with progress_bar(quiet=as_json) as progress:
+        for spec in specs:
+            bar = progress.add_task(spec, total=rounds)
+
+            def show(outcome: Outcome, bar: Any = bar, spec: str = spec) -> None:
+                now = f"  loss {outcome.curve[-1].loss:.3g}" if outcome.curve else ""
+                progress.update(bar, completed=len(outcome.curve), description=spec + now)
+
+            made = make(spec)
+            bound = budget or math.inf
+            outcomes.append(train(described, made, task, goal, rounds, bound, name=spec, progress=show))
+            if outcomes[-1].ended == "interrupted":
+                break
+    if as_json:
+        typer.echo(json.dumps({"cluster": described.name, "runs": [_as_json(each) for each in outcomes]}, indent=1))
+    else:
+        _show(outcomes, goal, described.name, network, dataset)
+    if plot:
+        _draw(outcomes, plot)
+        errors.print(f"Written: {plot}")
+    if outcomes[-1].ended == "interrupted":
+        errors.print("Interrupted: this is how far it came.")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _checked(
+    network: str,
+    dataset: str,
+    data: Path | None,
+    samples: int,
+    optimizer: str,
+    settings: dict[str, Any],
+    correct: str,
+    seed: int,
+    device: str,
+    loss: float | None,
+    accuracy: float | None,
+) -> tuple[Task, Goal | None]:
+    """What is wrong with any of it is said before anything runs."""
+    from paceline.model.optimizer import OptimizerSpec, make
+    from paceline.simulate.training import Goal, Task, device_named
+    from paceline.workloads import data as sets
+    from paceline.workloads import networks
+
+    try:
+        device_named(device)
+        spec = OptimizerSpec(optimizer, (settings,))
+        make(spec, [[]])
+        loaded = sets.load(dataset, data)
+        loaded = loaded.limited(samples) if samples else loaded
+        networks.parameters_of(network, loaded)
+        task = Task(network, loaded, spec, seed, correct=correct, device=device)  # type: ignore[arg-type]
+        task.check()
+    except ValueError as error:
+        said = str(error)
+        refuse(said if said.endswith(".") else f"{said}.")
+    if loss is not None:
+        return task, Goal("loss", loss)
+    return task, None if accuracy is None else Goal("accuracy", accuracy, every=5)
+
+
+def _show(outcomes: list[Outcome], goal: Goal | None, cluster: str, network: str, data: str) -> None:
+    console = Console(highlight=False)
+    table = Table(title=f"{network} on {data}, {cluster}", title_justify="left", box=None, header_style="bold")
+    table.add_column("policy")
+    headings = ("s an iteration", "rounds", "loss", "test accuracy", "staleness", *([f"s to {goal}"] if goal else []))
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for each in outcomes:
+        cells = [each.policy, f"{each.report.mean_iteration_seconds:.4g}" if each.report else "–", f"{len(each.curve)}"]
+        cells.append(f"{each.curve[-1].loss:.4g}" if each.curve else "–")
+        cells.append(f"{each.tested[1]:.1%}" if each.tested else "–")
+        cells.append(f"{each.staleness:.1f}")
+        if goal and each.reached:
+            cells.append(f"{each.reached.seconds:.4g}")
+        elif goal:
+            near = f", best {abs(each.best):.3g}" if math.isfinite(each.best) else ""
+            cells.append(f"{'diverged' if each.ended == 'diverged' else 'not reached'}{near}")
+        table.add_row(*cells)
+    console.print()
+    console.print(table)
+    console.print(Text("Seconds are the simulated cluster's; the loss is the mean of the last round's.", style="dim"))
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    """An infinite best, where there was none, is null: JSON has no word for it."""
+    whole = asdict(outcome)
+    whole["best"] = abs(outcome.best) if math.isfinite(outcome.best) else None
+    whole["curve"] = [
+        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in point.items()}
+        for point in whole["curve"]
+    ]
+    return whole
+
+
+def _draw(outcomes: list[Outcome], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for each in outcomes:
+        axis.plot([point.seconds for point in each.curve], [point.loss for point in each.curve], label=each.policy)
+    axis.set_xlabel("virtual seconds")
+    axis.set_ylabel("training loss")
+    axis.legend(frameon=False)
+    figure.savefig(path, dpi=130, format="png")

@@ -1,0 +1,40 @@
+"""What was asked for: how long it may take, on which device, with which data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from paceline.reproduce.rows import Where
+from paceline.reproduce.runs import Runs
+from paceline.workloads.data import DataError, load
+
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Given to every figure's function."""
+
+    runs: Runs
+    quick: bool = False
+    device: str = "cpu"
+    folder: Path | None = None  # with data
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return SEEDS[:1] if self.quick else SEEDS
+
+    @property
+    def where(self) -> Where:
+        return "gpu" if self.device.startswith("cuda") else "simulated"
+
+    @cached_property
+    def lacks_cifar(self) -> str:
+        """Why CIFAR-10 cannot be trained on; empty if it can."""
+        try:
+            load("cifar10", self.folder)
+        except DataError as error:
+            return str(error)
+        return ""

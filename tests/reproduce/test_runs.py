@@ -1,0 +1,137 @@
+"""Runs are done once, shared where their order is, timed each, and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+from paceline.reproduce import runs as module
+from paceline.reproduce.compare import Scheme, at_own_best, at_rate, measured
+from paceline.reproduce.runs import Learned, Run, Runs, Trained, key_of
+from paceline.simulate.training import Goal
+
+LIKE = Run("r2sp-a-alexnet", "bsp", "mlp", "digits", 0.01, 30, goal=Goal("loss", 0.8))
+GOAL = Goal("loss", 1.0, hold=3)
+
+
+def replaced(run: Run = LIKE, **changes: Any) -> Run:
+    return msgspec.structs.replace(run, **changes)
+
+
+@pytest.fixture
+def trained_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    done: list[str] = []
+    learn = module.learn
+
+    def counted(run: Run, *arguments: Any, **options: Any) -> Learned:
+        done.append(run.policy)
+        return learn(run, *arguments, **options)
+
+    monkeypatch.setattr(module, "learn", counted)
+    return done
+
+
+def test_what_has_the_same_order_is_trained_once_and_timed_each(trained_runs: list[str]) -> None:
+    plain, piped, jittered = replaced(), replaced(policy="bsp:pipeline=true"), replaced(jitter=0.2)
+    found = Runs()([plain, piped, jittered])
+    assert trained_runs == ["bsp"]
+    losses = {each.learned.loss for each in found.values()}
+    assert len(losses) == 1
+    rounds = found[plain].reaches(GOAL)
+    assert rounds is not None and rounds == found[piped].reaches(GOAL)
+    assert found[plain].seconds[rounds] > 1.5 * found[piped].seconds[rounds]
+    assert found[jittered].seconds[rounds] != found[plain].seconds[rounds]
+
+
+def test_times_are_those_of_a_run_that_was_not_shared() -> None:
+    from paceline.policies import make
+    from paceline.simulate.training import train
+    from paceline.workloads.data import load
+
+    run = replaced(policy="r2sp", jitter=0.1, goal=None)
+    found = Runs()([run])[run]
+    outcome = train(run.spec(), make("r2sp"), run.task(load("digits"), "cpu"), rounds=30)
+    assert found.seconds == pytest.approx([point.seconds for point in outcome.curve])
+    assert found.learned.loss == pytest.approx([point.loss for point in outcome.curve], rel=1e-3)
+
+
+def test_kept_runs_are_not_done_again(tmp_path: Path, trained_runs: list[str]) -> None:
+    kept = tmp_path / "kept.jsonl"
+    wanted = [replaced(), replaced(policy="r2sp")]
+    first = Runs(kept=kept)(wanted)
+    again = Runs(kept=kept)(wanted)
+    assert trained_runs == ["bsp", "r2sp"]
+    assert first == again
+    kept.write_bytes(kept.read_bytes()[:-40])  # interrupted while it was written
+    assert Runs(kept=kept)(wanted) == first
+    assert trained_runs == ["bsp", "r2sp", "r2sp"]
+
+
+@pytest.mark.slow
+def test_several_at_a_time_come_to_the_same(tmp_path: Path) -> None:
+    wanted = [replaced(policy=policy, rounds=8) for policy in ("bsp", "r2sp", "asp")]
+    alone, together = Runs()(wanted), Runs(jobs=2, kept=tmp_path / "kept")(wanted)
+    for run in wanted:
+        assert together[run].learned.key == alone[run].learned.key
+        assert together[run].learned.loss == pytest.approx(alone[run].learned.loss, rel=1e-3)
+
+
+def test_everything_it_depends_on_is_in_its_key() -> None:
+    changes: list[dict[str, Any]] = [
+        {"policy": "r2sp"},
+        {"network": "lstm"},
+        {"rate": 0.02},
+        {"samples": 500},
+        {"optimizer": "Adam"},
+        {"momentum": 0.9},
+        {"correct": "full"},
+        {"seed": 1},
+        {"goal": Goal("loss", 0.7)},
+        {"decay": ((1.0, 0.1),)},
+        {"rounds": 31},
+    ]
+    keys = [key_of(LIKE), *(key_of(replaced(**change)) for change in changes)]
+    assert len(set(keys)) == len(keys)
+    assert key_of(msgspec.json.decode(msgspec.json.encode(LIKE), type=Run)) == key_of(LIKE)
+
+
+def test_stopped_it_leaves_out_what_is_missing() -> None:
+    assert Runs(stop_at=lambda: True)([LIKE]) == {}
+
+
+# Comparing
+
+
+def made(losses: list[float], seed: int = 0, rate: float = 0.01, accuracy: dict[int, float] | None = None) -> Trained:
+    samples = tuple(100 * (at + 1) for at in range(len(losses)))
+    learned = Learned("", tuple(losses), samples, accuracy or {}, "rounds", "cpu")
+    return Trained(replaced(seed=seed, rate=rate), learned, tuple(float(each) for each in samples), 100.0, 0.0)
+
+
+def test_a_goal_must_hold() -> None:
+    goal = Goal("loss", 1.0, hold=3)
+    assert made([3, 0.9, 0.9, 1.1, 1.0, 0.9, 0.8]).reaches(goal) == 6
+    assert made([3, 0.9, 0.9, 1.1]).reaches(goal) is None
+    assert made([1], accuracy={4: 0.5, 9: 0.7}).reaches(Goal("accuracy", 0.6)) == 9
+
+
+def test_a_mean_is_of_all_seeds_or_none() -> None:
+    goal = Goal("loss", 1.0, hold=1)
+    both = measured([made([2, 1, 1]), made([2, 2, 1], seed=1)], Scheme("bsp"), goal)
+    assert (both.rounds, both.samples, both.seconds, both.reached) == (2.5, 250, 250, 2)
+    one = measured([made([2, 1, 1]), made([2, 2, 1.5], seed=1)], Scheme("bsp"), goal)
+    assert (one.rounds, one.seconds, one.reached, one.best) == (None, None, 1, 1)
+
+
+def test_own_best_is_of_the_rates_given() -> None:
+    schemes = (Scheme("bsp"), Scheme("r2sp"))
+    rates = (0.0001, 0.01)
+    at_best = at_own_best(Runs(), LIKE, schemes, rates, (0,), GOAL)
+    assert [(each.scheme.policy, each.rate) for each in at_best] == [("bsp", 0.01), ("r2sp", 0.01)]
+    slow = at_rate(Runs(), LIKE, schemes, 0.0001, (0,), GOAL)
+    assert all(each.seconds is None and each.best > 1 for each in slow)
