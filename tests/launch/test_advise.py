@@ -19,9 +19,21 @@ import pytest
 from paceline import cli
 from paceline.launch import lab as labs
 from paceline.launch import links
-from paceline.launch.advice import DDP, Advice, Candidate, Expected, advise, candidates, choose, expected
+from paceline.launch.advice import (
+    DDP,
+    Advice,
+    Candidate,
+    Expected,
+    advise,
+    candidates,
+    choose,
+    expected,
+    price,
+    reasons,
+)
 from paceline.launch.probe import call, serve
 from paceline.launch.processes import JobError
+from paceline.model.spec import OptimizerSpec
 from paceline.simulate import ClusterSpec, WorkerSpec, load_cluster, parse_cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -92,9 +104,25 @@ def test_the_order_is_by_samples_and_the_least_staleness_wins_within_three_perce
     assert choose([made("asp", 105.0, 3.0), steady], order).candidate.policy == "asp"
     assert choose([made("bsp", 101.0, 0.0), made(DDP, 100.0, 0.0)], order).candidate.policy == DDP, "it asks for less"
     ranked = told(cluster(0.05)).ranked
-    assert [each.samples_per_second for each in ranked] == sorted(
-        (each.samples_per_second for each in ranked), reverse=True
-    )
+    assert [each.worth for each in ranked] == sorted((each.worth for each in ranked), reverse=True)
+
+
+def test_staleness_has_its_price_by_the_optimizer() -> None:
+    plain, momentum = (OptimizerSpec("SGD", ({"lr": 0.1, "momentum": beta},)) for beta in (0.0, 0.9))
+    adam, other = (OptimizerSpec(name, ({"lr": 0.1},)) for name in ("Adam", "RMSprop"))
+    for optimizer in (None, plain, momentum, adam, other):
+        assert price("bsp", 0.0, optimizer) == 1
+        assert price("asp", 15.0, optimizer) > price("r2sp", 15.0, optimizer) > 1
+    assert price("asp", 15.0, momentum) == price("ssp:staleness=5", 3.0, adam) > price("asp", 15.0, plain)
+    assert price("r2sp:groups=3", 2.0, adam) < price("r2sp", 15.0, adam)
+    unlike = cluster(0.1, slow=3.0)
+    asked = Candidate("asp")
+    cheap, dear = (expected(unlike, asked, 40, optimizer=each) for each in (plain, momentum))
+    assert cheap.samples_per_second == dear.samples_per_second
+    assert cheap.worth > 1.5 * dear.worth
+    fast, slow = Expected(asked, 1.0, 130.0, 15.0, price=1.5), Expected(Candidate("bsp"), 1.0, 100.0)
+    advice = reasons(unlike, slow, [slow, fast], slow)
+    assert any("30% more samples a second" in each and "about 50% more of them" in each for each in advice)
 
 
 def test_all_reduce_by_hand() -> None:

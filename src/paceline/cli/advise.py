@@ -101,7 +101,7 @@ def advise(
                 if current.policy != DDP and make(current.policy).least_workers > len(spec.workers):
                     refuse(f"--now {now} needs more than {len(spec.workers)} workers.")
                 tasks: dict[str, Any] = {}
-                advice = advise_on(spec, current, iterations, seed, _shown(progress, tasks))
+                advice = advise_on(spec, current, iterations, seed, _shown(progress, tasks), timed.optimizer)
                 verified = _verified(built, advice, top, seed, progress) if verify and built else []
     except (JobError, LabError) as error:
         refuse(str(error))
@@ -224,7 +224,8 @@ def _show(name: str, timed: timing.Timing, advice: Advice, verified: list[Verifi
     console.print(
         Text(
             f"{name} computes {duration(timed.seconds)} for {timed.batch} samples here (±{timed.jitter:.0%}, "
-            f"{timed.steps} steps, on {timed.device}); its model is {_size(timed.model_bytes)}."
+            f"{timed.steps} steps, on {timed.device}); its model is {_size(timed.model_bytes)}, its optimizer "
+            f"{timed.optimizer_name}."
         )
     )
     title = (
@@ -232,7 +233,7 @@ def _show(name: str, timed: timing.Timing, advice: Advice, verified: list[Verifi
         f"{spec.servers} server{'s' if spec.servers > 1 else ''} with {_bits(spec.server_link)}"
     )
     console.print(_table(advice, verified, title))
-    gain = advice.chosen.samples_per_second / advice.now.samples_per_second - 1
+    gain = advice.chosen.worth / advice.now.worth - 1
     stay = advice.chosen is advice.now
     console.print()
     console.print(
@@ -252,7 +253,7 @@ def _show(name: str, timed: timing.Timing, advice: Advice, verified: list[Verifi
 def _table(advice: Advice, verified: list[Verified], title: str) -> Table:
     table = ruled(title)
     table.add_column("scheme", overflow="fold", min_width=10)
-    headings = ["servers", "iteration", "samples/s", "staleness", f"× {advice.now.candidate.policy}"]
+    headings = ["servers", "iteration", "samples/s", "staleness", "needs", f"× {advice.now.candidate.policy}"]
     for heading in [*headings, "measured", "off"] if verified else headings:
         table.add_column(heading, justify="left" if heading == "servers" else "right", no_wrap=True)
     found = {each.expected.candidate: each for each in verified}
@@ -268,7 +269,8 @@ def _table(advice: Advice, verified: list[Verified], title: str) -> Table:
             duration(each.iteration_seconds),
             f"{each.samples_per_second:,.0f}",
             f"{each.mean_staleness:.1f} ≤{each.max_staleness}",
-            f"{each.samples_per_second / advice.now.samples_per_second:.2f}",
+            "" if each.price == 1 else f"× {each.price:.4g}",
+            f"{each.worth / advice.now.worth:.2f}",
         ]
         if verified:
             measured = found.get(candidate)
@@ -280,14 +282,14 @@ def _table(advice: Advice, verified: list[Verified], title: str) -> Table:
 def _verdict(advice: Advice, verified: list[Verified]) -> str:
     from paceline.launch.verify import right
 
-    best = max(verified, key=lambda each: each.samples_per_second)
+    best = max(verified, key=lambda each: each.worth)
     own = next(each for each in verified if each.expected is advice.chosen)
     if right(verified, advice.chosen.candidate):
         return (
             f"Measured in the lab, the advice is right: {own.samples_per_second:,.0f} samples/s, and nothing that was "
             f"measured is more than {NEAR:.0%} faster."
         )
-    ahead = best.samples_per_second / own.samples_per_second - 1
+    ahead = best.worth / own.worth - 1
     return f"Measured in the lab, the advice is wrong: {best.expected.candidate.name} is {ahead:.0%} faster."
 
 
@@ -300,7 +302,7 @@ def _as_json(timed: timing.Timing, advice: Advice, verified: list[Verified], tex
         measured = found.get(each.candidate)
         return {
             **dataclasses.asdict(each),
-            "gain": each.samples_per_second / advice.now.samples_per_second,
+            "gain": each.worth / advice.now.worth,
             "measured": None
             if measured is None
             else {
@@ -314,7 +316,7 @@ def _as_json(timed: timing.Timing, advice: Advice, verified: list[Verified], tex
         "cluster": text,
         "now": dataclasses.asdict(advice.now.candidate),
         "advice": dataclasses.asdict(advice.chosen.candidate),
-        "gain": advice.chosen.samples_per_second / advice.now.samples_per_second,
+        "gain": advice.chosen.worth / advice.now.worth,
         "reasons": advice.reasons,
         "what_else": advice.steps,
         "candidates": [row(each) for each in advice.ranked],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,10 +17,11 @@ from rich.text import Text
 
 from paceline.cli.shared import check_target, errors, refuse
 from paceline.cli.simulate import JitterOption, cluster_named, progress_bar
+from paceline.observe.plot import draw_curves
 from paceline.policies import make, split_list
 
 if TYPE_CHECKING:
-    from paceline.simulate.training import Goal, Outcome, Task
+    from paceline.simulate.training import Goal, Outcome
 
 INTERRUPTED = 130
 
@@ -68,11 +70,14 @@ def learn(
         settings["momentum"] = momentum
     if nesterov:
         settings["nesterov"] = True
-    asked = (network, dataset, data, samples, optimizer, settings, correct, seed, device)
-    task, goal = _checked(*asked, loss, accuracy)
 
-    from paceline.simulate.training import train
+    from paceline.simulate.training import Goal, task_of, train
 
+    goal = Goal("loss", loss) if loss is not None else Goal("accuracy", accuracy, every=5) if accuracy else None
+    try:
+        task = task_of(network, dataset, data, samples, optimizer, settings, correct, seed, device)
+    except ValueError as error:
+        refuse(str(error) if str(error).endswith(".") else f"{error}.")
     outcomes: list[Outcome] = []
     with progress_bar(quiet=as_json) as progress:
         for spec in specs:
@@ -92,47 +97,12 @@ def learn(
     else:
         _show(outcomes, goal, described.name, network, dataset)
     if plot:
-        _draw(outcomes, plot)
+        curves = {each.policy: [(point.seconds, point.loss) for point in each.curve] for each in outcomes}
+        draw_curves(curves, "virtual seconds", "training loss", plot)
         errors.print(f"Written: {plot}")
     if outcomes[-1].ended == "interrupted":
         errors.print("Interrupted: this is how far it came.")
-        raise typer.Exit(INTERRUPTED)
-
-
-def _checked(
-    network: str,
-    dataset: str,
-    data: Path | None,
-    samples: int,
-    optimizer: str,
-    settings: dict[str, Any],
-    correct: str,
-    seed: int,
-    device: str,
-    loss: float | None,
-    accuracy: float | None,
-) -> tuple[Task, Goal | None]:
-    """What is wrong with any of it is said before anything runs."""
-    from paceline.model.optimizer import OptimizerSpec, make
-    from paceline.simulate.training import Goal, Task, device_named
-    from paceline.workloads import data as sets
-    from paceline.workloads import networks
-
-    try:
-        device_named(device)
-        spec = OptimizerSpec(optimizer, (settings,))
-        make(spec, [[]])
-        loaded = sets.load(dataset, data)
-        loaded = loaded.limited(samples) if samples else loaded
-        networks.parameters_of(network, loaded)
-        task = Task(network, loaded, spec, seed, correct=correct, device=device)  # type: ignore[arg-type]
-        task.check()
-    except ValueError as error:
-        said = str(error)
-        refuse(said if said.endswith(".") else f"{said}.")
-    if loss is not None:
-        return task, Goal("loss", loss)
-    return task, None if accuracy is None else Goal("accuracy", accuracy, every=5)
+        sys.exit(INTERRUPTED)
 
 
 def _show(outcomes: list[Outcome], goal: Goal | None, cluster: str, network: str, data: str) -> None:
@@ -167,16 +137,3 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
         for point in whole["curve"]
     ]
     return whole
-
-
-def _draw(outcomes: list[Outcome], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axis = figure.subplots()
-    for each in outcomes:
-        axis.plot([point.seconds for point in each.curve], [point.loss for point in each.curve], label=each.policy)
-    axis.set_xlabel("virtual seconds")
-    axis.set_ylabel("training loss")
-    axis.legend(frameon=False)
-    figure.savefig(path, dpi=130, format="png")

@@ -10,10 +10,12 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.launch.processes import JobError, ending, heard, lines, start, stop
+from paceline.model.correction import chosen
+from paceline.model.spec import OptimizerSpec
 from paceline.serve.variables import CONNECT, LAUNCHED, PROBE, PROBE_SECONDS, PROBE_STEPS, REFUSAL, REFUSED
 
 FIRST = 5  # steps that are left out: they load, compile and allocate
@@ -32,10 +34,19 @@ class Timing:
     model_bytes: float
     steps: int  # that were counted
     device: str
+    optimizer: OptimizerSpec | None = None
 
     @property
     def samples_per_second(self) -> float:
         return self.batch / self.seconds
+
+    @property
+    def optimizer_name(self) -> str:
+        """In words."""
+        if self.optimizer is None:
+            return "unknown"
+        momentum = self.optimizer.name == "SGD" and chosen("auto", self.optimizer) == "full"
+        return f"{self.optimizer.name} with momentum" if momentum else self.optimizer.name
 
 
 async def timed(script: Sequence[str], steps: int, seconds: float, patience: float) -> Timing:
@@ -74,7 +85,8 @@ async def timed(script: Sequence[str], steps: int, seconds: float, patience: flo
         seen = json.loads(path.read_text())
     if not seen["seconds"]:
         raise JobError(f"{script[0]} joined and made no step, so there was nothing to time.")
-    return judged(seen["seconds"], seen["batches"], seen["model_bytes"], seen["device"])
+    found = judged(seen["seconds"], seen["batches"], seen["model_bytes"], seen["device"])
+    return replace(found, optimizer=OptimizerSpec.from_json(seen["optimizer"]))
 
 
 def judged(seconds: Sequence[float], batches: Sequence[int], model_bytes: float, device: str) -> Timing:

@@ -24,6 +24,11 @@ class Verified:
         """By how much the measured rate differs from the expected one, relative to it."""
         return self.samples_per_second / self.expected.samples_per_second - 1
 
+    @property
+    def worth(self) -> float:
+        """Samples a second, by what they bring."""
+        return self.samples_per_second / self.expected.price
+
 
 def contenders(advice: Advice, top: int) -> list[Expected]:
     """The fastest so many; and what is advised, and what there is now, in any case."""
@@ -46,6 +51,6 @@ def measured(lab: Lab, spec: ClusterSpec, expected: Expected, iterations: int, s
 
 
 def right(verified: Sequence[Verified], chosen: Candidate) -> bool:
-    """Is what was advised the fastest of those that were measured, or about as fast?"""
-    best = max(each.samples_per_second for each in verified)
-    return any(each.samples_per_second >= best / (1 + NEAR) for each in verified if each.expected.candidate == chosen)
+    """Is what was advised the one of those measured that learns fastest, or about as fast?"""
+    best = max(each.worth for each in verified)
+    return any(each.worth >= best / (1 + NEAR) for each in verified if each.expected.candidate == chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,20 @@ def draw(panels: list[Panel], path: Path) -> None:
     axes[-1].set_xlabel("seconds")
     handles = [_patch(colour) for colour in COLOURS.values()]
     figure.legend(handles, COLOURS, loc="outside upper right", ncols=4, frameon=False)
+    figure.savefig(path, dpi=130, format="png")
+
+
+def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, path: Path) -> None:
+    """Draw named curves, of points (x, y) each, and write them to a PNG file."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for name, points in curves.items():
+        axis.plot([at for at, _ in points], [value for _, value in points], label=name)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.legend(frameon=False)
     figure.savefig(path, dpi=130, format="png")
 
 

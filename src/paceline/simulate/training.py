@@ -12,22 +12,26 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
 
 from paceline.model.correction import Asked, checked, chosen
 from paceline.model.optimizer import OptimizerSpec
+from paceline.model.optimizer import make as make_optimizer
 from paceline.model.slice import Slice
+from paceline.model.spec import Setting
 from paceline.observe.summary import Report
 from paceline.policies import Apply, Keep, Policy, Update, WorkerId
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.gradients import Gradients, Job, flat, load
 from paceline.simulate.spec import ClusterSpec
 from paceline.workloads.data import Data
-from paceline.workloads.networks import accuracy, loss, make
+from paceline.workloads.data import load as load_data
+from paceline.workloads.networks import accuracy, loss, make, parameters_of
 
 DIVERGED = 1e3  # times the loss of the first round: beyond it, or at NaN, nothing will come of it
 CALIBRATED = 2048  # samples that batch norm's statistics are taken from before a test
@@ -50,10 +54,6 @@ class Task:
     correct: Asked = "none"  # how staleness is corrected for
     device: str = "cpu"
     together: bool = True  # compute what is due at the same time together
-
-    def check(self) -> None:
-        """ValueError with one sentence if there is no such correction, or not for this optimizer."""
-        chosen(checked(self.correct), self.optimizer)
 
     def rate(self, epochs: float) -> float:
         """The learning rate after so many epochs."""
@@ -306,6 +306,29 @@ class Shares:
             left = torch.cat([left, share[torch.randperm(len(share), generator=self._chance[worker])]])
         self._left[worker] = left[count:]
         return left[:count]
+
+
+def task_of(
+    network: str,
+    dataset: str,
+    folder: Path | None,
+    samples: int,
+    optimizer: str,
+    settings: Mapping[str, Setting],
+    correct: str,
+    seed: int,
+    device: str,
+) -> Task:
+    """A Task from names. What is wrong with any of them: ValueError with one sentence, before anything runs."""
+    device_named(device)
+    spec = OptimizerSpec(optimizer, (settings,))
+    make_optimizer(spec, [[]])
+    data = load_data(dataset, folder)
+    data = data.limited(samples) if samples else data
+    parameters_of(network, data)
+    task = Task(network, data, spec, seed, correct=checked(correct), device=device)
+    chosen(task.correct, spec)
+    return task
 
 
 def train(

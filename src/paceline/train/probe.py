@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from paceline.model.optimizer import spec_of
 from paceline.serve.variables import PROBE, PROBE_SECONDS, PROBE_STEPS
 from paceline.train.flat import Flat
 from paceline.train.optimizer import PacedOptimizer
@@ -52,6 +53,7 @@ class Probe:
             "batches": self._batches,
             "model_bytes": self._bytes,
             "device": self._device,
+            "optimizer": spec_of(self._optimizer.inner).as_json(),
         }
         part.write_text(json.dumps(seen))
         part.replace(self._path)
