@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +51,7 @@ def reproduce(
     keep: Annotated[
         Path | None, typer.Option(help="Keep finished trainings in this file; what it holds is not done again.")
     ] = None,
+    minutes: Annotated[float, typer.Option(min=0, help="Begin no training after so long; 0: no bound.")] = 0.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of tables: an object, or a list of several.")
     ] = False,
@@ -68,7 +71,7 @@ def reproduce(
             for results in found:
                 _show(results)
     else:
-        ask, entries, progress = _prepared(paper, only or [], quick, device, data, jobs, keep, quiet=as_json)
+        ask, entries, progress = _prepared(paper, only or [], quick, device, data, jobs, keep, minutes, quiet=as_json)
         _check_folder(report)
         figures, ended = _made(ask, entries, progress, show=not as_json)
         command = shlex.join(["paceline", *sys.argv[1:]])
@@ -129,6 +132,7 @@ def _prepared(
     data: Path | None,
     jobs: int,
     keep: Path | None,
+    minutes: float,
     quiet: bool,
 ) -> tuple[Ask, list[Entry], _Progress]:
     """Whatever can be wrong with what was asked for is said here, before anything runs."""
@@ -150,7 +154,9 @@ def _prepared(
     except (papers.UnknownError, TrainingError) as error:
         refuse(str(error))
     progress = _Progress(quiet)
-    return Ask(Runs(data, device, jobs, keep, progress.say), quick, device, data), entries, progress
+    until = time.monotonic() + 60 * minutes if minutes else math.inf
+    runs = Runs(data, device, jobs, keep, progress.say, lambda: time.monotonic() > until)
+    return Ask(runs, quick, device, data), entries, progress
 
 
 def _made(ask: Ask, entries: Sequence[Entry], progress: _Progress, show: bool) -> tuple[list[Figure], _Ended | None]:
@@ -162,8 +168,12 @@ def _made(ask: Ask, entries: Sequence[Entry], progress: _Progress, show: bool) -
     ended = None
     try:
         for number, entry in enumerate(entries, 1):
+            left_out = ask.runs.left_out
             with progress.of(entry, number, len(entries)):
                 figure = entry.make(ask)
+            if ask.runs.left_out > left_out:
+                said = f"{ask.runs.left_out - left_out} trainings were not begun: the time of --minutes was over."
+                figure = Figure(figure.id, figure.title, figure.rows, figure.plots, (*figure.missing, said))
             figures.append(figure)
             if show:
                 _show_figure(figure)

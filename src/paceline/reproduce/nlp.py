@@ -52,6 +52,9 @@ def fig14(ask: Ask) -> Figure:
         table = at_own_best(
             ask.runs, like, SCHEMES, RATES[: 1 if ask.quick else None], ask.seeds[:1], Goal("loss", target)
         )
+        if len(table) < len(SCHEMES):
+            missing.append(f"{name}: not all trainings were done.")
+            continue
         base = table[0]
         for each in table:
             what = f"{name} ({which}): {each.scheme.policy}"

@@ -156,6 +156,7 @@ class Runs:
         self._say = say or (lambda done, of, what: None)
         self._stop_at = stop_at or (lambda: False)
         self._learned: dict[str, Learned] = {}
+        self.left_out = 0  # trainings that were asked for and not begun
         if kept and kept.exists():
             for line in kept.read_bytes().splitlines():
                 with contextlib.suppress(msgspec.DecodeError):  # the last line, of one that was interrupted
@@ -177,6 +178,7 @@ class Runs:
                     self._note(learn(run, self._folder, self._device))
         else:
             self._side_by_side(todo)
+        self.left_out += len({key for key in wanted.values() if key not in self._learned})
         return {run: self._timed(run, self._learned[key]) for run, key in wanted.items() if key in self._learned}
 
     def _side_by_side(self, todo: Sequence[Run]) -> None:
