@@ -35,9 +35,11 @@ lint: setup      ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: setup     ## what the simulator, one policy decision and one Grant cost, and the lab's tables (root)
+bench: setup     ## what the simulator, a decision and simulated training cost, and the lab's tables (root)
 	@$(BIN)/python benchmarks/simulator.py
 	@$(BIN)/python benchmarks/decisions.py
+	@$(BIN)/python benchmarks/staleness.py
+	@$(BIN)/python benchmarks/training.py
 	@$(BIN)/python benchmarks/lab.py
 
 clean:           ## remove .venv and caches
