@@ -196,8 +196,8 @@ def _run(cluster: str, network: str, data: str, rounds: int, stop: float, sample
     return Run(cluster, "bsp", network, data, 0.01, rounds, goal=Goal("loss", stop), samples=samples)
 
 
-def _both(ask: Ask, case: Case, schemes: Sequence[Scheme] = SCHEMES) -> list[tuple[str, list[Measured]]]:
-    rate = case.rates[0]
+def _both(ask: Ask, case: Case, schemes: Sequence[Scheme] = ()) -> list[tuple[str, list[Measured]]]:
+    rate, schemes = case.rates[0], schemes or SCHEMES
     return [
         (f"rate {rate:g}", at_rate(ask.runs, case.like, schemes, rate, ask.seeds, case.goal)),
         ("own best rate", at_own_best(ask.runs, case.like, schemes, case.rates, ask.seeds, case.goal)),

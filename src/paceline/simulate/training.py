@@ -246,7 +246,7 @@ class Training:
         elif goal and goal.kind == "loss" and whole:
             outcome.best = min(outcome.best, mean)
             self._below = self._below + 1 if mean <= goal.value else 0
-            if self._below > (goal.hold - 1) * len(self._window):
+            if self._below >= goal.hold * len(self._window):
                 self._reach(Point(time, self.seen, mean))
         elif goal and tested is not None:
             outcome.best = min(outcome.best, -tested)

@@ -1,0 +1,140 @@
+"""The papers' learning figures, on cases small enough for a test: what is compared, and how it is said."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+from paceline.reproduce import dssp, learning, nlp
+from paceline.reproduce.ask import Ask
+from paceline.reproduce.papers import PAPERS, UnknownError, paper
+from paceline.reproduce.rows import Figure, Row
+from paceline.reproduce.runs import Run, Runs
+from paceline.simulate.training import Goal
+
+#: Four workers whose computing and traffic take as long as each other.
+CLUSTER = """
+[model]
+bytes = 1e6
+[servers]
+count = 1
+link = "8Mbit"
+[[workers]]
+count = 4
+link = "8Mbit"
+batch = 64
+samples_per_second = 16.0
+"""
+
+
+@pytest.fixture
+def ask() -> Ask:
+    return Ask(Runs(), quick=True)
+
+
+@pytest.fixture
+def like(tmp_path: Path) -> Run:
+    (tmp_path / "four.toml").write_text(CLUSTER)
+    return Run(str(tmp_path / "four.toml"), "bsp", "mlp", "digits", 0.01, 40, goal=Goal("loss", 1.0))
+
+
+def rows_of(figure: Figure) -> dict[str, Row]:
+    for row in figure.rows:
+        assert row.id == figure.id and row.where == "simulated"
+        assert row.ours is None or isinstance(row.ours, str) or math.isfinite(row.ours)
+        assert row.ours is not None or "not reached" in row.note
+    return {f"{row.what}, {row.unit}": row for row in figure.rows}
+
+
+def test_rounds_and_times_are_beside_bsps(monkeypatch: pytest.MonkeyPatch, ask: Ask, like: Run) -> None:
+    case = learning.Case("Tiny", like, 1.2, (0.03, 0.0001))
+    monkeypatch.setattr(learning, "paper_cases", lambda asked: ([case], ["Nothing larger."]))
+    monkeypatch.setattr(learning, "SCHEMES", (learning.BSP, learning.PIPELINED, learning.R2SP))
+    monkeypatch.setattr(learning, "JITTERS", (0.2,))
+    rounds = learning.fig7b(ask)
+    assert rounds.missing == ("Nothing larger.",)
+    of = rows_of(rounds)
+    assert of["Tiny: bsp, loss 1.2, rate 0.03, × BSP's rounds"].ours == 1.0
+    assert of["Tiny: bsp:pipeline=true, loss 1.2, rate 0.03, × BSP's rounds"].ours == 1.0
+    times = rows_of(learning.fig7c(ask))
+    assert times["Tiny: bsp, loss 1.2, rate 0.03, % faster than BSP"].ours == 0.0
+    piped = times["Tiny: bsp:pipeline=true, loss 1.2, rate 0.03, % faster than BSP"].ours
+    turns = times["Tiny: r2sp, loss 1.2, own best rate, % faster than BSP"].ours
+    assert isinstance(piped, float) and isinstance(turns, float)
+    assert piped == pytest.approx(100 * (12 / 8 - 1), abs=8)  # 4 s to compute, and 4 s each way
+    assert turns > piped  # 6 s: computing, and its own transfers
+    assert "Tiny: r2sp, loss 1.2, rate 0.03, jitter 20%, % faster than BSP" in times
+
+
+def test_what_is_not_reached_is_said_and_is_no_number(monkeypatch: pytest.MonkeyPatch, ask: Ask, like: Run) -> None:
+    case = learning.Case("Tiny", msgspec.structs.replace(like, rounds=12), 0.1, (0.01,))
+    monkeypatch.setattr(learning, "paper_cases", lambda asked: ([case], []))
+    monkeypatch.setattr(learning, "SCHEMES", (learning.BSP, learning.R2SP))
+    figure = learning.fig7b(ask)
+    assert [row.ours for row in figure.rows] == [None] * 4
+    assert all("loss 0.1 not reached by 1 of 1 seed; the best was" in row.note for row in figure.rows)
+
+
+def test_correction_beside_none(monkeypatch: pytest.MonkeyPatch, ask: Ask, like: Run) -> None:
+    like = msgspec.structs.replace(like, momentum=0.9)
+    case = learning.Case("Tiny", like, 1.2, (0.02,))
+    monkeypatch.setattr(learning, "optimizer_cases", lambda asked: ([case], []))
+    of = rows_of(learning.optimizers(ask))
+    full = of["Tiny: r2sp --correct full, loss 1.2, own best, × BSP's samples"].ours
+    none = of["Tiny: r2sp, loss 1.2, own best, × BSP's samples"].ours
+    assert isinstance(full, float) and full < 1.15
+    assert none is None or (isinstance(none, float) and none >= full)
+    sooner = of["Tiny: r2sp --correct full, loss 1.2, own best, × sooner than BSP"].ours
+    assert isinstance(sooner, float) and sooner > 1.4
+
+
+def test_trainings_that_were_left_out_leave_gaps_and_no_errors() -> None:
+    ask = Ask(Runs(stop_at=lambda: True), quick=True)
+    for make in (learning.fig7b, learning.fig7c, learning.fig10, learning.optimizers, dssp.table1, dssp.fig3):
+        assert make(ask).rows == ()
+    assert ask.runs.left_out > 50
+
+
+@pytest.mark.slow
+def test_two_unequal_workers_as_in_dssps_table(monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
+    of = rows_of(dssp.table1(ask))
+
+    def times(policy: str) -> float:
+        value = of[f"MLP on digits: {policy}, time to accuracy 0.93, × ASP's time"].ours
+        assert isinstance(value, float)
+        return value
+
+    assert times(dssp.UNBOUNDED) == pytest.approx(1.0, abs=0.05)
+    for policy in ("bsp", "ssp:staleness=3", "ssp:staleness=6", "ssp:staleness=15"):
+        assert times(policy) > 1.6
+
+
+def test_without_transformers_it_says_so(monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    figure = nlp.fig14(ask)
+    assert figure.rows == () and "paceline[transformers]" in figure.missing[0]
+
+
+def test_without_data_it_says_so(tmp_path: Path) -> None:
+    ask = Ask(Runs(), folder=tmp_path)
+    cases, missing = learning.paper_cases(ask)
+    assert {case.like.data for case in cases} == {"digits"}
+    assert "data_batch_1.bin" in missing[0] and str(tmp_path) in missing[0]
+
+
+def test_names() -> None:
+    for name in PAPERS:
+        known = paper(name)
+        assert len({entry.id for entry in known.entries}) == len(known.entries)
+    r2sp = paper("r2sp")
+    assert [entry.id for entry in r2sp.named(["fig13", "table1"])] == ["table1", "fig12"]
+    with pytest.raises(UnknownError, match="did you mean 'fig7a'"):
+        r2sp.named(["fig7aa"])
+    with pytest.raises(UnknownError, match="there are r2sp, dssp"):
+        paper("hips")
