@@ -79,11 +79,14 @@ def turn(worker: str) -> Expected:
     return _expected(Turn, f"turn({worker!r})", lambda turn: LETTERS[turn.worker] == worker)
 
 
-def streams(workers: str, weights: tuple[float, ...] | None = None, in_order: bool = True) -> Expected:
+def streams(
+    workers: str, weights: tuple[float, ...] | None = None, in_order: bool = True, staleness: int | None = None
+) -> Expected:
     """The pushes of these workers are applied together, as they come."""
 
     def fits(stream: Stream) -> bool:
         right = "".join(LETTERS[worker] for worker in stream.workers) == workers and stream.in_order == in_order
+        right = right and (staleness is None or stream.expected_staleness == staleness)
         return right and (weights is None or _close(stream.weights, weights))
 
     text = f"streams({workers!r}" + (f", {weights}" if weights else "") + ("" if in_order else ", in_order=False")

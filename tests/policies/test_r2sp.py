@@ -310,7 +310,7 @@ def test_tuned_batches_travel_and_scale_the_learning_rate() -> None:
 
 def test_streamed_the_push_is_gated_in_ring_order() -> None:
     talk = Conversation(streamed(R2SP(relax=1.0)), workers="abc")
-    talk.is_ready("a", at=2.0).answers(turn("a"), streams("a"))
+    talk.is_ready("a", at=2.0).answers(turn("a"), streams("a", staleness=2))  # b and c come before its next turn
     talk.arrives("a", at=3.0).answers(applied("a"), granted("a"), granted("b"))  # T is 3 s, the gap 1 s
     talk.wakes().answers(granted("c"))
     talk.is_ready("a", at=5.0).answers(turn("a"), streams("a"))
@@ -358,6 +358,7 @@ def test_streamed_one_who_dies_in_mid_push_is_not_waited_for() -> None:
     talk.is_ready("b", at=4.0).answers(turn("b"), streams("b"))
     talk.arrives("b", at=5.0).answers()
     talk.leaves("a", at=5.5).answers(applied("b"), granted("b"))
+    talk.is_ready("b", at=7.0).answers(turn("b"), streams("b", staleness=0))  # nobody is left to come in between
 
 
 def test_streamed_one_who_hangs_in_mid_push_is_given_up() -> None:

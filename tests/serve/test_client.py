@@ -8,6 +8,10 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.serve.client import Client
+from paceline.serve.door import Door
+from paceline.serve.exchange import Part
+from paceline.serve.life import Life
+from paceline.serve.messages import Pull
 from paceline.serve.variables import address
 from serve.workers import described
 from train.jobs import job
@@ -36,3 +40,24 @@ def test_a_pull_is_of_one_version_on_all_shards() -> None:
         running.work(*[run] * 4)
         running.finish()
     assert max(seen) > 100
+
+
+@pytest.mark.parametrize(("expected", "then", "at_last"), [(3, 2, 0), (1, 0, 0), (0, 0, 0), (None, None, None)])
+def test_when_shards_are_asked_again_fewer_versions_are_to_follow(
+    expected: int | None, then: int | None, at_last: int | None
+) -> None:
+    """One had gone on meanwhile. Of what was to follow the version that was granted, that much has."""
+    life = Life.__new__(Life)
+    parts = life._parts = [Part(number, Door("nowhere", 1), ((0, 1),)) for number in (0, 1)]
+    versions = {0: [7, 8, 11], 1: [8, 11, 11]}
+    asked = []
+
+    def pull(message: Pull, _weights: memoryview, part: Part) -> None:
+        asked.append(message)
+        part.version = versions[part.number].pop(0)
+
+    life._pull = pull  # type: ignore[assignment,method-assign]
+    life._on_all = lambda do: [do(part) for part in parts]  # type: ignore[method-assign]
+    life._pull_all(7, memoryview(b""), expected)
+    assert asked[::2] == asked[1::2] == [Pull(7, expected), Pull(8, then), Pull(11, at_last)]
+    assert life.version == 11

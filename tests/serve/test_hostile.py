@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("msgspec")
+msgspec = pytest.importorskip("msgspec")
 
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import OptimizerSpec
@@ -543,6 +543,27 @@ def test_a_pull_of_a_version_to_come(target: Target) -> None:
     channel.send(Leave())
     hears(channel, Leave)
     is_dropped(shard)
+
+
+@pytest.mark.parametrize("expected", [-1, messages.MOST_STALENESS + 1, 10**9, 2**62, -(2**62)])
+def test_absurd_staleness(target: Target, expected: int) -> None:
+    channel, welcome, granted = target.member()
+    shard = target.at_shard(welcome)
+    shard.send(Pull(granted.version, expected))
+    is_refused(shard, f"0 to {messages.MOST_STALENESS} versions stale, not {expected}")
+    channel.send(Leave())
+    hears(channel, Leave)
+
+
+@pytest.mark.parametrize("expected", ["3", b"3", 2.5, float("inf"), True, [3], {"steps": 3}], ids=str)
+def test_staleness_that_is_no_number(target: Target, expected: Any) -> None:
+    channel, welcome, granted = target.member()
+    shard = target.at_shard(welcome)
+    head = msgspec.msgpack.encode(["Pull", granted.version, expected])
+    shard._socket.sendall(PREFIX.pack(MAGIC, VERSION, len(head), 0) + head)
+    is_refused(shard, "not taken here")
+    channel.send(Leave())
+    hears(channel, Leave)
 
 
 def test_one_who_does_not_read(target: Target) -> None:

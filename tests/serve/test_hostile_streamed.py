@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from paceline.serve.messages import (
+    MOST_STALENESS,
     Begin,
     Drop,
     Fence,
@@ -237,6 +238,15 @@ def test_a_pull_of_a_version_to_come_is_answered_with_what_there_is(target: Targ
     shard = target.at_shard(welcome)
     shard.send(Pull(2**62))
     assert [takes(shard, Weights).piece for _ in range(PIECES)] == list(range(PIECES))
+    leaves(channel)
+
+
+@pytest.mark.parametrize("expected", [-1, MOST_STALENESS + 1, 10**9, 2**62])
+def test_absurd_staleness(target: Target, expected: int) -> None:
+    channel, welcome, granted = target.member()
+    shard = target.at_shard(welcome)
+    shard.send(Pull(granted.version, expected))
+    is_refused(shard, f"0 to {MOST_STALENESS} versions stale, not {expected}")
     leaves(channel)
 
 

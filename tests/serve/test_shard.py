@@ -38,6 +38,7 @@ from paceline.serve.messages import (
     Pushed,
     Refused,
     Register,
+    Returned,
     Setup,
     Stop,
     Weights,
@@ -46,56 +47,68 @@ from paceline.serve.shard import Shard
 from paceline.serve.wire import Channel, Reader
 
 SIZE = 4_000_000  # elements: far more than two sockets' buffers hold
-FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Pushed | Weights)
+SGD = OptimizerSpec("SGD", ({"lr": 1.0},))
+FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Pushed | Returned | Weights)
 
 
 class Worker:
     """A worker's end of a connection to the shard."""
 
-    def __init__(self, port: int, number: int, incarnation: int = 1) -> None:
+    def __init__(self, port: int, number: int, incarnation: int = 1, size: int = SIZE) -> None:
+        self.size = size
         sock = socket.create_connection(("127.0.0.1", port))
         sock.settimeout(20.0)
         self.channel = Channel(sock, FROM_SHARD)
         greeting.call(self.channel, b"secret")
         self.channel.send(Hello(number, incarnation, greeting.ticket(b"key", number, incarnation)))
 
-    def push(self, iteration: int, value: float) -> object:
-        gradient = np.full(SIZE, value, dtype=np.float32)
+    def push(self, iteration: int, value: Any) -> object:
+        gradient = np.full(self.size, value, dtype=np.float32)
         self.channel.send(Push(iteration, (1.0,)), gradient.data.cast("B"))
         return self.channel.receive()
 
     def weights(self) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
         """The answer to a Pull that was sent."""
-        place = np.empty(SIZE, dtype=np.float32)
+        place = np.empty(self.size, dtype=np.float32)
         answer = self.channel.receive(lambda _message, _size: place.data.cast("B"))
         return answer.version, place
 
-    def pull(self, version: int) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-        self.channel.send(Pull(version))
+    def pull(
+        self, version: int, expected: int | None = None
+    ) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+        self.channel.send(Pull(version, expected))
         return self.weights()
 
 
 class Stage:
     """A shard with a model of zeros, plain SGD with a rate of 1, and the coordinator's end of its connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = SIZE, optimizer: OptimizerSpec = SGD, **setup: Any) -> None:
+        self.size, self.shards = size, list[Shard]()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             door = Door("127.0.0.1", listener.getsockname()[1], b"secret")
-            shard = threading.Thread(target=lambda: Shard(0, door).run(), daemon=True)
-            shard.start()
+
+            def hold() -> None:
+                self.shards.append(Shard(0, door))
+                self.shards[0].run()
+
+            self.thread = threading.Thread(target=hold, daemon=True)
+            self.thread.start()
             sock, _ = listener.accept()
         sock.settimeout(20.0)
-        self.thread = shard
         self.channel = Channel(sock, Reader(Proof | Register | Arrived | Begun | Faulted | Beat))
         greeting.listen(self.channel, b"secret", "generation")
         self.port = self.hears().port
-        layout = Layout((Tensor("w", (SIZE,), "float32", 0),))
-        described = Description(layout, OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
-        self.orders(Setup(((0, SIZE),), key=b"key"), memoryview(described))
-        first = Worker(self.port, 0)
-        first.channel.send(Begin(), np.zeros(SIZE, dtype=np.float32).data.cast("B"))
+        layout = Layout((Tensor("w", (size,), "float32", 0),))
+        described = Description(layout, optimizer).as_json()
+        pieces = setup.pop("pieces", ((0, size),))
+        self.orders(Setup(pieces, key=b"key", **setup), memoryview(described))
+        first = Worker(self.port, 0, size=size)
         self.orders(Giver(0, 1))
-        assert self.hears() == first.channel.receive() == Begun(0, 1)
+        for piece, (start, stop) in enumerate(pieces):
+            first.channel.send(Begin(piece), np.zeros(stop - start, dtype=np.float32).data.cast("B"))
+            assert first.channel.receive() == Begun(0, 1)
+        assert self.hears() == Begun(0, 1)
         self.workers = [first]
 
     def orders(self, message: Any, body: memoryview | None = None) -> None:
@@ -108,7 +121,7 @@ class Stage:
         return message
 
     def worker(self, number: int, incarnation: int = 1) -> Worker:
-        self.workers.append(Worker(self.port, number, incarnation))
+        self.workers.append(Worker(self.port, number, incarnation, self.size))
         return self.workers[-1]
 
     def close(self) -> None:

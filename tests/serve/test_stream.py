@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from paceline.model.correction import CORRECTIONS, Correction
 from paceline.model.layout import Layout, Tensor
 from paceline.model.slice import Slice
 from paceline.model.spec import OptimizerSpec
@@ -64,9 +65,9 @@ class Sent:
 class Play:
     """Everybody but the Streams."""
 
-    def __init__(self, pieces: int) -> None:
-        self.pieces = pieces
-        self.streams = Streams(slices(pieces))
+    def __init__(self, pieces: int, correct: Correction = "none") -> None:
+        self.pieces, self.correct = pieces, correct
+        self.streams = Streams(slices(pieces), correct)
         self.incarnation = dict.fromkeys(range(WORKERS), 1)
         self.iteration = dict.fromkeys(range(WORKERS), 1)
         self.sent = {worker: Sent(Identity(worker, 1, 1)) for worker in range(WORKERS)}
@@ -97,7 +98,6 @@ class Play:
         if work is None:
             return
         work.apply()
-        assert torch.equal(work.copy, self.streams.slices[piece].weights)
         self.moved[piece].append(work)
         following, whole = self.streams.applied(work)
         for update in work.updates:
@@ -125,7 +125,9 @@ class Play:
             return
         self.issued += 1
         weights = tuple(0.5 + sent.update.worker for sent in fresh)
-        stream = Stream(self.issued, tuple(sent.update for sent in fresh), weights, in_order)
+        # Some are alone in their round, some know how stale they will be, and some do not.
+        turns, expected = 1 + self.issued % 3, (None, 0, 1, 5)[self.issued % 4]
+        stream = Stream(self.issued, tuple(sent.update for sent in fresh), weights, in_order, turns, expected)
         for sent in fresh:
             sent.order = stream
         self.take(self.streams.order(stream))
@@ -182,11 +184,14 @@ class Play:
             assert all(count == 1 for count in times.values()), "applied twice"
             numbers = [work.entry.order.number for work in works if work.entry.order.in_order]
             assert numbers == sorted(numbers), "not in the log's order"
-            due = [sent.update for sent in self.all.values() if sent.order and not sent.dropped]
-            assert set(due) <= times.keys(), "an update was lost"
+            named = [sent.update for sent in self.all.values() if sent.order and not sent.dropped]
+            assert set(named) <= times.keys(), "an update was lost"
             for work in works:
-                gradients = [gradient(update, piece) for update in work.updates]
-                reference[piece].step(gradients, work.weights, (1.0,))
+                gradients, turns = [gradient(update, piece) for update in work.updates], work.entry.order.turns
+                correct: Correction = self.correct if turns > 1 else "none"
+                reference[piece].step(gradients, work.weights, (1.0,), correct, turns)
+                due = reference[piece].ahead(work.entry.order.expected or 0, self.correct)
+                assert torch.equal(work.copy, due), "what comes back is not what it will be"
             assert torch.equal(self.streams.slices[piece].weights, reference[piece].weights)
         for update, sent in self.all.items():
             assert self.whole[update] == 1 or (sent.dropped and self.whole[update] <= 1)
@@ -207,9 +212,12 @@ ACTIONS = st.one_of(
 
 @pytest.mark.parametrize("orders", ["in order", "as they come", "both"])
 @SETTINGS
-@given(pieces=st.integers(1, 4), actions=st.lists(ACTIONS, max_size=80))
-def test_every_piece_once_in_the_logs_order_and_nobody_waits(orders: str, pieces: int, actions: list[object]) -> None:
-    play = Play(pieces)
+@given(pieces=st.integers(1, 4), correct=st.sampled_from(CORRECTIONS), actions=st.lists(ACTIONS, max_size=80))
+def test_every_piece_once_in_the_logs_order_and_nobody_waits(
+    orders: str, pieces: int, correct: Correction, actions: list[object]
+) -> None:
+    """And what comes back is the piece as it is after that, or as it will be so many steps later."""
+    play = Play(pieces, correct)
     for action in actions:
         match action:
             case ("put", int(worker), int(piece)):
@@ -279,3 +287,27 @@ def test_what_was_applied_before_its_worker_died_stays() -> None:
     play.apply(0)
     assert [len(works) for works in play.moved] == [1, 1], "piece 0 was under way, and is not torn"
     assert play.whole[Identity(0, 1, 1)] == 0, "but the update is not in whole"
+
+
+def test_a_piece_sent_again_comes_back_as_it_would_have_and_of_what_it_is_now() -> None:
+    """Its answer was lost. Others have moved it since, so fewer steps are left until its worker's next update."""
+    play = Play(1, "full")
+
+    def moves(worker: int, expected: int | None) -> Identity:
+        update = play.sent[worker].update
+        play.issued += 1
+        play.take(play.streams.order(Stream(play.issued, (update,), (1.0,), True, WORKERS, expected)))
+        play.put(worker, 0)
+        play.apply(0)
+        return update
+
+    (part,) = play.streams.slices
+    mine = moves(0, expected=3)
+    assert torch.equal(play.streams.copy_for(mine, 0), part.ahead(3, "full"))
+    for worker, left in ((1, 2), (2, 1), (3, 0)):
+        other = moves(worker, expected=None)
+        assert torch.equal(play.streams.copy_for(mine, 0), part.ahead(left, "full"))
+        assert torch.equal(play.streams.copy_for(other, 0), part.weights), "nobody knows how stale that will be"
+    assert not torch.equal(part.ahead(1, "full"), part.weights), "else nothing is shown here"
+    assert torch.equal(play.streams.copy(0), part.weights)
+    assert torch.equal(play.streams.copy(0, 2), part.ahead(2, "full"))

@@ -24,6 +24,7 @@ from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec
 from paceline.simulate.training import Goal, Outcome, Shares, Task, Training, TrainingError, device_named, train
 from paceline.workloads import data as sets
 from paceline.workloads import networks
+from reproduce.conftest import one_thread  # noqa: F401
 
 WORKERS = 4
 BATCH = 16

@@ -21,6 +21,7 @@ from rich.text import Text
 from paceline.cli.display import Display
 from paceline.cli.shared import check_script, check_target, errors, refuse
 from paceline.cli.simulate import Apply
+from paceline.model.correction import checked
 from paceline.observe.closing import side_by_side
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
@@ -34,6 +35,13 @@ Policy = Annotated[str, typer.Option("--policy", "-p", help="A policy with optio
 Servers = Annotated[int, typer.Option(min=0, help="Shards of the model, a process each; 0: only pace the workers.")]
 Colocate = Annotated[
     bool, typer.Option("--colocate", help="A shard beside each worker, on its machine, instead of --servers here.")
+]
+Correct = Annotated[
+    str,
+    typer.Option(
+        help="How staleness is made up for by the optimizer's momentum: none, predict, round or full; auto: full, "
+        "if it has any and the policy knows how stale updates will be."
+    ),
 ]
 Lease = Annotated[float, typer.Option(min=0.1, help="Seconds of silence before a worker is given up.")]
 CheckpointFolder = Annotated[
@@ -69,6 +77,7 @@ def run(
         str, typer.Option("--policy", "-p", help="A policy with options; several are compared: bsp,r2sp.")
     ] = "bsp:weights=mean",
     apply: Apply = "whole",
+    correct: Correct = "auto",
     colocate: Colocate = False,
     lease: Lease = 30.0,
     restarts: Annotated[int, typer.Option(min=0, help="How often a crashed worker is started again.")] = 1,
@@ -95,7 +104,7 @@ def run(
 
     specs = split_list([policy])
     for spec in specs:
-        _check_policy(spec, workers, apply)
+        _check_policy(spec, workers, apply, correct)
     check_script(script[0])
     check_target(trace, "--trace")
     if len(specs) > 1 and any((checkpoint, resume, record, trace)):
@@ -108,6 +117,7 @@ def run(
         workers,
         host or (local.EVERYWHERE if hosts else "127.0.0.1"),
         apply=apply,
+        correct=correct,
         colocate=colocate,
         lease=lease,
         checkpoint=checkpoint,
@@ -155,6 +165,7 @@ def serve(
     ] = None,
     policy: Policy = "bsp:weights=mean",
     apply: Apply = "whole",
+    correct: Correct = "auto",
     colocate: Colocate = False,
     host: Annotated[
         str, typer.Option(help="Where to listen; another place than loopback needs a token.")
@@ -183,12 +194,15 @@ def serve(
         _need_torch()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     wanted = workers or workers_of_launcher() or 1
-    _check_policy(policy, wanted, apply)
+    _check_policy(policy, wanted, apply, correct)
     check_target(trace, "--trace")
     plan = _plan(checkpoint, every, resume)
     tls = _tls(tls_cert, tls_key, tls_ca)
-    streamed = apply == "streamed"
-    terms = Terms(wanted if colocate else servers, wanted, _token(token_file), lease, plan, record, policy, streamed)
+    terms = Terms(
+        *(wanted if colocate else servers, wanted, _token(token_file), lease, plan, record, policy),
+        streamed=apply == "streamed",
+        correct=checked(correct),
+    )
 
     summary = Summary()
 
@@ -362,10 +376,16 @@ async def _until_told_to_stop() -> AsyncIterator[asyncio.Future[None]]:
             loop.remove_signal_handler(number)
 
 
-def _check_policy(policy: str, workers: int, apply: str) -> None:
+def _check_policy(policy: str, workers: int, apply: str, correct: str) -> None:
     if apply not in ("whole", "streamed"):
         refuse(f"--apply must be whole or streamed, not {apply!r}.")
+    try:
+        asked = checked(correct)
+    except ValueError as error:
+        refuse(f"--{error}.")
     made = make(policy)
+    if made.mixes and asked not in ("auto", "none"):
+        errors.print(f"Note: under {policy} workers make their own steps, so there is no momentum to correct by.")
     if apply == "streamed" and not (made.streamable or made.pipelined):
         errors.print(f"Note: {policy} cannot be streamed, so its updates are applied whole.")
     least = made.least_workers

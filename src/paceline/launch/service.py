@@ -27,6 +27,7 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 0
     apply: str = "whole"
+    correct: str = "auto"
     colocate: bool = False  # is there a shard beside each worker, instead of servers?
     lease: float = 30.0
     checkpoint: Path | None = None
@@ -45,6 +46,7 @@ class Options:
             "--host": self.host,
             "--port": self.port,
             "--apply": self.apply,
+            "--correct": self.correct,
             "--lease": self.lease,
             "--checkpoint": self.checkpoint,
             "--checkpoint-every": self.every,

@@ -15,6 +15,8 @@ from paceline.model.layout import STATISTICS, Layout
 from paceline.model.optimizer import make, trial
 from paceline.model.spec import OptimizerSpec, is_elementwise
 
+NEWEST = "newest"  # what the newest gradient is called in a checkpoint
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -55,8 +57,11 @@ class Slice:
         self._optimizer = make(spec, of_groups)
         # Without the hooks that torch wraps a step in for profilers and compilers: of a small step they are the most.
         self._make_step = inspect.unwrap(type(self._optimizer).step)
+        #: Of each group, as they are without any correction; torch's own where the spec is silent.
+        self._settings = [{**group, "params": ()} for group in self._optimizer.param_groups]
         self._sum: torch.Tensor | None = None
         self._newest: torch.Tensor | None = None  # the gradient of the last step, if it is to be gone by
+        self._last: tuple[tuple[float, ...], int] | None = None  # the last step's rates, and the steps in a round then
 
     @property
     def buffer(self) -> memoryview:
@@ -89,14 +94,13 @@ class Slice:
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
             raise ValueError(f"a learning rate must be a number from 0 up, not {list(rates)}")
         total = self._combined(gradients, weights)
-        if correct == "full":
-            if self._newest is None:
-                self._newest = torch.empty_like(self.weights)
+        if correct != "full":
+            self._newest = None  # what there may be is not the newest any more
+        elif self._newest is None:
+            self._newest = total.clone()
+        else:
             self._newest.copy_(total)
-        for group, settings, rate in zip(
-            self._optimizer.param_groups, self.spec.settings_of_groups, rates, strict=True
-        ):
-            group.update(slowed(self.spec.name, settings, rate, turns if correct in ("round", "full") else 1))
+        self._pace(tuple(rates), turns if correct in ("round", "full") else 1)
         for part, parameter in zip(self._parts, self._parameters, strict=True):
             parameter.grad = self._part(total, part)
         try:
@@ -112,19 +116,25 @@ class Slice:
             for statistic, part in zip(self._statistics, self._where, strict=True):
                 statistic.mul_(1 - share).add_(self._part(total, part), alpha=share / sum_of_weights)
 
-    def ahead(self, steps: int, correct: Correction) -> torch.Tensor:
-        """The weights as they will be after so many more steps, as far as can be told; a copy."""
-        ahead = self.weights.clone()
-        if correct == "none":
-            return ahead
+    def ahead(self, steps: int, correct: Correction, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The weights as they will be after so many more steps, as far as can be told; a copy, in `out` if given.
+
+        Nothing here is changed by it, so several threads may ask at a time, but none while a step is made.
+        """
+        ahead = torch.empty_like(self.weights) if out is None else out
+        if correct == "none" or steps <= 0:
+            return ahead.copy_(self.weights)
         newest = self._newest if correct == "full" else None
-        group_of = {parameter: group for group in self._optimizer.param_groups for parameter in group["params"]}
+        for statistic, part in zip(self._statistics, self._where, strict=True):
+            self._part(ahead, part).copy_(statistic)
+        groups = self._optimizer.param_groups
         for part, parameter in zip(self._parts, self._parameters, strict=True):
             gradient = None if newest is None else self._part(newest, part)
-            state = self._optimizer.state.get(parameter, {})
-            drifted = drift(self.spec.name, group_of[parameter], state, gradient, steps)
-            if drifted is not None:
-                self._part(ahead, part).add_(drifted)
+            state, place = self._optimizer.state.get(parameter, {}), self._part(ahead, part)
+            if drift(self.spec.name, groups[part.group], state, gradient, steps, place):
+                place.add_(parameter)
+            else:
+                place.copy_(parameter)
         return ahead
 
     def mix(self, models: Sequence[torch.Tensor], weights: Sequence[float], mix: float) -> None:
@@ -155,6 +165,8 @@ class Slice:
         The tensors are the live ones: write or copy them before the next step.
         """
         tensors, others = {"weights": self.weights}, dict[str, object]()
+        if self._newest is not None:
+            tensors[NEWEST] = self._newest
         for index, parameter in enumerate(self._parameters):
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
@@ -168,10 +180,16 @@ class Slice:
             "optimizer": self.spec.name,
             "others": others,
         }
+        if self._last is not None:
+            rates, turns = self._last
+            meta["last"] = {"rates": list(rates), "turns": turns}
         return tensors, meta
 
     def load(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
         """Take over what `state` gave: the next step is then, bit for bit, the one that would have followed there.
+
+        So is what `ahead` tells. From before there was such a thing it is not known what it goes by: it comes with the
+        next step.
 
         Settings may differ from those of then (a resumed run may lower its weight decay), the layout, the cut and the
         optimizer may not.
@@ -189,9 +207,12 @@ class Slice:
         weights = tensors.get("weights")
         if not isinstance(others, Mapping) or weights is None or not self._fits(weights):
             raise ValueError("the checkpoint is damaged: it does not hold this shard's weights as float32")
+        newest, last = tensors.get(NEWEST), self._last_of(meta)
+        if newest is not None and not self._fits(newest):
+            raise ValueError("the checkpoint is damaged: it does not hold this shard's newest gradient as float32")
         found: list[dict[str, Any]] = [{} for _ in self._parameters]
         for name, value in (*tensors.items(), *others.items()):
-            if name != "weights":
+            if name not in ("weights", NEWEST):
                 index, _, key = name.partition(".")
                 if not index.isdecimal() or int(index) >= len(found):
                     raise ValueError(f"the checkpoint is damaged: it holds {name!r:.80}, which belongs to nothing here")
@@ -199,11 +220,30 @@ class Slice:
         for part, parameter, values in zip(self._parts, self._parameters, found, strict=True):
             self._must_be_state(part, parameter, values)
         self.weights.copy_(weights)
+        self._newest = None if newest is None else newest.clone()
+        self._pace(*last)
         for parameter, values in zip(self._parameters, found, strict=True):
             # Not torch's load_state_dict: that casts, and numbers its parameters otherwise.
             self._optimizer.state[parameter] = {
                 key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()
             }
+
+    def _pace(self, rates: tuple[float, ...], turns: int) -> None:
+        """How the optimizer makes its next step, and is taken to make those that follow: one of `turns` in a round."""
+        for group, settings, rate in zip(self._optimizer.param_groups, self._settings, rates, strict=True):
+            group.update(slowed(self.spec.name, settings, rate, turns))
+        self._last = (rates, turns)
+
+    def _last_of(self, meta: Mapping[str, Any]) -> tuple[tuple[float, ...], int]:
+        """By which rates the last step was made, and how many made up a round. Old checkpoints do not say it."""
+        groups = len(self.spec.settings_of_groups)
+        match meta.get("last"):
+            case None:
+                return tuple(float(settings["lr"]) for settings in self._settings), 1
+            case {"rates": [*rates], "turns": int(turns)} if len(rates) == groups and turns >= 1:
+                if all(isinstance(rate, float | int) and math.isfinite(rate) and rate >= 0 for rate in rates):
+                    return tuple(map(float, rates)), turns
+        raise ValueError("the checkpoint is damaged: it does not say how the last step was made")
 
     def _must_be_state(self, part: _Part, parameter: torch.Tensor, values: Mapping[str, Any]) -> None:
         """Is this what the optimizer remembers of such a parameter? Nothing at all is: it may not have begun."""

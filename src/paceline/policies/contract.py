@@ -65,11 +65,15 @@ class Stream:
     is returned to them at once. The Apply that names them follows when all of it is in, with these weights, these
     updates and no others, in this order; those who left before theirs was in, or were cancelled, are missing from it.
     If nobody is left, no Apply follows.
+
+    expected_staleness: where the policy knows it in advance, what the staleness of the updates will be that these
+    workers make of what is returned to them, counted from this Stream.
     """
 
     workers: tuple[WorkerId, ...]
     weights: tuple[float, ...]
     in_order: bool = True
+    expected_staleness: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

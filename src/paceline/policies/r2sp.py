@@ -248,7 +248,7 @@ class R2SP(Policy):
         if self.streamed:
             for worker, since in seat.present.items():
                 weights = self.weigher.in_round((self.announced.pop(worker),), len(self.seat_of))
-                decisions += [Turn(worker), Stream((worker,), weights)]
+                decisions += [Turn(worker), Stream((worker,), weights, expected_staleness=len(self.ring) - 1)]
                 self.began[worker] += now - since
                 self.push_of[worker] = push = Push(worker, now, weights[0])
                 self.pushes.append(push)

@@ -17,12 +17,13 @@ import math
 import secrets
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
 from paceline import policies
+from paceline.model.correction import Asked, Correction, checked, chosen
 from paceline.observe.events import Began, as_line
 from paceline.observe.journal import Journal
 from paceline.observe.ledger import Ledger
@@ -34,6 +35,7 @@ from paceline.serve.checkpoint import Checkpoint, CheckpointError
 from paceline.serve.description import Description
 from paceline.serve.lull import Lull
 from paceline.serve.messages import (
+    MOST_STALENESS,
     Accepted,
     Apply,
     Arrived,
@@ -131,6 +133,10 @@ class Terms:
     awaited: frozenset[int] | None = None  # who took part in the generation before and had not left; None: not known
     incarnations: dict[int, int] = field(default_factory=dict)  # the last of each worker, from the generation before
     shard_token: bytes = b""  # what only the server's own shards know; empty: whoever knows the job's may be one
+    correct: Asked = "auto"  # how staleness known in advance is taken into account; auto: as the optimizer allows
+
+    def __post_init__(self) -> None:
+        checked(self.correct)
 
     def streams(self, policy: Policy) -> bool:
         """Is each piece of an update applied as it comes, under this policy?"""
@@ -174,6 +180,8 @@ class Coordinator:
         self._giver: Member | None = None  # who gives them
         self._described: Description | None = None
         self._description = b""
+        self._correct: Correction = "none"  # until it is known what is trained
+        self._turns: dict[int, int] = {}  # worker → the Applies that make up a round, as its last Grant told
         self._workers_wanted = 1 if restored else terms.workers  # not all may come back
         self._incarnations: dict[int, int] = dict(terms.incarnations)
         self.roster = Roster(terms.workers, terms.awaited, restored is not None)
@@ -412,7 +420,7 @@ class Coordinator:
         version = self._restored.version if self._restored else 0
         for number, pieces in enumerate(self._cut()):
             record = f"{self.terms.record}/shard-{number}-{self.generation}.rec" if self.terms.record else ""
-            setup = Setup(pieces, folder, version, record, self._key, self._streams, self._at_a_time)
+            setup = Setup(pieces, folder, version, record, self._key, self._streams, self._at_a_time, self._correct)
             self._shards[number].send(setup, self._description)
 
     def _cut(self) -> list[Ranges]:
@@ -519,6 +527,10 @@ class Coordinator:
                 described.deal(self.terms.shards, 1)
             except ValueError as error:
                 raise WireError(f"The model cannot be cut: {error}; use fewer servers.") from None
+            try:
+                self._correct = self._correction(described)
+            except ValueError as error:
+                raise WireError(str(error)) from None
             self._described, self._description = described, text
             self._set_up_shards()
             return
@@ -530,6 +542,16 @@ class Coordinator:
         difference = self._described.differs_from(described)
         if difference:
             raise WireError(f"All workers must train the same model: {difference}.")
+
+    def _correction(self, described: Description) -> Correction:
+        """How staleness is taken into account. ValueError if what was asked for cannot be had."""
+        if self.ledger.policy.mixes:
+            return "none"  # workers make their own steps: there is no momentum here
+        asked = self.terms.correct
+        try:
+            return chosen(asked, described.optimizer)
+        except ValueError as error:
+            raise ValueError(f"--correct {asked} cannot be had: {error}; leave it at auto.") from None
 
     def _take_back(self, peer: Peer, resume: Resume) -> Member | None:
         """A worker whose connection was lost is back: both repeat what the other may have missed."""
@@ -766,7 +788,9 @@ class Coordinator:
         member.iteration += 1
         member.answered = member.turned = member.announced = member.dropped = False
         pull = not self._streams or member.applied != self.ledger.version
-        member.granted = Granted(member.iteration, self.ledger.version, grant.batch_size, pull)
+        expected = _within_reason(grant.expected_staleness)
+        self._turns[grant.worker] = 1 if expected is None else expected + 1
+        member.granted = Granted(member.iteration, self.ledger.version, grant.batch_size, pull, expected)
         member.peer.send(member.granted)
 
     def _turn(self, turn: policies.Turn) -> None:
@@ -794,7 +818,14 @@ class Coordinator:
             }
             self._streams_issued += 1
             self._lull.begun(known)
-            order = Stream(self._streams_issued, tuple(known), tuple(known.values()), stream.in_order)
+            order = Stream(
+                self._streams_issued,
+                tuple(known),
+                tuple(known.values()),
+                stream.in_order,
+                self._turns_of(identities),
+                _within_reason(stream.expected_staleness),
+            )
             self._tell_shards(order)
 
         self._lull.unless_awaited(now)
@@ -815,7 +846,8 @@ class Coordinator:
         kept = dict(self._kept.values())
         identities = tuple(kept.get(update) or self._decided(update) for update in apply.updates)
         if not self._streams:  # there they have applied it
-            self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix))
+            turns = self._turns_of(identities)
+            self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix, turns))
         self._trained(*identities)
         for identity in identities:
             self._applied[identity.worker, identity.incarnation] = identity.iteration
@@ -824,6 +856,10 @@ class Coordinator:
                 member.applied = self.ledger.version
         for identity in identities:
             self._lull.settled(identity)
+
+    def _turns_of(self, updates: Iterable[Identity]) -> int:
+        """How many Applies like one of these updates make up a round, as far as the policy knows; the most, if any."""
+        return max((self._turns.get(update.worker, 1) for update in updates), default=1)
 
     def _trained(self, *updates: Identity) -> None:
         """The samples of these updates are done."""
@@ -899,12 +935,18 @@ class Coordinator:
         job = restored.job
         self._described = restored.description
         self._description = self._described.as_json()
+        self._correct = self._correction(self._described)
         self.ledger.version = restored.version
         self.samples = Samples.from_json(job["samples"]) if job["samples"] else None
         self._applied = {(worker, incarnation): iteration for worker, incarnation, iteration in job["applied"]}
         for worker, last in job["incarnations"].items():
             known = self._incarnations.get(int(worker), 0)
             self._incarnations[int(worker)] = max(last, known)
+
+
+def _within_reason(staleness: int | None) -> int | None:
+    """What a policy expects, as far as shards bear to be told of it."""
+    return None if staleness is None else max(0, min(staleness, MOST_STALENESS))
 
 
 def _is_loopback(host: str) -> bool:

@@ -65,11 +65,17 @@ class Flow:
         for work in works:
             self._go_on(work)
 
-    def pull(self, visit: Visit, version: int) -> None:
-        """Send all pieces, each as it is now. All that the log counts is in them."""
+    def pull(self, visit: Visit, version: int, expected: int | None) -> None:
+        """Send all pieces, each as it is now, or as it will be. All that the log counts is in them.
+
+        What a piece has of pushes under way is not told from what the log counts, so it is predicted over a few steps
+        too many then. Only who joins, or lost its turn, pulls here; whoever pushes is returned what is right.
+        """
+        steps = self._streams.steps_ahead(expected)
         for piece in range(len(self._streams.slices)):
             with self._state:
-                copy = self._copy(piece)
+                self._until_still(piece)
+                copy = self._streams.copy(piece, steps)
             visit.give(Weights(version, piece), copy)
 
     def await_quiet(self) -> None:
@@ -111,10 +117,10 @@ class Flow:
         """Send a worker a piece that it pushed, as it is now."""
         visit = self._visits.get((update.worker, update.incarnation))
         if visit:
-            visit.give(Returned(update.iteration, piece), self._copy(piece))
+            self._until_still(piece)
+            visit.give(Returned(update.iteration, piece), self._streams.copy_for(update, piece))
 
-    def _copy(self, piece: int) -> torch.Tensor:
-        """A piece as it is, when nobody is moving it."""
+    def _until_still(self, piece: int) -> None:
+        """Until nobody is moving it."""
         while self._streams.is_busy(piece):
             self._state.wait(1.0)
-        return self._streams.slices[piece].weights.clone()

@@ -140,7 +140,7 @@ class Life:
             if isinstance(message, Give):
                 self._on_all(partial(self._begin, weights))
         if message.pull:
-            self._pull_all(message.version, weights)
+            self._pull_all(message.version, weights, message.expected)
         else:
             self.version = message.version
         self.granted = message
@@ -415,17 +415,23 @@ class Life:
 
         part.version = self._with(part, do)
 
-    def _pull_all(self, version: int, weights: memoryview) -> None:
+    def _pull_all(self, version: int, weights: memoryview, expected: int | None = None) -> None:
         """Pull this version or a newer one, the same from all shards: half an update is never seen.
+
+        expected: as it will be so many versions later. None: as it is, and so it must be where it is the last.
 
         A shard may have gone on while another was asked. It is seldom, as all are asked at once; then all are asked
         again: one alone, asked later, would be ahead of the others.
         """
         for part in self._parts:
             part.version = -1
+        asked = Pull(version, expected)
         while any(part.version < version for part in self._parts):
-            self._on_all(partial(self._pull, Pull(version), weights))  # all at once, so that they agree
+            self._on_all(partial(self._pull, asked, weights))  # all at once, so that they agree
             version = max(part.version for part in self._parts)
+            if expected is not None:  # of the versions that are to follow, these have
+                expected = max(0, expected - (version - asked.version))
+            asked = Pull(version, expected)
         self.version = version
 
     def _with(self, part: Part, do: Callable[[Channel], Any]) -> Any:

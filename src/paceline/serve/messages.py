@@ -19,7 +19,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from paceline.model.correction import Correction
+
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # elements of the model: start, stop
+MOST_STALENESS = 1 << 20  # versions that an update may be expected to be behind
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -144,6 +147,7 @@ class Granted(Message, frozen=True):
     version: int
     batch_size: int | None
     pull: bool = True  # else what was returned is of this version
+    expected: int | None = None  # versions that will follow this one before the update is applied, if that is known
 
 
 class Cancelled(Message, frozen=True):
@@ -226,9 +230,13 @@ class Push(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """Send the weights when they are of this version or newer."""
+    """Send the weights when they are of this version or newer.
+
+    expected: as they will be so many versions after this one, as far as the shard can tell. None: as they are.
+    """
 
     version: int
+    expected: int | None = None
 
 
 class Pushed(Message, frozen=True):
@@ -271,6 +279,7 @@ class Setup(Message, frozen=True):
     key: bytes = b""  # by which workers' tickets are known
     streamed: bool = False  # are pieces applied as they come?
     at_a_time: int = 0  # transfers that there may be at a time in each direction, to begin with; 0: any number
+    correct: Correction = "none"  # how staleness that is known in advance is taken into account
 
 
 class Loaded(Message, frozen=True):
@@ -316,18 +325,22 @@ class Apply(Message, frozen=True):
     updates: tuple[Identity, ...]
     weights: tuple[float, ...]
     mix: float | None
+    turns: int = 1  # that make up a round, as far as that is known
 
 
 class Stream(Message, frozen=True):
     """Streamed: each piece of these updates is applied as soon as all of them have sent it.
 
     in_order: and after all that the log has for that piece before this. Then it is returned to them.
+    expected: as it will be so many Streams later, as far as the shard can tell. None: as it is.
     """
 
     number: int
     updates: tuple[Identity, ...]
     weights: tuple[float, ...]
     in_order: bool = True
+    turns: int = 1  # that make up a round, as far as that is known
+    expected: int | None = None
 
 
 class Drop(Message, frozen=True):

@@ -133,7 +133,7 @@ def start_of(path: Path) -> Path:
 def _set_up(setup: Setup, description: bytes, path: Path) -> Store:
     described = Description.from_json(description)
     ((start, stop),) = setup.pieces
-    store = Store(Slice(described.layout, start, stop, described.optimizer))
+    store = Store(Slice(described.layout, start, stop, described.optimizer), setup.correct)
     if setup.checkpoint:
         arrays, meta = checkpoint.load(start_of(path))
         store.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)

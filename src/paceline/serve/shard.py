@@ -9,6 +9,9 @@ Threads, none of which touches a tensor under a lock for long:
 A pull must not see half of an update. Weights are sent in pieces, each only when the socket can take it; before an
 update is applied, pulls under way are given a copy of what they have begun to send. So a slow reader delays nobody.
 
+Where staleness is corrected for, a pull is sent weights as they will be (`foresight.py`): a copy anyway, made by the
+worker's thread, for which an update waits.
+
 Streamed, pieces of the slice are moved and sent back one by one (`flow.py`).
 """
 
@@ -36,6 +39,7 @@ from paceline.serve import checkpoint, greeting
 from paceline.serve.description import Description
 from paceline.serve.door import Door, answer
 from paceline.serve.flow import Flow
+from paceline.serve.foresight import Foreseen, Foresight
 from paceline.serve.messages import (
     Accepted,
     Apply,
@@ -66,7 +70,7 @@ from paceline.serve.record import Recording
 from paceline.serve.store import Fenced, Held, Store
 from paceline.serve.stream import Streams
 from paceline.serve.tls import Tls
-from paceline.serve.turnstile import Turnstile
+from paceline.serve.turnstile import Pass, Turnstile
 from paceline.serve.variables import SHARD_TOKEN, TOKEN
 from paceline.serve.visit import FROM_WORKER, NEARLY, Visit
 from paceline.serve.wire import Channel, Closed, Pieces, Reader, WireError
@@ -115,6 +119,7 @@ class Shard:
         threads: that may make a step together, if it is large.
         """
         self._threads = threads
+        self._step_threads = 1  # that do so with the slice that there is
         self._number = number
         self._token = coordinator.token if token is None else token
         self._key = b""  # by which workers' tickets are known
@@ -130,6 +135,8 @@ class Shard:
         self._giver: tuple[int, int] | None = None  # who is to give the weights that the model begins with
         self._given = False  # has it?
         self._applying = False
+        self._foresight: Foresight | None = None
+        self._foreseeing = 0  # predictions that are being made
         self._pulls: set[Pieces] = set()  # under way, of the weights themselves
         self._copied: dict[Pieces, Copied] = {}  # under way, of a copy
         self._workers: dict[Channel, Hello] = {}
@@ -244,33 +251,78 @@ class Shard:
             self.tell(Arrived(update))
         return False
 
-    def send_weights(self, channel: Channel, version: int) -> None:
-        """Send the weights when they are of this version or newer."""
+    def send_weights(self, channel: Channel, version: int, expected: int | None = None) -> None:
+        """Send the weights when they are of this version or newer.
+
+        expected: as they will be so many versions after this one. What has become of those versions by then is known.
+        """
         store = self.opened()
         assert isinstance(store, Store)
-        self._await_version(store, version)
-        entered = self._pulling.enter() if self._pulling else None
-        with self._state:
-            self._await_version(store, version)
-            pull = Pieces(store.slice.buffer)
-            self._pulls.add(pull)
-            newest = store.version
+        entered: Pass | None = None
+        pull: Pieces | None = None
 
         def sent(size: int) -> None:
             if entered:
                 entered.moved(size)
-                if len(pull.rest) <= NEARLY:
+                if pull and len(pull.rest) <= NEARLY:
                     entered.leave()
 
+        # Before it is let onto the link, which would be idle meanwhile.
+        foreseen = self._foresee(store, version, expected)
         try:
+            entered = self._pulling.enter() if self._pulling else None
+            if foreseen and foreseen.version != store.version:  # others were before it on the link: this is old
+                old, foreseen = foreseen, None
+                self._forget(old)
+                foreseen = self._foresee(store, version, expected)
+            with self._state:
+                if foreseen:
+                    newest, pull = foreseen.version, Pieces(foreseen.bytes)
+                else:
+                    self._await_version(store, version)
+                    newest, pull = store.version, Pieces(store.slice.buffer)
+                    self._pulls.add(pull)
             channel.send_pieces(Weights(newest), pull, sent)
         finally:
             if entered:
                 entered.leave()
+            self._forget(foreseen)
             with self._state:
-                self._pulls.discard(pull)
-                if copied := self._copied.pop(pull, None):
-                    copied.given_up(pull, store)
+                if pull:
+                    self._pulls.discard(pull)
+                    if copied := self._copied.pop(pull, None):
+                        copied.given_up(pull, store)
+
+    def _foresee(self, store: Store, version: int, expected: int | None) -> Foreseen | None:
+        """The weights as they will be, when they are of this version or newer. None: they are to be sent as they are.
+
+        It is waited for in any case.
+        """
+        with self._state:
+            self._await_version(store, version)
+            steps = store.steps_ahead(expected, store.version - version)
+            if not steps or not self._foresight:
+                return None
+            foreseen = self._foresight.take(steps)
+            self._foreseeing += 1
+        try:
+            torch.set_num_threads(self._step_threads)  # of this thread; it is as much work as a step
+            foreseen.make()
+        except BaseException:
+            self._forget(foreseen)
+            raise
+        finally:
+            torch.set_num_threads(1)
+            with self._state:
+                self._foreseeing -= 1
+                self._state.notify_all()
+        return foreseen
+
+    def _forget(self, foreseen: Foreseen | None) -> None:
+        """It has been sent, or is not wanted."""
+        if foreseen and self._foresight:
+            with self._state:
+                self._foresight.give_back(foreseen)
 
     def _await_version(self, store: Store, version: int) -> None:
         """Until the weights are of this version or newer, and no update is being applied."""
@@ -322,9 +374,10 @@ class Shard:
     def _set_up(self, order: Setup) -> None:
         described = Description.from_json(bytes(self._body))
         largest = max(stop - start for start, stop in order.pieces)
-        torch.set_num_threads(min(self._threads, max(1, largest // WORTH_A_THREAD)))  # of this thread, which applies
+        self._step_threads = min(self._threads, max(1, largest // WORTH_A_THREAD))
+        torch.set_num_threads(self._step_threads)  # of this thread, which applies
         slices = [Slice(described.layout, start, stop, described.optimizer) for start, stop in order.pieces]
-        store = Streams(slices) if order.streamed else Store(*slices)
+        store = Streams(slices, order.correct) if order.streamed else Store(slices[0], order.correct)
         if order.checkpoint:
             arrays, meta = checkpoint.load_shard(Path(order.checkpoint), self._number)
             store.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
@@ -335,6 +388,7 @@ class Shard:
         with self._state:
             self._store, self._key = store, order.key
             self.flow = Flow(store, self._state, self.tell) if isinstance(store, Streams) else None
+            self._foresight = Foresight(store) if isinstance(store, Store) else None
             if order.at_a_time:
                 self.pushes, self._pulling = Turnstile(order.at_a_time), Turnstile(order.at_a_time)
             self._state.notify_all()
@@ -343,7 +397,9 @@ class Shard:
 
     def _apply(self, store: Store, order: Apply) -> None:
         with self._state:
-            self._applying = True
+            self._applying = True  # from now on no pull begins
+            while self._foreseeing:
+                self._state.wait()
             self._part_from_pulls(store)
         store.apply(order)
         with self._state:

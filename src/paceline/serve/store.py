@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from paceline.model.correction import Correction
 from paceline.model.slice import Slice
 from paceline.serve.messages import Apply, Drop, Fence, Identity, Keep
 
@@ -27,11 +28,16 @@ class Held(NamedTuple):
     rates: tuple[float, ...]
 
 
+def in_step(correct: Correction, turns: int) -> Correction:
+    """How a step is made that is one of so many in a round. If it is the only one, nothing is stale or need be kept."""
+    return correct if turns > 1 else "none"
+
+
 class Shared:
     """What all shards have: slices of the model at a version, and whom they accept updates from."""
 
-    def __init__(self, slices: Sequence[Slice]) -> None:
-        self.slices = tuple(slices)
+    def __init__(self, slices: Sequence[Slice], correct: Correction = "none") -> None:
+        self.slices, self.correct = tuple(slices), correct
         self.version = -1  # of the weights; -1: there are none yet
         self._fence: dict[int, int] = {}  # worker → the oldest incarnation that is accepted
         self._spare: list[list[torch.Tensor]] = [[] for _ in slices]
@@ -43,6 +49,10 @@ class Shared:
 
     def free(self, piece: int, buffer: torch.Tensor) -> None:
         self._spare[piece].append(buffer)
+
+    def steps_ahead(self, expected: int | None, since: int = 0) -> int:
+        """Over how many steps weights are predicted that will be used so many after a version, `since` that version."""
+        return 0 if expected is None or self.correct == "none" else max(0, expected - since)
 
     def accepts(self, worker: int, incarnation: int) -> bool:
         return incarnation >= self._fence.get(worker, 0)
@@ -86,8 +96,8 @@ class Shared:
 class Store(Shared):
     """One slice of the model, and updates that count when they are whole."""
 
-    def __init__(self, part: Slice) -> None:
-        super().__init__((part,))
+    def __init__(self, part: Slice, correct: Correction = "none") -> None:
+        super().__init__((part,), correct)
         self.slice = part
         self._waiting: dict[Identity, Held] = {}
         self._newest: dict[int, tuple[int, int]] = {}  # worker → the newest (incarnation, iteration) that is in
@@ -116,7 +126,8 @@ class Store(Shared):
         parts = [self.held(update) for update in order.updates]
         gradients = [part.gradient for part in parts]
         if order.mix is None:
-            self.slice.step(gradients, order.weights, parts[-1].rates)
+            correct = in_step(self.correct, order.turns)
+            self.slice.step(gradients, order.weights, parts[-1].rates, correct, order.turns)
         else:
             self.slice.mix(gradients, order.weights, order.mix)
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paceline.model.correction import Correction
 from paceline.model.slice import Slice
 from paceline.serve.messages import Identity, Stream
-from paceline.serve.store import Fenced, Held, Shared
+from paceline.serve.store import Fenced, Held, Shared, in_step
 
 
 @dataclass
@@ -43,6 +44,8 @@ class _Piece:
     loose: deque[_Entry] = field(default_factory=deque)  # complete, and bound to no order
     # worker → the last (incarnation, iteration) of it that was applied, or is being applied
     newest: dict[int, tuple[int, int]] = field(default_factory=dict)
+    moves: int = 0  # how often it has been moved, or is being moved
+    due: dict[int, int] = field(default_factory=dict)  # worker → the moves before its next one, where that is known
 
 
 @dataclass(frozen=True)
@@ -56,19 +59,22 @@ class Work:
     gradients: tuple[torch.Tensor, ...]
     weights: tuple[float, ...]
     rates: tuple[float, ...]
-    copy: torch.Tensor  # of the piece as it is then
+    correct: Correction  # how staleness is taken into account
+    steps: int  # by which the copy is ahead
+    copy: torch.Tensor  # of the piece as it is then, or will be
 
     def apply(self) -> None:
         """Move it."""
-        self.slice.step(self.gradients, self.weights, self.rates)
-        self.copy.copy_(self.slice.weights)
+        turns = self.entry.order.turns
+        self.slice.step(self.gradients, self.weights, self.rates, in_step(self.correct, turns), turns)
+        self.slice.ahead(self.steps, self.correct, self.copy)
 
 
 class Streams(Shared):
     """The pieces of one shard."""
 
-    def __init__(self, slices: Sequence[Slice]) -> None:
-        super().__init__(slices)
+    def __init__(self, slices: Sequence[Slice], correct: Correction = "none") -> None:
+        super().__init__(slices, correct)
         self._pieces = [_Piece(part) for part in slices]
         self._entries: dict[int, _Entry] = {}
         self._entry_of: dict[Identity, _Entry] = {}
@@ -90,6 +96,15 @@ class Streams(Shared):
         One that is being applied counts too: sent again just then, it must not be applied again.
         """
         return _key(update) <= self._pieces[piece].newest.get(update.worker, (0, 0)) or self._is_gone(update)
+
+    def copy(self, number: int, steps: int = 0) -> torch.Tensor:
+        """A copy of a piece as it is, or as it will be so many steps later. Nobody may be moving it."""
+        return self.slices[number].ahead(steps, self.correct)
+
+    def copy_for(self, update: Identity, number: int) -> torch.Tensor:
+        """A copy for one who has pushed to this piece before, as it was to be returned then, and of what it is now."""
+        piece = self._pieces[number]
+        return self.copy(number, self.steps_ahead(piece.due.get(update.worker), piece.moves))
 
     def fence(self, worker: int, incarnation: int) -> None:
         """What an older one has sent and the log has not named, it never will. What it has named is dropped by it."""
@@ -185,8 +200,11 @@ class Streams(Shared):
             return None
         updates = tuple(entry.weights)
         held = [piece.held.pop(update) for update in updates]
+        steps = self.steps_ahead(entry.order.expected)
+        piece.moves += 1
         for update in updates:
             piece.newest[update.worker] = _key(update)
+            piece.due[update.worker] = piece.moves + steps
         piece.busy = True
         return Work(
             number,
@@ -196,6 +214,8 @@ class Streams(Shared):
             tuple(each.gradient for each in held),
             tuple(entry.weights.values()),
             held[-1].rates,
+            self.correct,
+            steps,
             self.room(number),
         )
 

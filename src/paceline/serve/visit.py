@@ -14,6 +14,7 @@ import torch
 
 from paceline.model.half import WIDTH, widen
 from paceline.serve.messages import (
+    MOST_STALENESS,
     Begin,
     Begun,
     Go,
@@ -70,11 +71,12 @@ class Visit:
                 match message:
                     case Push():
                         self._pushed(message)
-                    case Pull(version):
+                    case Pull(version, expected):
+                        _check_expected(expected)
                         if self._flow:
-                            self._flow.pull(self, version)
+                            self._flow.pull(self, version, expected)
                         else:
-                            self._shard.send_weights(self.channel, version)
+                            self._shard.send_weights(self.channel, version, expected)
                     case May():
                         self._let_push()
                         self.give(Go())
@@ -171,3 +173,8 @@ class Visit:
         update = Identity(self._hello.worker, self._hello.incarnation, push.iteration)
         if not self._shard.put(update, push.piece, Held(buffer, push.rates), self._sum):
             self.channel.send(Pushed(push.iteration))
+
+
+def _check_expected(expected: int | None) -> None:
+    if expected is not None and not 0 <= expected <= MOST_STALENESS:
+        raise WireError(f"An update may be expected to be 0 to {MOST_STALENESS} versions stale, not {expected}.")
