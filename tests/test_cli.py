@@ -339,7 +339,10 @@ def test_a_full_disk_is_told_and_leaves_nothing(shell: Shell, monkeypatch: pytes
         ("small.toml -p ,", "There is an empty place in the list ','."),
         ("small.toml -p no.such.module:Thing", "'no.such.module:Thing' does not lead to a policy"),
         ("small.toml -p os.path:join", "'os.path:join' is not a policy"),
-        ("nowhere", "There is no cluster 'nowhere', neither built in nor as a file. Built in: dssp-mixed,"),
+        (
+            "nowhere",
+            "There is no cluster 'nowhere', neither built in nor as a file. Built in: dssp-homogeneous-alexnet,",
+        ),
         ("r2sp-a-vgg", "Did you mean 'r2sp-a-vgg16'?"),
         ("missing.toml", "There is no cluster 'missing.toml'"),
         (".", "There is no cluster '.'"),

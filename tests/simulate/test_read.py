@@ -285,9 +285,9 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 def test_all_that_were_asked_for_are_built_in() -> None:
     models = ("resnet32", "alexnet", "vgg16", "inception")
     asked = {f"r2sp-{kind}-{model}" for kind in ("a", "table1") for model in models}
-    assert asked | {"r2sp-b", "dssp-mixed", "rlp-10", "lab-5mb", "lab-1mb", "lab-unequal", "lab-vgg16"} == set(
-        builtin_names()
-    )
+    labs = {"lab-5mb", "lab-1mb", "lab-unequal", "lab-vgg16"}
+    learned = {"dssp-homogeneous-alexnet", "dssp-homogeneous-resnet", "r2sp-nlp-bert", "r2sp-nlp-t5"}
+    assert asked | labs | learned | {"r2sp-b", "dssp-mixed", "rlp-10"} == set(builtin_names())
 
 
 @pytest.mark.parametrize("name", builtin_names())
