@@ -323,6 +323,8 @@ class Life:
                 with contextlib.suppress(OSError):
                     for message in self._unanswered.values():
                         channel.send(message)
+            if self._over.is_set():  # meanwhile, and it was the old one that was closed
+                channel.close()
             return
         raise WireError(f"The server at {self._door.host}:{self._door.port} cannot be reached any more: {lost}.")
 
@@ -443,6 +445,9 @@ class Life:
             try:
                 if part.channel is None:
                     part.channel = self._connect(part)
+                    if self._ended:  # meanwhile: whoever ended it may have hung up before this was there
+                        part.hang_up()
+                        raise self._ended
                 return do(part.channel)
             except (Refusal, Over):
                 raise
@@ -462,7 +467,11 @@ class Life:
             raise Over("The server is of another generation.")
         channel.bear_cut(max(1.0, self.welcome.lease))
         channel.bear_silence(self.welcome.lease)  # a shard answers at once, or its answer was lost on the way
-        channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
+        try:
+            channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
+        except OSError:
+            channel.close()
+            raise
         return channel
 
     def _on_all(self, do: Callable[[Part], Any]) -> list[Any]:
