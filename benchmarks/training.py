@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from paceline.simulate.gradients import Gradients, Job, flat
-from paceline.simulate.training import device_named
+from paceline.simulate.task import device_named
 from paceline.workloads import data as sets
 from paceline.workloads.networks import loss, make
 

@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import paceline
-from paceline import cli
+import shell as shell_of
 from paceline.cli import simulate
 from paceline.observe.events import Applied, Began, Event, from_line
 from paceline.policies import names, policy_options
@@ -59,37 +58,17 @@ KEYS = {
 ADDED = {"simulated_seconds", "warm_up_iterations", "updates_by_worker", "lost", "returned"}
 
 
-@dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-class Shell:
-    """`paceline …` in an empty folder, in this process."""
+class Shell(shell_of.Shell):
+    """`paceline …` in a folder with a small cluster."""
 
     def __init__(
         self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int = 120
     ) -> None:
-        self.folder, self._capsys, self._monkeypatch = folder, capsys, monkeypatch
-        monkeypatch.chdir(folder)
-        monkeypatch.setenv("COLUMNS", str(width))
-        monkeypatch.setenv("NO_COLOR", "1")
-        monkeypatch.setattr(sys, "path", list(sys.path))
+        super().__init__(folder, capsys, monkeypatch, width=width)
         (folder / "small.toml").write_text(SMALL)
 
-    def __call__(self, *args: str) -> Outcome:
-        self._monkeypatch.setattr(sys, "argv", ["paceline", *args])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = self._capsys.readouterr()
-        code = ended.value.code
-        assert code is None or isinstance(code, int)
-        return Outcome(code or 0, said.out, said.err)
-
     def files(self) -> set[str]:
-        return {path.name for path in self.folder.iterdir()} - {"small.toml"}
+        return super().files() - {"small.toml"}
 
     def json(self, *args: str) -> Any:
         outcome = self("simulate", *args, "--json")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +10,46 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline import cli
+from paceline.simulate.training import Training
+from shell import Shell
 
 
-def learn(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run it in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["paceline", "learn", *(str(each) for each in arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0) if not isinstance(ended.value.code, str) else 1
+@pytest.fixture
+def learn(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    return Shell(tmp_path, capsys, monkeypatch, ("learn",))
 
 
-def test_a_table_with_what_was_reached(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    code = learn(monkeypatch, "r2sp-a-alexnet", "-p", "bsp,r2sp", "--rate", 0.04, "--loss", 0.9, "--rounds", 40)
-    said = " ".join(capsys.readouterr().out.split())
-    assert code == 0
+def test_a_table_with_what_was_reached(learn: Shell) -> None:
+    ended = learn("r2sp-a-alexnet", "-p", "bsp,r2sp", "--rate", 0.04, "--loss", 0.9, "--rounds", 40)
+    said = " ".join(ended.out.split())
+    assert ended.code == 0
     assert "mlp on digits, r2sp-a-alexnet" in said and "s to loss 0.9" in said
     assert "not reached" not in said
 
 
-def test_json_and_what_was_not_reached(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_what_was_not_reached(learn: Shell) -> None:
     common = ("r2sp-a-alexnet", "-p", "bsp", "--rounds", 3, "--samples", 500)
-    assert learn(monkeypatch, *common, "--loss", 0.01, "--json") == 0
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    (run,) = json.loads(learn(*common, "--loss", 0.01, "--json").out)["runs"]
     assert (run["policy"], run["ended"], run["reached"], len(run["curve"])) == ("bsp", "rounds", None, 3)
     assert run["best"] == min(point["loss"] for point in run["curve"])
-    assert learn(monkeypatch, *common, "--accuracy", 0.99) == 0
-    assert "not reached" in capsys.readouterr().out
-    assert learn(monkeypatch, *common, "--rate", 1e6, "--loss", 0.1, "--json") == 0
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    short = learn(*common, "--accuracy", 0.99)
+    assert short.code == 0 and "not reached" in short.out
+    (run,) = json.loads(learn(*common, "--rate", 1e6, "--loss", 0.1, "--json").out)["runs"]
     assert (run["ended"], run["reached"]) == ("diverged", None)
 
 
-def test_a_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_nearest_accuracy_is_said(learn: Shell) -> None:
+    common = ("r2sp-a-alexnet", "-p", "bsp", "--rounds", 10, "--accuracy", 0.999)
+    (run,) = json.loads(learn(*common, "--json").out)["runs"]
+    tested = [point["accuracy"] for point in run["curve"] if point["accuracy"] is not None]
+    assert len(tested) == 2 and run["best"] == max(tested)
+
+
+def test_a_picture(learn: Shell) -> None:
     pytest.importorskip("matplotlib")
-    picture = tmp_path / "loss.png"
-    assert learn(monkeypatch, "r2sp-a-alexnet", "-p", "bsp", "--rounds", 2, "--plot", picture) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert learn("r2sp-a-alexnet", "-p", "bsp", "--rounds", 2, "--plot", "loss.png").code == 0
+    assert learn.files() == {"loss.png"}
+    assert (learn.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -66,20 +68,15 @@ def test_a_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["r2sp-a-alexnet", "--network", "vgg16"], "vgg16"),
     ],
 )
-def test_mistakes_are_said_in_a_sentence(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert learn(monkeypatch, *arguments) == 2
-    words = " ".join(capsys.readouterr().err.split())
+def test_mistakes_are_said_in_a_sentence(arguments: list[str], said: str, learn: Shell) -> None:
+    ended = learn(*arguments)
+    words = " ".join(ended.err.split())
+    assert ended.code == 2
     assert said in words and "Traceback" not in words
     assert words.endswith(".")
 
 
-def test_interrupted_it_shows_how_far_it_came(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from paceline.simulate.training import Training
-
+def test_interrupted_it_shows_how_far_it_came(learn: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     apply = Training.apply
 
     def interrupted(self: Training, *arguments: Any) -> None:
@@ -88,7 +85,7 @@ def test_interrupted_it_shows_how_far_it_came(
         apply(self, *arguments)
 
     monkeypatch.setattr(Training, "apply", interrupted)
-    assert learn(monkeypatch, "r2sp-a-alexnet", "-p", "bsp,r2sp", "--rounds", 50) == 130
-    heard = capsys.readouterr()
-    assert "bsp" in heard.out and "r2sp " not in heard.out
-    assert "how far it came" in heard.err and "nothing was written" not in heard.err
+    ended = learn("r2sp-a-alexnet", "-p", "bsp,r2sp", "--rounds", 50)
+    assert ended.code == 130
+    assert "bsp" in ended.out and "r2sp " not in ended.out
+    assert "how far it came" in ended.err and "nothing was written" not in ended.err

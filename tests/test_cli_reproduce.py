@@ -6,11 +6,9 @@ import importlib.util
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline import cli
+import shell as shell_of
 from paceline.cli import shared
 from paceline.reproduce import papers
 from paceline.reproduce.ask import Ask
@@ -26,6 +24,7 @@ from paceline.reproduce.papers import Entry, Paper, UnknownError
 from paceline.reproduce.rows import Figure, Line, Plot, Results, Row, read
 from paceline.reproduce.runs import Run
 from paceline.workloads.errors import DataError
+from shell import Outcome
 
 PLOT = Plot("A plot", "", "s", (Line("ours", ("a",), (1.0,)),), "bars")
 
@@ -64,23 +63,11 @@ SMALL = paper_of(
 )
 
 
-@dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-class Shell:
-    """`paceline reproduce …` in an empty folder, in this process, where there is one paper."""
+class Shell(shell_of.Shell):
+    """`paceline reproduce …` where there is one paper."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self._capsys, self._monkeypatch = folder, capsys, monkeypatch
-        monkeypatch.chdir(folder)
-        monkeypatch.setenv("COLUMNS", "120")
-        monkeypatch.setenv("NO_COLOR", "1")
-        monkeypatch.delenv("PACELINE_DATA", raising=False)
-        monkeypatch.setattr(sys, "path", list(sys.path))
+        super().__init__(folder, capsys, monkeypatch, ("reproduce",))
         self.has(SMALL)
 
     def has(self, paper: Paper) -> None:
@@ -89,19 +76,7 @@ class Shell:
                 raise UnknownError(f"There is no paper {name!r}; there are {paper.name}.")
             return paper
 
-        self._monkeypatch.setattr(papers, "paper", named)
-
-    def __call__(self, *args: str) -> Outcome:
-        self._monkeypatch.setattr(sys, "argv", ["paceline", "reproduce", *args])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = self._capsys.readouterr()
-        code = ended.value.code
-        assert code is None or isinstance(code, int)
-        return Outcome(code or 0, said.out, said.err)
-
-    def files(self) -> set[str]:
-        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+        self.monkeypatch.setattr(papers, "paper", named)
 
 
 @pytest.fixture

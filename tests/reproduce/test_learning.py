@@ -16,7 +16,7 @@ from paceline.reproduce.ask import Ask
 from paceline.reproduce.papers import PAPERS, UnknownError, paper
 from paceline.reproduce.rows import Figure, Row
 from paceline.reproduce.runs import Run, Runs
-from paceline.simulate.training import Goal
+from paceline.simulate.task import Goal
 
 #: Four workers whose computing and traffic take as long as each other.
 CLUSTER = """

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from paceline.reproduce import runs as module
 from paceline.reproduce.compare import Scheme, at_own_best, at_rate, measured
 from paceline.reproduce.runs import Learned, Run, Runs, Trained, key_of
-from paceline.simulate.training import Goal
+from paceline.simulate.task import Goal
 
 LIKE = Run("r2sp-a-alexnet", "bsp", "mlp", "digits", 0.01, 30, goal=Goal("loss", 0.8))
 GOAL = Goal("loss", 1.0, hold=3)

@@ -21,7 +21,7 @@ from paceline.observe.plot import draw_curves
 from paceline.policies import make, split_list
 
 if TYPE_CHECKING:
-    from paceline.simulate.training import Goal, Outcome
+    from paceline.simulate.task import Goal, Outcome
 
 INTERRUPTED = 130
 
@@ -71,7 +71,8 @@ def learn(
     if nesterov:
         settings["nesterov"] = True
 
-    from paceline.simulate.training import Goal, task_of, train
+    from paceline.simulate.task import Goal, task_of
+    from paceline.simulate.training import train
 
     goal = Goal("loss", loss) if loss is not None else Goal("accuracy", accuracy, every=5) if accuracy else None
     try:
@@ -120,7 +121,7 @@ def _show(outcomes: list[Outcome], goal: Goal | None, cluster: str, network: str
         if goal and each.reached:
             cells.append(f"{each.reached.seconds:.4g}")
         elif goal:
-            near = f", best {abs(each.best):.3g}" if math.isfinite(each.best) else ""
+            near = "" if each.best is None else f", best {each.best:.3g}"
             cells.append(f"{'diverged' if each.ended == 'diverged' else 'not reached'}{near}")
         table.add_row(*cells)
     console.print()
@@ -129,9 +130,8 @@ def _show(outcomes: list[Outcome], goal: Goal | None, cluster: str, network: str
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
-    """An infinite best, where there was none, is null: JSON has no word for it."""
+    """A loss that is no number any more is null: JSON has no word for it."""
     whole = asdict(outcome)
-    whole["best"] = abs(outcome.best) if math.isfinite(outcome.best) else None
     whole["curve"] = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in point.items()}
         for point in whole["curve"]

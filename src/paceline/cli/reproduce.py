@@ -146,7 +146,7 @@ def _prepared(
     from paceline.reproduce import papers
     from paceline.reproduce.ask import Ask
     from paceline.reproduce.runs import Runs
-    from paceline.simulate.training import TrainingError, device_named
+    from paceline.simulate.task import TrainingError, device_named
 
     try:
         entries = papers.paper(name).named(only)
@@ -161,7 +161,7 @@ def _prepared(
 
 def _made(ask: Ask, entries: Sequence[Entry], progress: _Progress, show: bool) -> tuple[list[Figure], _Ended | None]:
     """One figure after the other, each shown as soon as it is there. If it ends early, the others are said to miss."""
-    from paceline.simulate.training import TrainingError
+    from paceline.simulate.task import TrainingError
     from paceline.workloads.errors import DataError
 
     figures: list[Figure] = []

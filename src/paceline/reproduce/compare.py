@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.model.correction import Correction
 from paceline.reproduce.runs import Run, Runs, Trained
-from paceline.simulate.training import Goal
+from paceline.simulate.task import Goal
 
 
 class Scheme(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from paceline.reproduce.ask import Ask
 from paceline.reproduce.papers import Entry, Paper
 from paceline.reproduce.rows import Figure, Line, Plot, Row
 from paceline.reproduce.runs import Run, Trained
-from paceline.simulate.training import Goal
+from paceline.simulate.task import Goal
 
 DSSP = "dssp:low=3,high=15"
 UNBOUNDED = "dssp:low=3,high=15,bounded=false"

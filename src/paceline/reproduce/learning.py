@@ -16,7 +16,7 @@ from paceline.reproduce.ask import Ask
 from paceline.reproduce.compare import Measured, Scheme, at_own_best, at_rate
 from paceline.reproduce.rows import Figure, Line, Plot, Row, Value
 from paceline.reproduce.runs import Run, Trained
-from paceline.simulate.training import Goal
+from paceline.simulate.task import Goal
 
 BSP = Scheme("bsp")
 PIPELINED = Scheme("bsp:pipeline=true")

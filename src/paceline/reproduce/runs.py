@@ -23,7 +23,8 @@ from paceline.policies import make
 from paceline.simulate import load_cluster
 from paceline.simulate.schedule import Schedule, schedule
 from paceline.simulate.spec import ClusterSpec
-from paceline.simulate.training import Goal, Outcome, Task, train
+from paceline.simulate.task import Goal, Outcome, Task
+from paceline.simulate.training import train
 from paceline.workloads.data import Data, load
 
 

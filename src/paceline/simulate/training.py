@@ -12,98 +12,23 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 
-from paceline.model.correction import Asked, checked, chosen
-from paceline.model.optimizer import OptimizerSpec
-from paceline.model.optimizer import make as make_optimizer
+from paceline.model.correction import chosen
 from paceline.model.slice import Slice
-from paceline.model.spec import Setting
-from paceline.observe.summary import Report
 from paceline.policies import Apply, Keep, Policy, Update, WorkerId
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.gradients import Gradients, Job, flat, load
 from paceline.simulate.spec import ClusterSpec
-from paceline.workloads.data import Data
-from paceline.workloads.data import load as load_data
-from paceline.workloads.networks import accuracy, loss, make, parameters_of
+from paceline.simulate.task import Goal, Outcome, Point, Task, TrainingError, device_named
+from paceline.workloads.networks import accuracy, loss, make
 
 DIVERGED = 1e3  # times the loss of the first round: beyond it, or at NaN, nothing will come of it
 CALIBRATED = 2048  # samples that batch norm's statistics are taken from before a test
 TESTED = 1000  # samples tested at once
-
-
-class TrainingError(ValueError):
-    """One sentence that says what to do."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is trained, and how. Two runs of one Task under one schedule are the same run."""
-
-    network: str
-    data: Data
-    optimizer: OptimizerSpec
-    seed: int = 0
-    decay: tuple[tuple[float, float], ...] = ()  # from which epoch on the learning rate is times what
-    correct: Asked = "none"  # how staleness is corrected for
-    device: str = "cpu"
-    together: bool = True  # compute what is due at the same time together
-
-    def rate(self, epochs: float) -> float:
-        """The learning rate after so many epochs."""
-        (settings, *_) = self.optimizer.settings_of_groups
-        rate = float(settings.get("lr") or 0.0)  # type: ignore[arg-type]
-        return rate * math.prod(times for since, times in self.decay if epochs >= since)
-
-
-@dataclass(frozen=True)
-class Goal:
-    """When a run has learned enough.
-
-    loss: the mean training loss of a round's updates, as workers saw it, has been at most `value` for `hold` rounds. A
-    round is as many updates as there are workers, under every policy.
-    accuracy: on the test set, at least `value`, once every `every` rounds.
-    """
-
-    kind: Literal["loss", "accuracy"]
-    value: float
-    hold: int = 10
-    every: int = 10
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.value:g}"
-
-
-@dataclass(frozen=True)
-class Point:
-    """Where a run was after a round."""
-
-    seconds: float
-    samples: int
-    loss: float  # mean of the round's updates
-    accuracy: float | None = None
-
-
-@dataclass
-class Outcome:
-    """What a run came to. `reached` is None where its goal was not reached: then `best` says how near it came."""
-
-    policy: str
-    goal: Goal | None
-    reached: Point | None = None
-    best: float = math.inf
-    ended: Literal["goal", "rounds", "budget", "diverged", "interrupted"] = "rounds"
-    curve: list[Point] = field(default_factory=list)
-    updates: int = 0
-    staleness: float = 0.0  # mean of the updates applied so far
-    tested: tuple[float, float] | None = None  # loss and accuracy on the test set, at the end
-    report: Report | None = None
 
 
 class Training:
@@ -111,7 +36,7 @@ class Training:
 
     def __init__(self, task: Task, workers: int, mixes: bool = False, goal: Goal | None = None) -> None:
         self.task, self._mixes, self._goal = task, mixes, goal
-        self._correct = chosen(checked(task.correct), task.optimizer)
+        self._correct = chosen(task.correct, task.optimizer)
         self._device = device_named(task.device)
         self._data = task.data.to(self._device)
         with torch.random.fork_rng(devices=[]):
@@ -244,12 +169,12 @@ class Training:
         if not math.isfinite(mean) or (self._first and mean > DIVERGED * self._first):
             self.over = "diverged"
         elif goal and goal.kind == "loss" and whole:
-            outcome.best = min(outcome.best, mean)
+            outcome.best = goal.nearer(outcome.best, mean)
             self._below = self._below + 1 if mean <= goal.value else 0
             if self._below >= goal.hold * len(self._window):
                 self._reach(Point(time, self.seen, mean))
         elif goal and tested is not None:
-            outcome.best = min(outcome.best, -tested)
+            outcome.best = goal.nearer(outcome.best, tested)
             if tested >= goal.value:
                 self._reach(Point(time, self.seen, mean, tested))
 
@@ -308,29 +233,6 @@ class Shares:
         return left[:count]
 
 
-def task_of(
-    network: str,
-    dataset: str,
-    folder: Path | None,
-    samples: int,
-    optimizer: str,
-    settings: Mapping[str, Setting],
-    correct: str,
-    seed: int,
-    device: str,
-) -> Task:
-    """A Task from names. What is wrong with any of them: ValueError with one sentence, before anything runs."""
-    device_named(device)
-    spec = OptimizerSpec(optimizer, (settings,))
-    make_optimizer(spec, [[]])
-    data = load_data(dataset, folder)
-    data = data.limited(samples) if samples else data
-    parameters_of(network, data)
-    task = Task(network, data, spec, seed, correct=checked(correct), device=device)
-    chosen(task.correct, spec)
-    return task
-
-
 def train(
     spec: ClusterSpec,
     policy: Policy,
@@ -352,7 +254,8 @@ def train(
     cluster = Cluster(spec, policy, rounds, task.seed, streamed, model=training)
     outcome = training.outcome
     outcome.policy = name or type(policy).__name__.lower()
-    cluster.clock.at(budget, _stop, cluster) if math.isfinite(budget) else None
+    if math.isfinite(budget):
+        cluster.clock.at(budget, lambda _: cluster.stop())
 
     def look(_: float) -> None:
         if progress:
@@ -367,20 +270,3 @@ def train(
     except KeyboardInterrupt:
         outcome.ended = "interrupted"
     return outcome
-
-
-def _stop(cluster: Cluster) -> None:
-    cluster.stop()
-
-
-def device_named(name: str) -> torch.device:
-    """The device, if it is there. Else: one sentence."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise TrainingError(f"There is no device {name!r}; say cpu or cuda.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("There is no CUDA device here; say --device cpu.")
-    if device.type not in ("cpu", "cuda"):
-        raise TrainingError(f"Training is simulated on cpu or cuda, not on {name!r}.")
-    return device
