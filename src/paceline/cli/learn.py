@@ -50,6 +50,7 @@ def learn(
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     jitter: JitterOption = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="Of the gradients: float32 or bfloat16.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw loss over virtual time to this PNG file.")] = None,
 ) -> None:
@@ -76,7 +77,7 @@ def learn(
 
     goal = Goal("loss", loss) if loss is not None else Goal("accuracy", accuracy, every=5) if accuracy else None
     try:
-        task = task_of(network, dataset, data, samples, optimizer, settings, correct, seed, device)
+        task = task_of(network, dataset, data, samples, optimizer, settings, correct, seed, device, precision)
     except ValueError as error:
         refuse(str(error) if str(error).endswith(".") else f"{error}.")
     outcomes: list[Outcome] = []

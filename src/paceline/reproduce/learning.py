@@ -16,7 +16,7 @@ from paceline.reproduce.ask import Ask
 from paceline.reproduce.compare import Measured, Scheme, at_own_best, at_rate
 from paceline.reproduce.rows import Figure, Line, Plot, Row, Value
 from paceline.reproduce.runs import Run, Trained
-from paceline.simulate.task import Goal
+from paceline.simulate.task import Goal, Precision
 
 BSP = Scheme("bsp")
 PIPELINED = Scheme("bsp:pipeline=true")
@@ -58,9 +58,14 @@ def paper_cases(ask: Ask) -> tuple[list[Case], list[str]]:
         ]
         return cases, missing
     cases = [
-        Case("AlexNet", _run("r2sp-a-alexnet", "alexnet", "cifar10", 330, 1.4), 1.5, (0.01, 0.005, 0.02, 0.0025)),
+        Case("AlexNet", _run("r2sp-a-alexnet", "alexnet", "cifar10", 330, 1.4), 1.5, (0.01, 0.005, 0.0025, 0.00125)),
         Case("VGG16", _run("r2sp-a-vgg16", "vgg16", "cifar10", 200, 0.9), 1.0, (0.01, 0.005, 0.02, 0.0025)),
-        Case("ResNet32", _run("r2sp-a-resnet32", "resnet32", "cifar10", 200, 0.9), 1.0, (0.01, 0.005, 0.02, 0.04)),
+        Case(
+            "ResNet32",
+            _run("r2sp-a-resnet32", "resnet32", "cifar10", 240, 0.9, precision=ask.precision),
+            1.0,
+            (0.01, 0.005, 0.02, 0.04),
+        ),
     ]
     return cases, ["Inception-v3 on ImageNet is timed only (fig7a): the data is not to be had."]
 
@@ -108,7 +113,12 @@ def fig10(ask: Ask) -> Figure:
         case = Case("ResNet32", _run("r2sp-b", "mlp", "digits", 80, 0.15), 0.2, (0.01, 0.02), "an MLP on digits")
         missing.append(f"ResNet32 on CIFAR-10 was not trained ({'--quick' if ask.quick else ask.lacks_cifar}).")
     else:
-        case = Case("ResNet32", _run("r2sp-b", "resnet32", "cifar10", 250, 0.9), 1.0, (0.01, 0.02, 0.04))
+        case = Case(
+            "ResNet32",
+            _run("r2sp-b", "resnet32", "cifar10", 500, 0.9, precision=ask.precision),
+            1.0,
+            (0.01, 0.02, 0.04),
+        )
     schemes = (Scheme("r2sp"), Scheme("r2sp:tune_batches=true"))
     rows: list[Row] = []
     for how, table in _both(ask, case, schemes):
@@ -168,8 +178,8 @@ def optimizer_cases(ask: Ask) -> tuple[list[Case], list[str]]:
         missing = [f"Convolutional networks on CIFAR-10 were not trained ({why})."]
         return _momentum_and_adam("MLP", mlp, 0.25, rates, "digits"), missing
     some = "14,000 images"
-    alexnet = _run("r2sp-a-alexnet", "alexnet-small", "cifar10", 450, 0.4, samples=14_000)
-    resnet = _run("r2sp-a-alexnet", "resnet20", "cifar10", 300, 0.4, samples=14_000)
+    alexnet = _run("r2sp-a-alexnet", "alexnet-small", "cifar10", 450, 0.4, 14_000)
+    resnet = _run("r2sp-a-alexnet", "resnet20", "cifar10", 300, 0.4, 14_000, ask.precision)
     of_alexnet = ((0.002, 0.001, 0.0005, 0.004, 0.00025), (0.001, 0.0005, 0.00025, 0.002, 0.0001))
     of_resnet = ((0.004, 0.002, 0.008, 0.001), (0.001, 0.002, 0.0005, 0.00025))
     return [
@@ -191,9 +201,18 @@ def _momentum_and_adam(
 # Pieces
 
 
-def _run(cluster: str, network: str, data: str, rounds: int, stop: float, samples: int = 0) -> Run:
+def _run(
+    cluster: str,
+    network: str,
+    data: str,
+    rounds: int,
+    stop: float,
+    samples: int = 0,
+    precision: Precision = "float32",
+) -> Run:
     """stop: a loss a little below the target, at which there is no need to go on."""
-    return Run(cluster, "bsp", network, data, 0.01, rounds, goal=Goal("loss", stop), samples=samples)
+    goal = Goal("loss", stop)
+    return Run(cluster, "bsp", network, data, 0.01, rounds, goal=goal, samples=samples, precision=precision)
 
 
 def _both(ask: Ask, case: Case, schemes: Sequence[Scheme] = ()) -> list[tuple[str, list[Measured]]]:

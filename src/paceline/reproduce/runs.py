@@ -23,7 +23,7 @@ from paceline.policies import make
 from paceline.simulate import load_cluster
 from paceline.simulate.schedule import Schedule, schedule
 from paceline.simulate.spec import ClusterSpec
-from paceline.simulate.task import Goal, Outcome, Task
+from paceline.simulate.task import Goal, Outcome, Precision, Task
 from paceline.simulate.training import train
 from paceline.workloads.data import Data, load
 
@@ -46,6 +46,7 @@ class Run(msgspec.Struct, frozen=True):
     jitter: float = 0.0
     goal: Goal | None = None  # beyond which there is no need to go on
     decay: tuple[tuple[float, float], ...] = ()
+    precision: Precision = "float32"
 
     def spec(self) -> ClusterSpec:
         spec = load_cluster(self.cluster)
@@ -61,7 +62,9 @@ class Run(msgspec.Struct, frozen=True):
         if self.nesterov:
             settings["nesterov"] = True
         optimizer = OptimizerSpec(self.optimizer, (settings,))
-        return Task(self.network, data, optimizer, self.seed, self.decay, self.correct, device)
+        return Task(
+            self.network, data, optimizer, self.seed, self.decay, self.correct, device, precision=self.precision
+        )
 
     def described(self) -> str:
         """In a line."""

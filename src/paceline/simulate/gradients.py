@@ -14,10 +14,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
 from paceline.model.layout import Layout, Tensor
+from paceline.simulate.task import Precision
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -41,14 +44,21 @@ class Gradients:
     """Computes jobs. `fetch` gives inputs and labels of samples, on the device where the weights are."""
 
     def __init__(
-        self, network: torch.nn.Module, loss: Loss, fetch: Fetch, device: torch.device, together: bool = True
+        self,
+        network: torch.nn.Module,
+        loss: Loss,
+        fetch: Fetch,
+        device: torch.device,
+        together: bool = True,
+        precision: Precision = "float32",
     ) -> None:
         """together: False takes jobs one after the other, always; to compare with."""
         network = copy.deepcopy(network).to(device).train()
         torch.func.replace_all_batch_norm_modules_(network)  # no running statistics: a pure function of the weights
-        self._network, self._loss, self._fetch, self._device = network, loss, fetch, device
+        self._network, self._fetch, self._device = network, fetch, device
+        self._judge = _Judge(loss, device, precision)
         self.layout = layout_of(network)
-        self._one = _Slot(network, loss, fetch)
+        self._one = _Slot(network, self._judge, fetch)
         self._slots: list[_Slot] = []
         self._streams: list[torch.cuda.Stream] = []
         self._graphs = 0
@@ -87,8 +97,8 @@ class Gradients:
         weights = torch.stack([job.weights for job in jobs])
 
         def loss(flat: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            output = torch.func.functional_call(self._network, _views(flat, self.layout), (inputs,))
-            return self._loss(output, labels)
+            network = partial(torch.func.functional_call, self._network, _views(flat, self.layout))
+            return self._judge(network, inputs, labels)
 
         gradients, losses = torch.func.vmap(torch.func.grad_and_value(loss))(weights, inputs, labels)
         for job, gradient in zip(jobs, gradients, strict=True):
@@ -97,7 +107,7 @@ class Gradients:
 
     def _side_by_side(self, jobs: Sequence[Job]) -> torch.Tensor:
         while len(self._slots) < min(len(jobs), SLOTS):
-            self._slots.append(_Slot(copy.deepcopy(self._network), self._loss, self._fetch))
+            self._slots.append(_Slot(copy.deepcopy(self._network), self._judge, self._fetch))
             self._streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
         main = torch.cuda.current_stream()
         losses = torch.empty(len(jobs), device=self._device)
@@ -118,11 +128,29 @@ class Gradients:
         return losses
 
 
+@dataclass(frozen=True)
+class _Judge:
+    """What a network's answers are worth, computed with so much precision."""
+
+    loss: Loss
+    device: torch.device
+    precision: Precision
+
+    def __call__(
+        self, network: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
+        # The cache would keep weights in bfloat16 from one pass to the next, which a captured graph must not rely on.
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16", cache_enabled=False
+        ):
+            return self.loss(network(inputs), labels)
+
+
 class _Slot:
     """A copy of the network whose weights lie in one flat row, and their gradients in another."""
 
-    def __init__(self, network: torch.nn.Module, loss: Loss, fetch: Fetch) -> None:
-        self._network, self._loss, self._fetch = network, loss, fetch
+    def __init__(self, network: torch.nn.Module, judge: _Judge, fetch: Fetch) -> None:
+        self._network, self._judge, self._fetch = network, judge, fetch
         layout = layout_of(network)
         device = next(network.parameters()).device
         self.weights = torch.zeros(layout.size, device=device)
@@ -132,6 +160,7 @@ class _Slot:
             views[name].copy_(parameter.data)
             parameter.data, parameter.grad = views[name], gradients[name]
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
+        self._pool: Any = None  # of memory, one for all of a slot's graphs: they run one after the other
 
     def compute(self, job: Job) -> torch.Tensor:
         self.weights.copy_(job.weights)
@@ -149,8 +178,9 @@ class _Slot:
                 self._pass(samples)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph, self._pool, stream):
             loss = self._pass(samples)
+        self._pool = graph.pool()
         self.graphs[len(samples)] = (graph, samples, loss)
 
     def replay(self, job: Job) -> torch.Tensor:
@@ -169,7 +199,7 @@ class _Slot:
         inputs, labels = self._fetch(samples)
         if inputs.is_cuda and inputs.dim() == 4:  # a tenth to a quarter quicker there
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        loss = self._loss(self._network(inputs), labels)
+        loss = self._judge(self._network, inputs, labels)
         torch.autograd.backward(loss)
         return loss.detach()
 

@@ -43,7 +43,7 @@ class Training:
             torch.manual_seed(task.seed)
             self._network = make(task.network, task.data)
         self._tested = copy.deepcopy(self._network).to(self._device)
-        self._gradients = Gradients(self._network, loss, self._fetch, self._device, task.together)
+        self._gradients = Gradients(self._network, loss, self._fetch, self._device, task.together, task.precision)
         layout = self._gradients.layout
         self.slice = Slice(layout, 0, layout.size, task.optimizer, self._device)
         self.slice.weights.copy_(flat(self._network))

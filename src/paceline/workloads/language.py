@@ -1,7 +1,9 @@
 """BERT and T5, from the package transformers: its architectures with fresh weights, nothing is fetched.
 
 The vocabulary and the length are those of the data. There is no dropout: a simulated run is a function of weights and
-samples. Attention is written out in tensor operations ("eager"), which `torch.func.vmap` can run for many at once.
+samples. Attention is written out in tensor operations ("eager"), which `torch.func.vmap` can run for many at once, and
+what may look at what is said once, in buffers: made anew in each pass it would be copied from the host, which a graph
+captured on a GPU cannot do.
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ T5: dict[str, dict[str, int]] = {
 class Reader(nn.Module):
     """BERT that says of which class a sequence (N, L) is: its output is (N, classes)."""
 
-    def __init__(self, model: nn.Module) -> None:
+    everything: torch.Tensor
+
+    def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
         self.model = model
+        self.register_buffer("everything", torch.zeros(1, 1, 1, length), persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model(input_ids=inputs).logits
+        logits: torch.Tensor = self.model(input_ids=inputs, attention_mask=self.everything).logits
         return logits
 
 
@@ -47,13 +52,25 @@ class Translator(nn.Module):
     the target moved on by one place with the starting token before it. That is how the set `translation` has them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    everything: torch.Tensor
+    the_past: torch.Tensor
+
+    def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
         self.model = model
+        future = torch.full((length, length), torch.finfo(torch.float32).min).triu(diagonal=1)
+        self.register_buffer("everything", torch.zeros(1, 1, 1, length), persistent=False)
+        self.register_buffer("the_past", future[None, None], persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         source, moved = inputs.chunk(2, dim=1)
-        logits: torch.Tensor = self.model(input_ids=source, decoder_input_ids=moved, use_cache=False).logits
+        logits: torch.Tensor = self.model(
+            input_ids=source,
+            attention_mask=self.everything,
+            decoder_input_ids=moved,
+            decoder_attention_mask=self.the_past,
+            use_cache=False,
+        ).logits
         return logits
 
 
@@ -71,7 +88,7 @@ def bert(name: str, data: Data) -> nn.Module:
         pad_token_id=None,  # Sequences are all of one length, and token 0 is learnt as any other.
         attn_implementation="eager",
     )
-    return Reader(transformers.BertForSequenceClassification(config))
+    return Reader(transformers.BertForSequenceClassification(config), data.inputs.shape[1])
 
 
 def t5(name: str, data: Data) -> nn.Module:
@@ -85,7 +102,7 @@ def t5(name: str, data: Data) -> nn.Module:
         use_cache=False,
         attn_implementation="eager",
     )
-    return Translator(transformers.T5ForConditionalGeneration(config))
+    return Translator(transformers.T5ForConditionalGeneration(config), data.labels.shape[1])
 
 
 def _transformers(name: str) -> Any:
