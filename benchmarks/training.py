@@ -12,11 +12,12 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from paceline.simulate.gradients import Gradients, Job, flat
-from paceline.simulate.task import device_named
+from paceline.simulate.task import Precision, device_named
 from paceline.workloads import data as sets
 from paceline.workloads.networks import loss, make
 
@@ -29,16 +30,17 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", type=Path, help="where CIFAR-10 lies; without it, noise of that shape")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each way")
+    parser.add_argument("--precision", default="float32", choices=get_args(Precision))
     parser.add_argument("networks", nargs="*", default=["mlp", "resnet20", "vgg16"])
     asked = parser.parse_args()
     device = device_named(asked.device)
     data = (sets.load("cifar10", asked.data) if asked.data else noise()).to(device)
-    print(f"{WORKERS} workers, batches of {BATCH}, on {asked.device}, torch {torch.__version__}")
+    print(f"{WORKERS} workers, batches of {BATCH}, on {asked.device} in {asked.precision}, torch {torch.__version__}")
     print()
     print("| network | one after the other | together | ratio | plain loop | together / plain |")
     print("|---|---|---|---|---|---|")
     for name in asked.networks:
-        ways = ways_for(name, data, device)
+        ways = ways_for(name, data, device, asked.precision)
         best = dict.fromkeys(ways, 0.0)
         for way in ways.values():
             way()  # captures, and whatever else is done once
@@ -53,7 +55,7 @@ def main() -> None:
         )
 
 
-def ways_for(name: str, data: sets.Data, device: torch.device) -> dict[str, Callable[[], None]]:
+def ways_for(name: str, data: sets.Data, device: torch.device, precision: Precision) -> dict[str, Callable[[], None]]:
     torch.manual_seed(0)
     network = make(name, data)
 
@@ -63,8 +65,8 @@ def ways_for(name: str, data: sets.Data, device: torch.device) -> dict[str, Call
     weights = [(flat(network) * (1 + 0.01 * worker)).to(device) for worker in range(WORKERS)]
     samples = [torch.randint(len(data.labels), (BATCH,)).to(device) for _ in range(WORKERS)]
     jobs = [Job(*each) for each in zip(weights, samples, strict=True)]
-    turn = Gradients(network, loss, fetch, device, together=False)
-    together = Gradients(network, loss, fetch, device)
+    turn = Gradients(network, loss, fetch, device, together=False, precision=precision)
+    together = Gradients(network, loss, fetch, device, precision=precision)
     model = make(name, data).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
@@ -72,7 +74,9 @@ def ways_for(name: str, data: sets.Data, device: torch.device) -> dict[str, Call
         for each in samples:
             optimizer.zero_grad()
             inputs, labels = fetch(each)
-            torch.autograd.backward(loss(model(inputs), labels))
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                judged = loss(model(inputs), labels)
+            torch.autograd.backward(judged)
             optimizer.step()
 
     return {"turn": lambda: turn.compute(jobs), "together": lambda: together.compute(jobs), "plain": plain}

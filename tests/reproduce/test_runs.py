@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,9 @@ def test_kept_runs_are_not_done_again(tmp_path: Path, trained_runs: list[str]) -
 @pytest.mark.slow
 def test_several_at_a_time_come_to_the_same(tmp_path: Path) -> None:
     wanted = [replaced(policy=policy, rounds=8) for policy in ("bsp", "r2sp", "asp")]
-    alone, together = Runs()(wanted), Runs(jobs=2, kept=tmp_path / "kept")(wanted)
+    alone = Runs()(wanted)
+    with closing(Runs(jobs=2, kept=tmp_path / "kept")) as several:
+        together = several(wanted)
     for run in wanted:
         assert together[run].learned.key == alone[run].learned.key
         assert together[run].learned.loss == pytest.approx(alone[run].learned.loss, rel=1e-3)
@@ -94,6 +97,7 @@ def test_everything_it_depends_on_is_in_its_key() -> None:
         {"goal": Goal("loss", 0.7)},
         {"decay": ((1.0, 0.1),)},
         {"rounds": 31},
+        {"precision": "bfloat16"},
     ]
     keys = [key_of(LIKE), *(key_of(replaced(**change)) for change in changes)]
     assert len(set(keys)) == len(keys)
@@ -102,6 +106,19 @@ def test_everything_it_depends_on_is_in_its_key() -> None:
 
 def test_stopped_it_leaves_out_what_is_missing() -> None:
     assert Runs(stop_at=lambda: True)([LIKE]) == {}
+
+
+@pytest.mark.slow
+def test_stopped_several_at_a_time_finish_what_they_have_begun(tmp_path: Path) -> None:
+    said: list[int] = []
+    wanted = [replaced(rounds=2, seed=seed) for seed in range(12)]
+    with closing(
+        Runs(None, "cpu", 2, tmp_path / "kept", lambda done, of, what: said.append(done), lambda: True)
+    ) as runs:
+        found = runs(wanted)
+        assert 1 <= len(found) < 12 and said == list(range(1, len(found) + 1))
+        assert runs.left_out == 12 - len(found)
+    assert Runs(kept=tmp_path / "kept", stop_at=lambda: True)(wanted) == found
 
 
 # Comparing
@@ -135,3 +152,11 @@ def test_own_best_is_of_the_rates_given() -> None:
     assert [(each.scheme.policy, each.rate) for each in at_best] == [("bsp", 0.01), ("r2sp", 0.01)]
     slow = at_rate(Runs(), LIKE, schemes, 0.0001, (0,), GOAL)
     assert all(each.seconds is None and each.best > 1 for each in slow)
+
+
+def test_of_some_of_the_rates_there_is_no_best(tmp_path: Path) -> None:
+    schemes, rates = (Scheme("bsp"), Scheme("r2sp")), (0.0001, 0.01)
+    kept = tmp_path / "kept"
+    Runs(kept=kept)([*(schemes[0].of(LIKE, rate, 0) for rate in rates), schemes[1].of(LIKE, 0.01, 0)])
+    (only,) = at_own_best(Runs(kept=kept, stop_at=lambda: True), LIKE, schemes, rates, (0,), GOAL)
+    assert (only.scheme.policy, only.rate) == ("bsp", 0.01)

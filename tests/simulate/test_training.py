@@ -200,6 +200,17 @@ def test_side_by_side_on_a_gpu_makes_no_difference(policy: str, network: str) ->
     assert torch.allclose(together.cpu(), on_cpu, atol=1e-2)
 
 
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+def test_in_bfloat16_gradients_are_rounded_and_nothing_else(network: str) -> None:
+    exact, _ = trained(cluster(), "r2sp", task(network), rounds=6)
+    of = task(network, precision="bfloat16")
+    rounded, _ = trained(cluster(), "r2sp", of, rounds=6)
+    apart, _ = trained(cluster(), "r2sp", replace(of, together=False), rounds=6)
+    assert rounded.dtype == torch.float32
+    assert torch.allclose(rounded, apart, atol=1e-2)
+    assert 1e-5 < (rounded - exact).norm() / exact.norm() < 2e-2
+
+
 def test_bsp_is_plain_large_batch_sgd() -> None:
     """Written without any of ours but the samples: 4 × 16 samples a step, the learning rate times four."""
     weights, outcome = trained(cluster(), "bsp", task(), rounds=10)

@@ -346,6 +346,19 @@ def test_many_texts_at_once_give_what_each_gives_alone(name: str, of: str) -> No
     compare(base, workers, halves(some.inputs), halves(some.labels))
 
 
+def test_what_may_look_at_what_is_as_transformers_has_it() -> None:
+    pytest.importorskip("transformers")
+    topics, words = data.load("tokens").limited(4), data.load("translation").limited(4)
+    reader, translator = fresh("bert-tiny", topics, 0), fresh("t5-tiny", words, 0)
+    bert, t5 = reader.get_submodule("model"), translator.get_submodule("model")
+    source, moved = words.inputs.chunk(2, dim=1)
+    with torch.no_grad():
+        plain = bert(input_ids=topics.inputs).logits
+        written = t5(input_ids=source, decoder_input_ids=moved, use_cache=False).logits
+        assert torch.equal(reader(topics.inputs), plain)
+        assert torch.equal(translator(words.inputs), written)
+
+
 def test_a_translator_sees_what_was_written_before_and_nothing_after() -> None:
     pytest.importorskip("transformers")
     some = data.load("translation").limited(2)

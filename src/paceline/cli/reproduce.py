@@ -183,6 +183,8 @@ def _made(ask: Ask, entries: Sequence[Entry], progress: _Progress, show: bool) -
     except (DataError, TrainingError) as error:
         said = str(error)
         ended = _Ended(said[:1].upper() + said[1:] + ("" if said.endswith(".") else "."), 2)
+    finally:
+        ask.runs.close()
     if ended:
         reason = "Interrupted before it was done." if ended.code == INTERRUPTED else f"Not done: {ended.said}"
         figures += [Figure(entry.id, entry.title, (), missing=(reason,)) for entry in entries[len(figures) :]]

@@ -69,13 +69,18 @@ def at_rate(
 def at_own_best(
     runs: Runs, like: Run, schemes: Sequence[Scheme], rates: Sequence[float], seeds: Sequence[int], goal: Goal
 ) -> list[Measured]:
-    """Every scheme at whichever rate brings it to the goal in the fewest samples, found with the first seed."""
+    """Every scheme at whichever rate brings it to the goal in the fewest samples, found with the first seed.
+
+    A scheme that was not run at all of them, because there was no time, has no best: it is left out.
+    """
     first = seeds[0]
     found = runs(scheme.of(like, rate, first) for rate in rates for scheme in schemes)
     wanted = {}
     for scheme in schemes:
-        rate = min(rates, key=lambda rate: _cost(found.get(scheme.of(like, rate, first)), goal))
-        wanted[scheme] = [scheme.of(like, rate, seed) for seed in seeds]
+        tried = [found[run] for rate in rates if (run := scheme.of(like, rate, first)) in found]
+        if len(tried) == len(rates):
+            best = min(tried, key=lambda trained: _cost(trained, goal))
+            wanted[scheme] = [scheme.of(like, best.run.rate, seed) for seed in seeds]
     return _measured(runs, wanted, goal)
 
 
@@ -85,10 +90,8 @@ def _measured(runs: Runs, wanted: Mapping[Scheme, Sequence[Run]], goal: Goal) ->
     return [measured(trained, scheme, goal) for scheme, trained in complete.items() if trained]
 
 
-def _cost(trained: Trained | None, goal: Goal) -> tuple[float, float]:
+def _cost(trained: Trained, goal: Goal) -> tuple[float, float]:
     """Samples to the goal; where it was not reached, how far from it the run remained."""
-    if trained is None:
-        return (math.inf, math.inf)
     at = trained.reaches(goal)
     best = trained.best(goal.kind)
     missed = math.inf if math.isnan(best) else -best if goal.kind == "accuracy" else best

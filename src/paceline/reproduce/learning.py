@@ -58,7 +58,7 @@ def paper_cases(ask: Ask) -> tuple[list[Case], list[str]]:
         ]
         return cases, missing
     cases = [
-        Case("AlexNet", _run("r2sp-a-alexnet", "alexnet", "cifar10", 330, 1.4), 1.5, (0.01, 0.005, 0.0025, 0.00125)),
+        Case("AlexNet", _run("r2sp-a-alexnet", "alexnet", "cifar10", 330, 1.4), 1.5, (0.01, 0.0025, 0.00125, 0.000625)),
         Case("VGG16", _run("r2sp-a-vgg16", "vgg16", "cifar10", 200, 0.9), 1.0, (0.01, 0.005, 0.02, 0.0025)),
         Case(
             "ResNet32",
@@ -115,9 +115,9 @@ def fig10(ask: Ask) -> Figure:
     else:
         case = Case(
             "ResNet32",
-            _run("r2sp-b", "resnet32", "cifar10", 500, 0.9, precision=ask.precision),
-            1.0,
-            (0.01, 0.02, 0.04),
+            _run("r2sp-b", "resnet32", "cifar10", 500, 0.45, precision=ask.precision),
+            0.5,
+            (0.04, 0.02),  # with batches of 512 the paper's 0.01 has not come to 1.1 after 500 rounds
         )
     schemes = (Scheme("r2sp"), Scheme("r2sp:tune_batches=true"))
     rows: list[Row] = []
@@ -180,8 +180,8 @@ def optimizer_cases(ask: Ask) -> tuple[list[Case], list[str]]:
     some = "14,000 images"
     alexnet = _run("r2sp-a-alexnet", "alexnet-small", "cifar10", 450, 0.4, 14_000)
     resnet = _run("r2sp-a-alexnet", "resnet20", "cifar10", 300, 0.4, 14_000, ask.precision)
-    of_alexnet = ((0.002, 0.001, 0.0005, 0.004, 0.00025), (0.001, 0.0005, 0.00025, 0.002, 0.0001))
-    of_resnet = ((0.004, 0.002, 0.008, 0.001), (0.001, 0.002, 0.0005, 0.00025))
+    of_alexnet = ((0.002, 0.001, 0.0005, 0.004, 0.00025), (0.001, 0.0005, 0.00025, 0.0001, 0.00005))
+    of_resnet = ((0.008, 0.004, 0.016, 0.002, 0.001), (0.001, 0.002, 0.0005, 0.00025))
     return [
         *_momentum_and_adam("AlexNet, small", alexnet, 0.5, of_alexnet, some),
         *_momentum_and_adam("ResNet20", resnet, 0.5, of_resnet, some),

@@ -160,6 +160,7 @@ class Runs:
         self._say = say or (lambda done, of, what: None)
         self._stop_at = stop_at or (lambda: False)
         self._learned: dict[str, Learned] = {}
+        self._pool: ProcessPoolExecutor | None = None
         self.left_out = 0  # trainings that were asked for and not begun
         if kept and kept.exists():
             for line in kept.read_bytes().splitlines():
@@ -185,23 +186,31 @@ class Runs:
         self.left_out += len({key for key in wanted.values() if key not in self._learned})
         return {run: self._timed(run, self._learned[key]) for run, key in wanted.items() if key in self._learned}
 
+    def close(self) -> None:
+        """End the processes that ran several at a time."""
+        if self._pool:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
     def _side_by_side(self, todo: Sequence[Run]) -> None:
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        with ProcessPoolExecutor(self._jobs, context) as pool:
-            try:
-                futures = {pool.submit(learn, run, self._folder, self._device): run for run in todo}
-                for index, future in enumerate(as_completed(futures)):
-                    self._note(future.result())
-                    self._say(index + 1, len(todo), futures[future].described())
-                    if self._stop_at():
-                        pool.shutdown(wait=False, cancel_futures=True)
-                        for each in futures:
-                            if each.done() and not each.cancelled():
-                                self._note(each.result())
-                        break
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        if self._pool is None:  # and kept: to import torch and wake a GPU takes seconds
+            context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+            self._pool = ProcessPoolExecutor(self._jobs, context)
+        try:
+            futures = {self._pool.submit(learn, run, self._folder, self._device): run for run in todo}
+            done = 0
+            for future in as_completed(futures):
+                if future.cancelled():
+                    continue
+                self._note(future.result())
+                done += 1
+                self._say(done, len(todo), futures[future].described())
+                if self._stop_at():
+                    for each in futures:  # those that have begun are waited for
+                        each.cancel()
+        except BaseException:
+            self.close()
+            raise
 
     def _timed(self, run: Run, learned: Learned) -> Trained:
         planned = run.schedule()
