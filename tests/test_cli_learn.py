@@ -65,6 +65,7 @@ def test_a_picture(learn: Shell) -> None:
         (["r2sp-a-alexnet", "--correct", "full", "--optimizer", "RMSprop"], "RMSprop"),
         (["r2sp-a-alexnet", "--device", "abacus"], "no device 'abacus'"),
         (["r2sp-a-alexnet", "--precision", "half"], "say float32 or bfloat16"),
+        (["r2sp-a-alexnet", "--precision", "bfloat16"], "bfloat16 is for --device cuda"),
         (["r2sp-a-alexnet", "--loss", "1", "--accuracy", "1"], "not both"),
         (["r2sp-a-alexnet", "--network", "vgg16"], "vgg16"),
     ],

@@ -44,9 +44,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("correct", "apply"), [("full", "whole"), ("none", "whole"), ("auto", "streamed")], ids=lambda value: value
-)
+@pytest.mark.parametrize(("correct", "apply"), [("full", "whole"), ("auto", "streamed")], ids=lambda value: value)
 def test_in_the_end_every_worker_has_what_is_exported(correct: str, apply: str, tmp_path: Path, script: Path) -> None:
     options: list[object] = ["--workers", 3, "--servers", 2, "-p", "r2sp:weights=mean"]
     options += ["--correct", correct, "--apply", apply]

@@ -16,7 +16,7 @@ from paceline.reproduce.compare import Scheme, at_own_best, at_rate, measured
 from paceline.reproduce.runs import Learned, Run, Runs, Trained, key_of
 from paceline.simulate.task import Goal
 
-LIKE = Run("r2sp-a-alexnet", "bsp", "mlp", "digits", 0.01, 30, goal=Goal("loss", 0.8))
+LIKE = Run("lab-5mb", "bsp", "mlp", "digits", 0.01, 30, goal=Goal("loss", 0.8))
 GOAL = Goal("loss", 1.0, hold=3)
 
 
@@ -74,11 +74,21 @@ def test_kept_runs_are_not_done_again(tmp_path: Path, trained_runs: list[str]) -
 
 
 @pytest.mark.slow
-def test_several_at_a_time_come_to_the_same(tmp_path: Path) -> None:
+def test_several_at_a_time_come_to_the_same_and_finish_what_they_have_begun(tmp_path: Path) -> None:
+    said: list[int] = []
+    over = False
     wanted = [replaced(policy=policy, rounds=8) for policy in ("bsp", "r2sp", "asp")]
-    alone = Runs()(wanted)
-    with closing(Runs(jobs=2, kept=tmp_path / "kept")) as several:
+    many = [replaced(rounds=2, seed=seed) for seed in range(12)]
+    kept = tmp_path / "kept"
+    with closing(Runs(None, "cpu", 2, kept, lambda done, of, what: said.append(done), lambda: over)) as several:
         together = several(wanted)
+        assert said == [1, 2, 3]
+        over = True
+        found = several(many)
+        assert 1 <= len(found) < 12 and said[3:] == list(range(1, len(found) + 1))
+        assert several.left_out == 12 - len(found)
+    assert Runs(kept=kept, stop_at=lambda: True)(many) == found
+    alone = Runs()(wanted)
     for run in wanted:
         assert together[run].learned.key == alone[run].learned.key
         assert together[run].learned.loss == pytest.approx(alone[run].learned.loss, rel=1e-3)
@@ -106,19 +116,6 @@ def test_everything_it_depends_on_is_in_its_key() -> None:
 
 def test_stopped_it_leaves_out_what_is_missing() -> None:
     assert Runs(stop_at=lambda: True)([LIKE]) == {}
-
-
-@pytest.mark.slow
-def test_stopped_several_at_a_time_finish_what_they_have_begun(tmp_path: Path) -> None:
-    said: list[int] = []
-    wanted = [replaced(rounds=2, seed=seed) for seed in range(12)]
-    with closing(
-        Runs(None, "cpu", 2, tmp_path / "kept", lambda done, of, what: said.append(done), lambda: True)
-    ) as runs:
-        found = runs(wanted)
-        assert 1 <= len(found) < 12 and said == list(range(1, len(found) + 1))
-        assert runs.left_out == 12 - len(found)
-    assert Runs(kept=tmp_path / "kept", stop_at=lambda: True)(wanted) == found
 
 
 # Comparing

@@ -200,10 +200,11 @@ def test_side_by_side_on_a_gpu_makes_no_difference(policy: str, network: str) ->
     assert torch.allclose(together.cpu(), on_cpu, atol=1e-2)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_in_bfloat16_gradients_are_rounded_and_nothing_else(network: str) -> None:
-    exact, _ = trained(cluster(), "r2sp", task(network), rounds=6)
-    of = task(network, precision="bfloat16")
+    exact, _ = trained(cluster(), "r2sp", task(network, device="cuda"), rounds=6)
+    of = task(network, device="cuda", precision="bfloat16")
     rounded, _ = trained(cluster(), "r2sp", of, rounds=6)
     apart, _ = trained(cluster(), "r2sp", replace(of, together=False), rounds=6)
     assert rounded.dtype == torch.float32

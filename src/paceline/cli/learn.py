@@ -50,7 +50,7 @@ def learn(
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     jitter: JitterOption = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    precision: Annotated[str, typer.Option(help="Of the gradients: float32 or bfloat16.")] = "float32",
+    precision: Annotated[str, typer.Option(help="Of the gradients: float32 or, on cuda, bfloat16.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw loss over virtual time to this PNG file.")] = None,
 ) -> None:

@@ -18,7 +18,7 @@ from paceline.observe.summary import Report
 from paceline.workloads.data import Data, load
 from paceline.workloads.networks import parameters_of
 
-#: What networks compute in. bfloat16 is up to twice as quick on a GPU, and rounds.
+#: What networks compute in. bfloat16 rounds, and is up to twice as quick on a GPU; it is for those alone.
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -116,6 +116,8 @@ def task_of(
     device_named(device)
     if precision not in get_args(Precision):
         raise TrainingError(f"There is no precision {precision!r}; say {' or '.join(get_args(Precision))}.")
+    if precision != "float32" and not device.startswith("cuda"):
+        raise TrainingError(f"On {device} gradients are computed in float32; {precision} is for --device cuda.")
     spec = OptimizerSpec(optimizer, (settings,))
     make_optimizer(spec, [[]])
     data = load(dataset, folder)
