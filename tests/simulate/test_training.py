@@ -15,7 +15,10 @@ import torch
 
 from paceline.model.optimizer import OptimizerSpec
 from paceline.observe.driver import Fault
-from paceline.policies import Apply, Keep, Update, make
+from paceline.policies import Apply, Grant, Keep, Update, make
+from paceline.policies.contract import Decisions
+from paceline.policies.r2sp import R2SP
+from paceline.simulate import load_cluster
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.gradients import flat, load
 from paceline.simulate.schedule import schedule
@@ -288,6 +291,75 @@ def test_staleness_is_what_theory_says() -> None:
         assert outcome.staleness == pytest.approx(expected, abs=0.5)  # the ring's start is in it
 
 
+class Versions(Book):
+    """Notes which version each worker pulled, what staleness was foretold, and what became of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = 0
+        self.pulled: dict[int, tuple[int, int | None]] = {}
+        self.computing: dict[int, tuple[int, int | None]] = {}
+        self.arrived: dict[tuple[int, int], int | None] = {}
+        self.foretold: list[tuple[int | None, int]] = []
+
+    def pull(self, worker: int, staleness: int | None) -> None:
+        self.pulled[worker] = (self.version, staleness)
+
+    def compute(self, worker: int, batch: int) -> None:
+        self.computing[worker] = self.pulled[worker]
+
+    def arrive(self, update: Update) -> None:
+        base, foretold = self.computing[update.worker]
+        assert update.base_version == base, "what it computed from is not what its update says"
+        self.arrived[update.worker, update.iteration] = foretold
+
+    def apply(self, apply: Apply, time: float) -> None:
+        for update in apply.updates:
+            self.foretold.append((self.arrived[update.worker, update.iteration], self.version - update.base_version))
+        self.version += 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("policy", ["r2sp", "r2sp:groups=2", "asp", "ssp:staleness=1"])
+def test_the_model_is_told_of_every_version_before_it_is_pulled(policy: str, streamed: bool) -> None:
+    model = Versions()
+    Cluster(cluster(), make(policy), 20, 0, streamed, model=model).run()
+    assert len(model.foretold) >= 19 * WORKERS
+
+
+@pytest.mark.parametrize(("policy", "streamed"), [("r2sp", False), ("r2sp:groups=4", False), ("r2sp", True)])
+def test_staleness_is_foretold_also_to_who_pulls_late(policy: str, streamed: bool) -> None:
+    """AlexNet's pulls wait for the servers' links: what is pulled is newer than what was granted."""
+    model = Versions()
+    Cluster(load_cluster("r2sp-a-alexnet"), make(policy), 20, 0, streamed, model=model).run()
+    ring = model.foretold[5 * 16 :]
+    assert {foretold - true for foretold, true in ring if foretold is not None} == {0}
+    if (policy, streamed) == ("r2sp", False):
+        assert min(true for _, true in ring) < 15
+
+
+def test_a_test_does_not_depend_on_those_before() -> None:
+    training = Training(task("resnet20"), WORKERS)
+    first, weights = training.test(), training.slice.weights.clone()
+    training.slice.weights.mul_(3.0)
+    assert training.test() != first
+    training.slice.weights.copy_(weights)
+    assert training.test() == first
+
+
+def test_batch_norms_statistics_are_those_of_training_samples() -> None:
+    training = Training(task("resnet20"), WORKERS)
+    training.test()
+    network, data = training._tested, DIGITS.limited(1024)  # whole batches of 256: they weigh alike
+    first = next(layer for layer in network.modules() if isinstance(layer, torch.nn.BatchNorm2d))
+    seen: list[torch.Tensor] = []
+    first.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0]))
+    with torch.no_grad():
+        network.eval()(data.prepared(data.inputs))
+    assert first.running_mean is not None
+    assert torch.allclose(first.running_mean, seen[0].mean(dim=(0, 2, 3)), atol=2e-2)
+
+
 def test_only_the_versions_in_use_are_kept() -> None:
     training = Training(task(), WORKERS)
     versions: list[weakref.ref[torch.Tensor]] = []
@@ -423,6 +495,20 @@ def test_the_order_says_what_is_learned() -> None:
     assert torch.allclose(plain, piped, atol=1e-6)
     assert schedule(cluster(jitter=0.3), make("bsp"), 10).order == orders["bsp"]  # jitter changes no barrier's order
     assert schedule(spec, make("bsp:weights=mean"), 10).order != orders["bsp"]
+
+
+def test_what_is_foretold_is_part_of_the_order() -> None:
+    """By it weights are handed out that are not the newest, where staleness is corrected for."""
+
+    class Silent(R2SP):
+        def arrived(self, update: Update, now: float) -> Decisions:
+            told = super().arrived(update, now)
+            return [replace(each, expected_staleness=None) if isinstance(each, Grant) else each for each in told]
+
+    spec = cluster(jitter=0.0)
+    said, silent = schedule(spec, R2SP(), 10), schedule(spec, Silent(), 10)
+    assert said.seconds == silent.seconds and said.staleness == silent.staleness
+    assert said.order != silent.order
 
 
 def test_a_schedule_has_the_times_of_the_run() -> None:
