@@ -8,7 +8,7 @@ import importlib.util
 import json
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -232,7 +232,7 @@ def _show(name: str, timed: timing.Timing, advice: Advice, verified: list[Verifi
         f"{len(spec.workers)} workers with links of {slowest if slowest == fastest else f'{slowest} to {fastest}'}, "
         f"{spec.servers} server{'s' if spec.servers > 1 else ''} with {_bits(spec.server_link)}"
     )
-    console.print(_table(advice, verified, title))
+    console.print(_table(advice, verified, title, console.width))
     gain = advice.chosen.worth / advice.now.worth - 1
     stay = advice.chosen is advice.now
     console.print()
@@ -250,33 +250,41 @@ def _show(name: str, timed: timing.Timing, advice: Advice, verified: list[Verifi
         console.print(Text(f"- {_verdict(advice, verified)}"))
 
 
-def _table(advice: Advice, verified: list[Verified], title: str) -> Table:
-    table = ruled(title)
-    table.add_column("scheme", overflow="fold", min_width=10)
-    headings = ["servers", "iteration", "samples/s", "staleness", "needs", f"× {advice.now.candidate.policy}"]
-    for heading in [*headings, "measured", "off"] if verified else headings:
-        table.add_column(heading, justify="left" if heading == "servers" else "right", no_wrap=True)
+def _table(advice: Advice, verified: list[Verified], title: str, width: int) -> Table:
+    """Where there is little room, samples/s and staleness are left out: the last columns say what they come to."""
     found = {each.expected.candidate: each for each in verified}
-    for each in advice.ranked:
-        candidate = each.candidate
-        cells: list[RenderableType] = [
-            Text(
-                ("→ " if each is advice.chosen else "  ")
-                + candidate.policy
-                + (" streamed" if candidate.streamed else "")
-            ),
-            _servers(candidate),
-            duration(each.iteration_seconds),
-            f"{each.samples_per_second:,.0f}",
-            f"{each.mean_staleness:.1f} ≤{each.max_staleness}",
-            "" if each.price == 1 else f"× {each.price:.4g}",
-            f"{each.worth / advice.now.worth:.2f}",
-        ]
-        if verified:
-            measured = found.get(candidate)
-            cells += [duration(measured.iteration_seconds), f"{measured.off:+.0%}"] if measured else ["", ""]
-        table.add_row(*cells, style="green" if each is advice.chosen else None)
+    table = ruled(title)
+    rows = [_cells(each, advice, found) for each in advice.ranked]
+    narrow = width < (115 if verified else 95)
+    shown = [heading for heading in rows[0] if not (narrow and heading in ("samples/s", "staleness"))]
+    for heading in shown:
+        if heading == "scheme":
+            table.add_column(heading, overflow="fold", min_width=10)
+        else:
+            table.add_column(heading, justify="left" if heading == "servers" else "right", no_wrap=True)
+    for each, cells in zip(advice.ranked, rows, strict=True):
+        table.add_row(*(cells[heading] for heading in shown), style="green" if each is advice.chosen else None)
     return table
+
+
+def _cells(each: Expected, advice: Advice, found: Mapping[Candidate, Verified]) -> dict[str, RenderableType]:
+    """A row of the table, by heading."""
+    candidate = each.candidate
+    mark = "→ " if each is advice.chosen else "  "
+    cells: dict[str, RenderableType] = {
+        "scheme": Text(mark + candidate.policy + (" streamed" if candidate.streamed else "")),
+        "servers": _servers(candidate),
+        "iteration": duration(each.iteration_seconds),
+        "samples/s": f"{each.samples_per_second:,.0f}",
+        "staleness": f"{each.mean_staleness:.1f} ≤{each.max_staleness}",
+        "needs": "" if each.price == 1 else f"× {each.price:.4g}",
+        f"× {advice.now.candidate.policy}": f"{each.worth / advice.now.worth:.2f}",
+    }
+    if found:
+        measured = found.get(candidate)
+        cells["measured"] = duration(measured.iteration_seconds) if measured else ""
+        cells["off"] = f"{measured.off:+.0%}" if measured else ""
+    return cells
 
 
 def _verdict(advice: Advice, verified: list[Verified]) -> str:
