@@ -182,3 +182,25 @@ def test_an_empty_page() -> None:
 )
 def test_values_are_shown_as_people_read_them(value: float | str | None, shown: str) -> None:
     assert report.shown(value) == shown
+
+
+def test_bars_with_long_names_lie_and_say_their_values() -> None:
+    pytest.importorskip("matplotlib")
+    names = tuple(f"r2sp:groups={count} --correct full" for count in range(2, 6))
+    upright, lying = (
+        draw.svg(SINGLE, "one"),
+        draw.svg(Plot("Time", "scheme", "s", (Line("", names, (12.25, None, 3.5, 1155.99)),), "bars"), "two"),
+    )
+    for said in (*names, "12.25", "–", "3.5", "1156", "Time", "scheme"):
+        assert f">{said}<" in lying
+    assert ">1<" not in upright.replace(">1.0<", "")
+
+
+def test_what_rows_have_in_common_is_said_once() -> None:
+    of = [("VGG16: bsp", 1.0), ("VGG16: r2sp", 2.0), ("AlexNet: bsp", 1.0), ("whole", 3.0)]
+    rows = tuple(Row("fig1", what, None, ours, "×", "gpu") for what, ours in of)
+    text = report.page([Results("dssp", "", "cpu", "", (Figure("fig1", "A figure", rows),))])
+    assert text.count("VGG16") == 1 and ">VGG16</th>" in text
+    for what in ("bsp", "r2sp", "AlexNet: bsp", "whole"):
+        assert f"<td>{what}</td>" in text
+    assert "<h2>DSSP (ICDCS 2019)</h2>" in text

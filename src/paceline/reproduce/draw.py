@@ -24,6 +24,7 @@ STYLE: dict[Any, Any] = {  # matplotlib names every key that there is as a type 
     "xtick.color": INK,
     "ytick.color": INK,
 }
+ABREAST = 60  # letters that fit side by side under bars; where there are more, the bars lie
 NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 
@@ -42,12 +43,17 @@ def svg(plot: Plot, name: str) -> str:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": name}):
-        figure = Figure(figsize=(6.4, 3.6 + 0.2 * math.ceil(len(plot.lines) / 3)), layout="constrained")
+        lying = plot.kind == "bars" and sum(map(len, _words(plot))) > ABREAST
+        height = 0.9 + 0.3 * len(_words(plot)) if lying else 3.6
+        figure = Figure(figsize=(6.4, height + 0.2 * math.ceil(len(plot.lines) / 3)), layout="constrained")
         axis = figure.subplots()
-        (_bars if plot.kind == "bars" else _curves)(axis, plot)
+        if plot.kind == "bars":
+            _bars(axis, plot, lying)
+        else:
+            _curves(axis, plot)
         axis.set_title(plot.title, loc="left", fontsize=11)
-        axis.set_xlabel(plot.x)
-        axis.set_ylabel(plot.y)
+        axis.set_xlabel(plot.y if lying else plot.x)
+        axis.set_ylabel(plot.x if lying else plot.y)
         axis.spines[["top", "right"]].set_visible(False)
         if len(plot.lines) > 1:
             beside = 3 if max(len(line.name) for line in plot.lines) <= 18 else 2
@@ -76,17 +82,37 @@ def _curves(axis: Any, plot: Plot) -> None:
         axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _bars(axis: Any, plot: Plot) -> None:
-    """Sets of bars side by side, over all the words that any of them has."""
-    words = list(dict.fromkeys(str(x) for line in plot.lines for x in line.x))
+def _bars(axis: Any, plot: Plot, lying: bool) -> None:
+    """Sets of bars side by side, over all the words that any of them has; lying ones beneath one another, with values.
+
+    Where there is no value, there is a dash.
+    """
+    words = _words(plot)
     width = 0.8 / max(len(plot.lines), 1)
     for at, line in enumerate(plot.lines):
         heights = {str(x): y for x, y in zip(line.x, line.y, strict=True)}
-        places = [(place, y) for place, word in enumerate(words) if (y := heights.get(word)) is not None]
         left = width * (at - (len(plot.lines) - 1) / 2)
+        places = [(place + left, heights.get(word)) for place, word in enumerate(words)]
+        there = [(place, y) for place, y in places if y is not None]
         look: dict[str, Any] = {"color": _colour(at), "label": line.name}
-        axis.bar([place + left for place, _ in places], [y for _, y in places], 0.92 * width, **look)
-    axis.set_xticks(range(len(words)), words)
+        draw = axis.barh if lying else axis.bar
+        bars = draw([place for place, _ in there], [y for _, y in there], 0.92 * width, **look)
+        if lying:
+            axis.bar_label(bars, fmt="{:.4g}", padding=3, fontsize=9)
+        for place, y in places:
+            if y is None:
+                axis.annotate("–", (0, place) if lying else (place, 0), (3, 3), textcoords="offset points", va="center")
+    if lying:
+        axis.set_yticks(range(len(words)), words)
+        axis.invert_yaxis()
+        axis.margins(x=0.12)
+    else:
+        axis.set_xticks(range(len(words)), words)
+
+
+def _words(plot: Plot) -> list[str]:
+    """What bars stand over."""
+    return list(dict.fromkeys(str(x) for line in plot.lines for x in line.x))
 
 
 def _gaps(line: Line) -> list[float]:

@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.reproduce.ask import Ask
 from paceline.reproduce.papers import Entry, Paper
-from paceline.reproduce.rows import Figure, Line, Plot, Row
+from paceline.reproduce.rows import TITLES, Figure, Line, Plot, Row
 from paceline.reproduce.runs import Run, Trained
 from paceline.simulate import load_cluster
 from paceline.simulate.task import Goal, Precision
@@ -158,7 +158,7 @@ def _accuracy(trained: Trained, name: str) -> Line:
 
 PAPER = Paper(
     "dssp",
-    "DSSP (ICDCS 2019)",
+    TITLES["dssp"],
     (
         Entry(
             "fig3",

@@ -73,7 +73,8 @@ def paper_cases(ask: Ask) -> tuple[list[Case], list[str]]:
 def fig7b(ask: Ask) -> Figure:
     """Statistical efficiency: rounds to the target, normalized by BSP's."""
     cases, missing = paper_cases(ask)
-    rows, plots = [], []
+    rows: list[Row] = []
+    plots: list[Plot] = []
     for case in cases:
         for how, table in _both(ask, case):
             base = _base(table)
@@ -83,7 +84,7 @@ def fig7b(ask: Ask) -> Figure:
                 )
                 for each in table
             ]
-            plots.append(_bars(f"{case.title}: rounds to loss {case.target:g}, {how}", table, lambda each: each.rounds))
+            plots += _bars(f"{case.title}: rounds to loss {case.target:g}, {how}", table, lambda each: each.rounds)
     return Figure(
         "fig7b", "Statistical efficiency: rounds to the target loss", tuple(rows), tuple(plots), tuple(missing)
     )
@@ -97,7 +98,7 @@ def fig7c(ask: Ask) -> Figure:
     for case in cases:
         for how, table in _both(ask, case):
             rows += _times(case, how, table, ask)
-            plots.append(_bars(f"{case.title}: s to loss {case.target:g}, {how}", table, lambda each: each.seconds))
+            plots += _bars(f"{case.title}: s to loss {case.target:g}, {how}", table, lambda each: each.seconds)
         for jitter in JITTERS:
             like = msgspec.structs.replace(case.like, jitter=jitter)
             table = at_rate(ask.runs, like, SCHEMES, case.rates[0], ask.seeds, case.goal)
@@ -164,7 +165,7 @@ def optimizers(ask: Ask) -> Figure:
             )
             sooner = _ratio(base.seconds if base else None, each.seconds)
             rows.append(_row("optimizers", case, "own best", each, sooner, "× sooner than BSP", ask))
-        plots.append(_bars(f"{case.title}: s to loss {case.target:g}", table, lambda each: each.seconds))
+        plots += _bars(f"{case.title}: s to loss {case.target:g}", table, lambda each: each.seconds)
     title = "Momentum and Adam: what staleness costs, and what knowing it in advance saves"
     return Figure("optimizers", title, tuple(rows), tuple(plots), tuple(missing))
 
@@ -260,11 +261,13 @@ def _ratio(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one / other
 
 
-def _bars(title: str, table: Sequence[Measured], of: Callable[[Measured], float | None]) -> Plot:
+def _bars(title: str, table: Sequence[Measured], of: Callable[[Measured], float | None]) -> list[Plot]:
+    """One picture; none of what was not run."""
     names = tuple(
         each.scheme.policy + (f" {each.scheme.correct}" if each.scheme.correct != "none" else "") for each in table
     )
-    return Plot(title, "", "", (Line("", names, tuple(of(each) for each in table)),), kind="bars")
+    bars = Line("", names, tuple(of(each) for each in table))
+    return [Plot(title, "", "", (bars,), kind="bars")] if table else []
 
 
 def _curve(trained: Trained, name: str, most: int = 100) -> Line:

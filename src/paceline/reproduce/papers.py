@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.reproduce.ask import Ask
-from paceline.reproduce.rows import Figure
+from paceline.reproduce.rows import TITLES, Figure
 
-PAPERS = ("r2sp", "dssp")
+PAPERS = tuple(TITLES)
 
 
 class UnknownError(ValueError):

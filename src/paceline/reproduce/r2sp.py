@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from paceline.reproduce import learning, nlp, timing
 from paceline.reproduce.papers import Entry, Paper
+from paceline.reproduce.rows import TITLES
 
 PAPER = Paper(
     "r2sp",
-    "R²SP (INFOCOM 2019, ToN 2026)",
+    TITLES["r2sp"],
     (
         Entry("table1", "Communication dominates an iteration under BSP", timing.table1),
         Entry("fig1", "The servers' links under BSP", timing.fig1),

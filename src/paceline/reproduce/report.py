@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 
 from paceline.reproduce.draw import can_draw, svg
-from paceline.reproduce.rows import Figure, Results, Row, Value
+from paceline.reproduce.rows import TITLES, Figure, Results, Row, Value
 
 NAME = "index.html"
 NO_PICTURES = "Pictures need matplotlib, which is not installed: pip install 'paceline[plot]'."
@@ -35,6 +36,7 @@ figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem .25rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 .value { text-align: right; white-space: nowrap; }
+.of th { padding-top: .8rem; }
 small { display: block; color: var(--dim); font-size: .85em; line-height: 1.35; }
 .missing { color: var(--mark); }
 @media (min-width: 64rem) {
@@ -97,7 +99,7 @@ def _results(results: Results, name: str, draws: bool) -> str:
     facts |= {"device": escape(results.device), "date": escape(results.date)}
     head = "".join(f"<dt>{what}</dt><dd>{said}</dd>" for what, said in facts.items())
     figures = "\n".join(_figure(figure, f"{name}-{at}", draws) for at, figure in enumerate(results.figures))
-    return f"<h2>{escape(results.paper)}</h2>\n<dl>{head}</dl>\n{figures}"
+    return f"<h2>{escape(TITLES.get(results.paper, results.paper))}</h2>\n<dl>{head}</dl>\n{figures}"
 
 
 def _figure(figure: Figure, name: str, draws: bool) -> str:
@@ -126,11 +128,25 @@ def _figure(figure: Figure, name: str, draws: bool) -> str:
 
 def _table(rows: Sequence[Row]) -> str:
     headings = '<th>what</th><th class="value">paper</th><th class="value">ours</th><th>unit</th><th>where</th>'
-    body = "\n".join(_row(row) for row in rows)
+    parts = []
+    for of, alike in groupby(rows, key=_of_what):
+        together = list(alike)
+        if of and len(together) > 1:  # what they have in common is said once, above them
+            parts.append(f'<tr class="of"><th colspan="5" scope="rowgroup">{escape(of)}</th></tr>')
+            parts += [_row(row, row.what[len(of) + 2 :]) for row in together]
+        else:
+            parts += [_row(row, row.what) for row in together]
+    body = "\n".join(parts)
     return f'<div class="table"><table><thead><tr>{headings}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
-def _row(row: Row) -> str:
+def _of_what(row: Row) -> str:
+    """Of which model, say, a row tells: what stands before its colon."""
+    of, colon, _ = row.what.partition(": ")
+    return of if colon else ""
+
+
+def _row(row: Row, what: str) -> str:
     note = f"<small>{escape(row.note)}</small>" if row.note else ""
     paper, ours = (f'<td class="value">{escape(shown(value))}</td>' for value in (row.paper, row.ours))
-    return f"<tr><td>{escape(row.what)}{note}</td>{paper}{ours}<td>{escape(row.unit)}</td><td>{row.where}</td></tr>"
+    return f"<tr><td>{escape(what)}{note}</td>{paper}{ours}<td>{escape(row.unit)}</td><td>{row.where}</td></tr>"

@@ -10,6 +10,9 @@ import msgspec
 Where = Literal["simulated", "lab", "gpu"]
 Value = float | str | None
 
+#: The papers that are reproduced, by name.
+TITLES = {"r2sp": "R²SP (INFOCOM 2019, ToN 2026)", "dssp": "DSSP (ICDCS 2019)"}
+
 
 class Row(msgspec.Struct, frozen=True):
     """One figure of the paper's and ours. None: the paper gives none, or ours was not reached; `note` says why."""
