@@ -34,6 +34,14 @@ ADAM: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("AdamW", {"weight_decay": 0.0}),
 }
 ALL = MOMENTUM | ADAM
+#: A pull that hardly changes over a few steps, and yet moves the weights.
+DECAY: dict[str, tuple[str, dict[str, Any]]] = {
+    "momentum": ("SGD", {"momentum": 0.9, "weight_decay": 0.02}),
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.02}),
+    "uphill": ("SGD", {"momentum": 0.9, "maximize": True, "weight_decay": 0.02}),
+    "adam": ("Adam", {"betas": (0.8, 0.9999), "weight_decay": 0.02}),
+    "adamw": ("AdamW", {"betas": (0.8, 0.9999), "weight_decay": 0.05}),
+}
 
 
 def random(seed: int, size: int = SIZE) -> Any:
@@ -131,6 +139,27 @@ def test_in_full_it_is_what_torch_comes_to_by_the_newest_gradient(which: str, st
         step(parameter, optimizer, signs(150))
     torch.testing.assert_close(ahead - before, parameter.detach() - before, rtol=1e-3, atol=2e-5)
     assert float((ahead - before).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("which", DECAY)
+@pytest.mark.parametrize("correct", ["predict", "full"])
+def test_weight_decay_pulls_meanwhile(which: str, correct: Correction) -> None:
+    name, settings = DECAY[which]
+    ours, parameter, optimizer = both(name, settings)
+    blind = Slice(LAYOUT, 0, SIZE, spec_of(optimizer))
+    for seed in range(1, 151):
+        ours.step([signs(seed)], [1.0], [RATE], correct, 1)
+        step(parameter, optimizer, signs(seed))
+    tensors, meta = ours.state()
+    blind.load(tensors, meta)
+    for group in blind._optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    before = ours.weights.clone()
+    ahead, without = ours.ahead(6, correct) - before, blind.ahead(6, correct) - before
+    for _ in range(6):
+        step(parameter, optimizer, signs(150) if correct == "full" else torch.zeros(SIZE))
+    true = parameter.detach() - before
+    assert (ahead - true).norm() < 0.35 * (without - true).norm()
 
 
 def test_amsgrad_goes_by_the_largest_that_its_second_moment_has_been() -> None:

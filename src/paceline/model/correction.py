@@ -89,21 +89,23 @@ def drift(
     name: str,
     group: Mapping[str, Any],
     state: Mapping[str, Any],
+    parameter: torch.Tensor,
     gradient: torch.Tensor | None,
     steps: int,
     out: torch.Tensor,
 ) -> bool:
     """How far `steps` more steps like the last one would move a parameter, by what the optimizer remembers.
 
-    gradient: what each of those steps is taken to be given; None: nothing. out: where that goes, a tensor of the
-    parameter's shape. False where it is nowhere, or not known; `out` is as it was then. However many steps there are,
-    it costs the same.
+    gradient: what each of those steps is taken to be given; None: nothing. Weight decay pulls besides, as much as it
+    does now. out: where that goes, a tensor of the parameter's shape. False where it is nowhere, or not known; `out` is
+    as it was then. However many steps there are, it costs the same.
     """
     import torch  # only here: who is merely to tell which correction there is may have none
 
     if steps <= 0:
         return False
     rate, sign = float(group["lr"]), -1.0 if group.get("maximize") else 1.0  # of a gradient, where it is climbed
+    decay = float(group.get("weight_decay") or 0.0)
     if name == "SGD":
         momentum, beta = state.get("momentum_buffer"), float(group["momentum"])
         if momentum is None or not _has_momentum(beta):
@@ -116,6 +118,8 @@ def drift(
         torch.mul(momentum, -rate * of_momentum, out=out)
         if gradient is not None:
             out.add_(gradient, alpha=-rate * of_gradient * sign)
+        if decay:
+            out.add_(parameter, alpha=-rate * of_gradient * decay)
         return True
     if name in PREDICTED and "exp_avg" in state:
         beta1, beta2 = group["betas"]
@@ -124,10 +128,14 @@ def drift(
         torch.mul(state["exp_avg"], decayed, out=out)
         if gradient is not None:
             out.add_(gradient, alpha=(steps - decayed) * sign)
+        if decay and name == "Adam":
+            out.add_(parameter, alpha=(steps - decayed) * decay)
         # Adam divides by what its means still lack; over a few steps that hardly changes.
         squares = state.get("max_exp_avg_sq", state["exp_avg_sq"])
         root = torch.div(squares, 1 - beta2**taken).sqrt_().add_(group["eps"])
         out.div_(root).mul_(-rate / (1 - beta1 ** (taken + 1)))
+        if decay and name == "AdamW":  # apart from the gradient
+            out.add_(parameter, alpha=(1 - rate * decay) ** steps - 1)
         return True
     return False
 

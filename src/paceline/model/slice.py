@@ -131,7 +131,7 @@ class Slice:
         for part, parameter in zip(self._parts, self._parameters, strict=True):
             gradient = None if newest is None else self._part(newest, part)
             state, place = self._optimizer.state.get(parameter, {}), self._part(ahead, part)
-            if drift(self.spec.name, groups[part.group], state, gradient, steps, place):
+            if drift(self.spec.name, groups[part.group], state, parameter, gradient, steps, place):
                 place.add_(parameter)
             else:
                 place.copy_(parameter)
