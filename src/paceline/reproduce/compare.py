@@ -19,6 +19,11 @@ class Scheme(msgspec.Struct, frozen=True):
     policy: str
     correct: Correction = "none"
 
+    @property
+    def name(self) -> str:
+        """As one would ask for it."""
+        return self.policy if self.correct == "none" else f"{self.policy} --correct {self.correct}"
+
     def of(self, run: Run, rate: float, seed: int) -> Run:
         return msgspec.structs.replace(run, policy=self.policy, correct=self.correct, rate=rate, seed=seed)
 

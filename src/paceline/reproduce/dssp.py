@@ -99,7 +99,7 @@ def _mixed(ask: Ask) -> Case:
         return Case("MLP on digits", _run(cluster, "mlp", "digits", 54, 1437, 0.01, 4), (0.93,), (said,))
     if not ask.lacks("cifar100"):
         return Case("ResNet-110", _run(cluster, "resnet110", "cifar100", 300, 50_000, 0.05, 50, ask.precision), (0.67,))
-    said = f"{ask.lacks('cifar100')} ResNet-20 was trained on 10,000 images of CIFAR-10, for 30 epochs."
+    said = f"{ask.lacks('cifar100')}. ResNet-20 was trained on 10,000 images of CIFAR-10, for 30 epochs."
     like = _run(cluster, "resnet20", "cifar10", 30, 10_000, 0.05, 10, ask.precision)
     return Case("ResNet-20", like, (0.55,), (said,))
 
@@ -115,7 +115,7 @@ def _equal(ask: Ask) -> list[Case]:
         of = _run(deep, "resnet110", "cifar100", 300, 50_000, 0.05, 20, ask.precision)
         said = "ResNet-50 was not trained: it is for larger images. ResNet-110 was."
         return [*cases, Case("ResNet-110", of, (0.65,), (said,))]
-    said = f"{ask.lacks('cifar100')} ResNet-20 was trained on 20,000 images of CIFAR-10, for 30 epochs."
+    said = f"{ask.lacks('cifar100')}. ResNet-20 was trained on 20,000 images of CIFAR-10, for 30 epochs."
     of = _run(deep, "resnet20", "cifar10", 30, 20_000, 0.05, 4, ask.precision)
     return [*cases, Case("ResNet-20", of, (0.6,), (said,))]
 

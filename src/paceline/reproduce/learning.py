@@ -237,9 +237,6 @@ def _times(case: Case, how: str, table: Sequence[Measured], ask: Ask) -> list[Ro
 def _row(
     id: str, case: Case, how: str, each: Measured, ours: float | None, unit: str, ask: Ask, paper: Value = None
 ) -> Row:
-    scheme = (
-        each.scheme.policy if each.scheme.correct == "none" else f"{each.scheme.policy} --correct {each.scheme.correct}"
-    )
     seeds = f"{each.seeds} seed" + ("s" if each.seeds > 1 else "")
     if each.seconds is None:
         note = (
@@ -248,7 +245,7 @@ def _row(
     else:
         took = f"{each.seconds:.1f} s, {each.rounds:.0f} rounds"
         note = f"{took}, rate {each.rate:g}, {seeds}, staleness {each.staleness:.1f}"
-    what = f"{case.title}: {scheme}, loss {case.target:g}, {how}"
+    what = f"{case.title}: {each.scheme.name}, loss {case.target:g}, {how}"
     return Row(id, what, paper, None if ours is None else round(ours, 3), unit, ask.where, note)
 
 
@@ -263,10 +260,7 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 
 def _bars(title: str, table: Sequence[Measured], of: Callable[[Measured], float | None]) -> list[Plot]:
     """One picture; none of what was not run."""
-    names = tuple(
-        each.scheme.policy + (f" {each.scheme.correct}" if each.scheme.correct != "none" else "") for each in table
-    )
-    bars = Line("", names, tuple(of(each) for each in table))
+    bars = Line("", tuple(each.scheme.name for each in table), tuple(of(each) for each in table))
     return [Plot(title, "", "", (bars,), kind="bars")] if table else []
 
 

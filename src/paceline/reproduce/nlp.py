@@ -74,7 +74,7 @@ def fig14(ask: Ask) -> Figure:
                 missing.append(f"{case.name}: not all trainings were done.")
                 continue
             rows += _trained(case, like.network, table, ask)
-            bars = Line("", tuple(map(_named, SCHEMES)), tuple(each.seconds for each in table))
+            bars = Line("", tuple(scheme.name for scheme in SCHEMES), tuple(each.seconds for each in table))
             plots.append(Plot(f"{case.name} ({like.network}): s to loss {case.target:g}", "", "", (bars,), kind="bars"))
     title = "Transformers: BERT and T5-small, four of eight workers held up"
     return Figure("fig14", title, tuple(rows), tuple(plots), tuple(missing))
@@ -86,7 +86,7 @@ def _iterations(case: Case, like: Run) -> list[Row]:
     return [
         Row(
             "fig14",
-            f"{case.name}: {_named(scheme)}, iteration time",
+            f"{case.name}: {scheme.name}, iteration time",
             None,
             round(each / seconds[0], 3),
             "× BSP's",
@@ -100,7 +100,7 @@ def _trained(case: Case, network: str, table: Sequence[Measured], ask: Ask) -> l
     rows = []
     base = table[0]
     for each in table:
-        what = f"{case.name} ({network}): {_named(each.scheme)}"
+        what = f"{case.name} ({network}): {each.scheme.name}"
         for part, ours, theirs in (("rounds", each.rounds, base.rounds), ("time", each.seconds, base.seconds)):
             value = None if ours is None or theirs is None else round(ours / theirs, 3)
             best = f"loss {case.target:g} not reached; the best was {each.best:.3g}"
@@ -112,7 +112,3 @@ def _trained(case: Case, network: str, table: Sequence[Measured], ask: Ask) -> l
     value = None if tuned is None or not others else round(100 * (1 - tuned / min(others)), 1)
     what = f"{case.name} ({network}): R²SP with tuning, against the second best"
     return [*rows, Row("fig14", what, case.paper, value, "% less time", ask.where)]
-
-
-def _named(scheme: Scheme) -> str:
-    return scheme.policy if scheme.correct == "none" else f"{scheme.policy} --correct {scheme.correct}"
