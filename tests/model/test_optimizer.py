@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -151,3 +153,26 @@ def test_a_bad_spec_is_refused(value: object, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence) as caught:
         OptimizerSpec.from_json(value)
     assert "\n" not in str(caught.value)
+
+
+STEPS = """
+import sys, torch
+from paceline.model.optimizer import without_compiler
+from paceline.model.slice import Slice
+from paceline.model.layout import Layout, Tensor
+from paceline.model.spec import OptimizerSpec
+
+without_compiler()
+for name, settings in (("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {}), ("RMSprop", {})):
+    slice = Slice(Layout((Tensor("w", (4,)),)), 0, 4, OptimizerSpec(name, ({"lr": 0.1, **settings},)))
+    slice.step([torch.ones(4)], [1.0], [0.1])
+    assert slice.weights.sum() < 0
+sys.exit("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_makes_steps_does_without_torchs_compiler() -> None:
+    """Which takes longer to import than all of a shard's start."""
+    ran = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -339,9 +339,11 @@ def replay(
 ) -> None:
     """Run a recorded job again: every decision and every weight must come out the same, bit for bit."""
     _need_torch()
+    from paceline.model.optimizer import without_compiler
     from paceline.serve.replay import ReplayError, journals, weights
     from paceline.simulate.retell import retell
 
+    without_compiler()
     same = True
     try:
         for path in journals(folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from paceline.model.spec import REFUSED, OptimizerSpec, Setting, is_elementwise
 
-__all__ = ["OptimizerSpec", "is_elementwise", "make", "names", "spec_of", "trial"]
+__all__ = ["OptimizerSpec", "bare_step", "is_elementwise", "make", "names", "spec_of", "trial", "without_compiler"]
 
 #: Settings that say how a step is computed, not what it is. The worker's device decides them there, we here.
 IMPLEMENTATION = frozenset(("foreach", "fused", "capturable", "differentiable"))
@@ -66,6 +66,26 @@ def make(spec: OptimizerSpec, groups_of_tensors: Sequence[Sequence[torch.Tensor]
     return optimizer
 
 
+def bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], object]:
+    """Makes a step without what torch wraps it in for profilers and compilers; to be called without gradients on.
+
+    Of a small step those wraps are the most, and they bring torch's compiler along.
+    """
+    step: Callable[[torch.optim.Optimizer], object] = inspect.unwrap(kind.step)
+    return step
+
+
+def without_compiler() -> None:
+    """Spare this process torch's compiler, if it only makes steps: to import it takes 1.5 s and 70 MB.
+
+    torch imports it with the first optimizer, to mark one method as not to be compiled. Where that mark is there, it
+    does not. Should a later torch look for it elsewhere, this does nothing.
+    """
+    method = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if method is not None:
+        method.__dynamo_disable = method
+
+
 def trial(spec: OptimizerSpec, group: int, dimensions: int) -> dict[str, Any]:
     """What this optimizer remembers of a parameter once it has made a step, tried on a parameter of one element."""
     return _trial(spec.name, spec.settings_of_groups[group], (1,) * dimensions)
@@ -81,7 +101,8 @@ def _trial(name: str, settings: Mapping[str, Setting], shape: tuple[int, ...]) -
         if unknown:
             raise ValueError(f"there is no setting {unknown[0]!r:.80}; there are {', '.join(optimizer.defaults)}")
         optimizer.param_groups[0].update(_without_implementation(settings))
-        optimizer.step()
+        with torch.no_grad():
+            bare_step(kind)(optimizer)
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
         raise ValueError(f"{name} does not accept its settings: {error}") from None
     return dict(optimizer.state[parameter])
@@ -107,7 +128,8 @@ def _implementation(name: str, device: str = "cpu") -> dict[str, bool]:
     if "fused" not in known:
         return plain
     try:  # Which devices have a fused kernel differs from one torch to the next: ask by trying.
-        kind([_dummy((1,), device)], fused=True, lr=0.0).step()
+        with torch.no_grad():
+            bare_step(kind)(kind([_dummy((1,), device)], fused=True, lr=0.0))
     except RuntimeError:
         return plain
     return {"fused": True, **plain}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 
 from paceline.model.correction import Correction, drift, slowed
 from paceline.model.layout import STATISTICS, Layout
-from paceline.model.optimizer import make, trial
+from paceline.model.optimizer import bare_step, make, trial
 from paceline.model.spec import OptimizerSpec, is_elementwise
 
 NEWEST = "newest"  # what the newest gradient is called in a checkpoint
@@ -55,8 +54,7 @@ class Slice:
         for part, parameter in zip(self._parts, self._parameters, strict=True):
             of_groups[part.group].append(parameter)
         self._optimizer = make(spec, of_groups)
-        # Without the hooks that torch wraps a step in for profilers and compilers: of a small step they are the most.
-        self._make_step = inspect.unwrap(type(self._optimizer).step)
+        self._make_step = bare_step(type(self._optimizer))
         #: Of each group, as they are without any correction; torch's own where the spec is silent.
         self._settings = [{**group, "params": ()} for group in self._optimizer.param_groups]
         self._sum: torch.Tensor | None = None

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from paceline.model.optimizer import without_compiler
 from paceline.model.slice import Slice
 from paceline.serve import checkpoint, greeting
 from paceline.serve.description import Description
@@ -517,6 +518,7 @@ def main() -> None:
     parser.add_argument("--listen", default="127.0.0.1")
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
+    without_compiler()
     token, own = (bytes.fromhex(os.environ.get(name, "")) for name in (TOKEN, SHARD_TOKEN))
     try:
         door = Door(asked.host, asked.port, own or token, Tls.from_environment())
