@@ -67,6 +67,9 @@ def test_a_picture(learn: Shell) -> None:
         (["r2sp-a-alexnet", "--precision", "half"], "say float32 or bfloat16"),
         (["r2sp-a-alexnet", "--precision", "bfloat16"], "bfloat16 is for --device cuda"),
         (["r2sp-a-alexnet", "--loss", "1", "--accuracy", "1"], "not both"),
+        (["r2sp-a-alexnet", "--accuracy", "90"], "at most 1, not 90"),
+        (["r2sp-a-alexnet", "--loss", "-1"], "greater than 0, not -1"),
+        (["r2sp-a-alexnet", "--samples", "3"], "3 samples for 16 workers"),
         (["r2sp-a-alexnet", "--network", "vgg16"], "vgg16"),
     ],
 )
@@ -76,6 +79,15 @@ def test_mistakes_are_said_in_a_sentence(arguments: list[str], said: str, learn:
     assert ended.code == 2
     assert said in words and "Traceback" not in words
     assert words.endswith(".")
+
+
+def test_a_run_that_is_over_soon_has_an_iteration_time_of_its_own(learn: Shell) -> None:
+    """Not that of the part after the warm-up, of which there is none."""
+    ended = learn("r2sp-a-alexnet", "-p", "bsp", "--budget", 8)
+    assert ended.out.split("bsp", 1)[1].split()[:2] == ["3.39", "2"]
+    nothing = learn("r2sp-a-alexnet", "-p", "bsp", "--budget", 0.5)
+    assert "give a larger --budget" in nothing.err
+    assert nothing.out.split("bsp", 1)[1].split()[:3] == ["–", "0", "–"]
 
 
 def test_interrupted_it_shows_how_far_it_came(learn: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

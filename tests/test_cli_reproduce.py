@@ -272,6 +272,10 @@ def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         (("small", "--data", "nowhere"), "--data: there is no folder 'nowhere'."),
         (("small", "--data", "file"), "--data: there is no folder 'file'."),
         (
+            ("small", "--keep", __file__),
+            f"{__file__} holds no trainings; keep them in another file.",
+        ),
+        (
             ("small", "--keep", "nowhere/kept"),
             "--keep: 'nowhere/kept' cannot be written; name a plain file in a folder that exists.",
         ),

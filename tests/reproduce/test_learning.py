@@ -101,7 +101,7 @@ def test_trainings_that_were_left_out_leave_gaps_and_no_errors() -> None:
     ask = Ask(Runs(stop_at=lambda: True), quick=True)
     for make in (learning.fig7b, learning.fig7c, learning.fig10, learning.optimizers, dssp.table1, dssp.fig3):
         assert make(ask).rows == ()
-    assert ask.runs.left_out > 50
+    assert len(ask.runs.left_out) > 20
 
 
 @pytest.mark.slow

@@ -66,13 +66,17 @@ def learn(
         refuse("--plot needs matplotlib: pip install 'paceline[plot]'.")
     if loss is not None and accuracy is not None:
         refuse("Give --loss or --accuracy, not both.")
+    if loss is not None and loss <= 0:
+        refuse(f"--loss is a cross-entropy greater than 0, not {loss:g}.")
+    if accuracy is not None and not 0 < accuracy <= 1:
+        refuse(f"--accuracy is a share of the test set, greater than 0 and at most 1, not {accuracy:g}.")
     settings: dict[str, Any] = {"lr": rate}
     if momentum:
         settings["momentum"] = momentum
     if nesterov:
         settings["nesterov"] = True
 
-    from paceline.simulate.task import Goal, task_of
+    from paceline.simulate.task import Goal, TrainingError, task_of
     from paceline.simulate.training import train
 
     goal = Goal("loss", loss) if loss is not None else Goal("accuracy", accuracy, every=5) if accuracy else None
@@ -91,17 +95,24 @@ def learn(
 
             made = make(spec)
             bound = budget or math.inf
-            outcomes.append(train(described, made, task, goal, rounds, bound, name=spec, progress=show))
+            try:
+                outcomes.append(train(described, made, task, goal, rounds, bound, name=spec, progress=show))
+            except TrainingError as error:
+                refuse(str(error))
             if outcomes[-1].ended == "interrupted":
                 break
     if as_json:
-        typer.echo(json.dumps({"cluster": described.name, "runs": [_as_json(each) for each in outcomes]}, indent=1))
+        what = {"cluster": described.name, "network": network, "dataset": dataset, "samples": len(task.data.labels)}
+        what |= {"optimizer": optimizer, "settings": settings, "correct": correct, "seed": seed}
+        typer.echo(json.dumps({**what, "runs": [_as_json(each) for each in outcomes]}, indent=1))
     else:
         _show(outcomes, goal, described.name, network, dataset)
     if plot:
         curves = {each.policy: [(point.seconds, point.loss) for point in each.curve] for each in outcomes}
         draw_curves(curves, "virtual seconds", "training loss", plot)
         errors.print(f"Written: {plot}")
+    if outcomes[-1].ended == "budget" and not outcomes[-1].curve:
+        errors.print(f"In {budget:g} virtual seconds not one round was over; give a larger --budget.")
     if outcomes[-1].ended == "interrupted":
         errors.print("Interrupted: this is how far it came.")
         sys.exit(INTERRUPTED)
@@ -110,12 +121,12 @@ def learn(
 def _show(outcomes: list[Outcome], goal: Goal | None, cluster: str, network: str, data: str) -> None:
     console = Console(highlight=False)
     table = Table(title=f"{network} on {data}, {cluster}", title_justify="left", box=None, header_style="bold")
-    table.add_column("policy")
+    table.add_column("policy", overflow="fold", min_width=10)
     headings = ("s an iteration", "rounds", "loss", "test accuracy", "staleness", *([f"s to {goal}"] if goal else []))
     for heading in headings:
         table.add_column(heading, justify="right")
     for each in outcomes:
-        cells = [each.policy, f"{each.report.mean_iteration_seconds:.4g}" if each.report else "–", f"{len(each.curve)}"]
+        cells = [each.policy, _iteration(each), f"{len(each.curve)}"]
         cells.append(f"{each.curve[-1].loss:.4g}" if each.curve else "–")
         cells.append(f"{each.tested[1]:.1%}" if each.tested else "–")
         cells.append(f"{each.staleness:.1f}")
@@ -127,7 +138,20 @@ def _show(outcomes: list[Outcome], goal: Goal | None, cluster: str, network: str
         table.add_row(*cells)
     console.print()
     console.print(table)
-    console.print(Text("Seconds are the simulated cluster's; the loss is the mean of the last round's.", style="dim"))
+    said = "Seconds are the simulated cluster's; the loss is the mean of the last round's."
+    if goal and goal.kind == "loss":
+        said += f" A loss is reached when it has been that low for {goal.hold} rounds."
+    console.print(Text(said, style="dim"))
+
+
+def _iteration(outcome: Outcome) -> str:
+    """How long one takes once all is in motion; in a run that was over before, its mean."""
+    report = outcome.report
+    if report is None or not outcome.curve:
+        return "–"
+    if outcome.updates < report.warm_up_iterations + len(report.updates_by_worker):
+        return f"{outcome.curve[-1].seconds / len(outcome.curve):.4g}"
+    return f"{report.mean_iteration_seconds:.4g}"
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:

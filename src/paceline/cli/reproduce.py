@@ -155,7 +155,10 @@ def _prepared(
         refuse(str(error))
     progress = _Progress(quiet)
     until = time.monotonic() + 60 * minutes if minutes else math.inf
-    runs = Runs(data, device, jobs, keep, progress.say, lambda: time.monotonic() > until)
+    try:
+        runs = Runs(data, device, jobs, keep, progress.say, lambda: time.monotonic() > until)
+    except TrainingError as error:
+        refuse(str(error))
     return Ask(runs, quick, device, data), entries, progress
 
 
@@ -168,18 +171,21 @@ def _made(ask: Ask, entries: Sequence[Entry], progress: _Progress, show: bool) -
     ended = None
     try:
         for number, entry in enumerate(entries, 1):
-            left_out = ask.runs.left_out
+            ask.runs.left_out.clear()
             with progress.of(entry, number, len(entries)):
                 figure = entry.make(ask)
-            if ask.runs.left_out > left_out:
-                said = f"{ask.runs.left_out - left_out} trainings were not begun: the time of --minutes was over."
+            if count := len(ask.runs.left_out):
+                said = f"{count} training{'s were' if count > 1 else ' was'} not begun: the time of --minutes was over."
                 figure = Figure(figure.id, figure.title, figure.rows, figure.plots, (*figure.missing, said))
             figures.append(figure)
             if show:
                 _show_figure(figure)
     except KeyboardInterrupt:
         missing = ", ".join(entry.id for entry in entries[len(figures) :])
-        ended = _Ended(f"Interrupted: {len(figures)} of {len(entries)} were done; missing: {missing}.", INTERRUPTED)
+        said = f"Interrupted: {len(figures)} of {len(entries)} were done; missing: {missing}."
+        if ask.runs.keeps:
+            said += " Trainings that were finished are kept: the same command goes on from there."
+        ended = _Ended(said, INTERRUPTED)
     except (DataError, TrainingError) as error:
         said = str(error)
         ended = _Ended(said[:1].upper() + said[1:] + ("" if said.endswith(".") else "."), 2)

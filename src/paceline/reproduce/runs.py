@@ -23,7 +23,7 @@ from paceline.policies import make
 from paceline.simulate import load_cluster
 from paceline.simulate.schedule import Schedule, schedule
 from paceline.simulate.spec import ClusterSpec
-from paceline.simulate.task import Goal, Outcome, Precision, Task
+from paceline.simulate.task import Goal, Outcome, Precision, Task, TrainingError
 from paceline.simulate.training import train
 from paceline.workloads.data import Data, load
 
@@ -161,12 +161,15 @@ class Runs:
         self._stop_at = stop_at or (lambda: False)
         self._learned: dict[str, Learned] = {}
         self._pool: ProcessPoolExecutor | None = None
-        self.left_out = 0  # trainings that were asked for and not begun
+        self.left_out: set[str] = set()  # trainings that were asked for and not begun, by key
         if kept and kept.exists():
-            for line in kept.read_bytes().splitlines():
+            lines = kept.read_bytes().splitlines()
+            for line in lines:
                 with contextlib.suppress(msgspec.DecodeError):  # the last line, of one that was interrupted
                     learned = msgspec.json.decode(line, type=Learned)
                     self._learned[learned.key] = learned
+            if lines and not self._learned:
+                raise TrainingError(f"{kept} holds no trainings; keep them in another file.")
 
     def __call__(self, runs: Iterable[Run]) -> dict[Run, Trained]:
         """All of them, done; but for what was stopped."""
@@ -183,8 +186,13 @@ class Runs:
                     self._note(learn(run, self._folder, self._device))
         else:
             self._side_by_side(todo)
-        self.left_out += len({key for key in wanted.values() if key not in self._learned})
+        self.left_out |= {key for key in wanted.values() if key not in self._learned}
         return {run: self._timed(run, self._learned[key]) for run, key in wanted.items() if key in self._learned}
+
+    @property
+    def keeps(self) -> bool:
+        """Is what is finished kept in a file?"""
+        return self._kept is not None
 
     def close(self) -> None:
         """End the processes that ran several at a time."""
