@@ -47,7 +47,8 @@ def staleness(ask: Ask) -> Figure:
     rows.append(add("ResNet32, SSP(1), jitter 20%: worst", 30.0, worst, "updates", note))
     lines = tuple(Line(scheme, tuple(MODELS), tuple(values)) for scheme, values in means.items())
     plot = Plot(f"Mean staleness, jitter {JITTER:.0%}", "", "updates", lines, "bars")
-    return Figure("staleness", "Staleness on cluster A against theory", tuple(rows), (plot,))
+    title = f"Staleness on cluster A against theory, jitter {JITTER:.0%}"
+    return Figure("staleness", title, tuple(rows), (plot,))
 
 
 def _waited(spec: ClusterSpec) -> str:
