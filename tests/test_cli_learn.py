@@ -31,6 +31,9 @@ def test_json_and_what_was_not_reached(learn: Shell) -> None:
     common = ("r2sp-a-alexnet", "-p", "bsp", "--rounds", 3, "--samples", 500)
     (run,) = json.loads(learn(*common, "--loss", 0.01, "--json").out)["runs"]
     assert (run["policy"], run["ended"], run["reached"], len(run["curve"])) == ("bsp", "rounds", None, 3)
+    told = json.loads(learn(*common, "--optimizer", "Adam", "--rate", 0.002, "--json").out)
+    assert (told["network"], told["dataset"], told["samples"], told["optimizer"]) == ("mlp", "digits", 500, "Adam")
+    assert (told["settings"], told["correct"]) == ({"lr": 0.002}, "auto")
     assert run["best"] == min(point["loss"] for point in run["curve"])
     short = learn(*common, "--accuracy", 0.99)
     assert short.code == 0 and "not reached" in short.out
@@ -84,7 +87,9 @@ def test_mistakes_are_said_in_a_sentence(arguments: list[str], said: str, learn:
 def test_a_run_that_is_over_soon_has_an_iteration_time_of_its_own(learn: Shell) -> None:
     """Not that of the part after the warm-up, of which there is none."""
     ended = learn("r2sp-a-alexnet", "-p", "bsp", "--budget", 8)
-    assert ended.out.split("bsp", 1)[1].split()[:2] == ["3.39", "2"]
+    assert ended.out.split("bsp", 1)[1].split()[:2] == ["3.387", "2"]  # to the last arrival
+    (run,) = json.loads(learn("r2sp-a-alexnet", "-p", "bsp", "--budget", 8, "--json").out)["runs"]
+    assert run["report"]["mean_iteration_seconds"] == pytest.approx(3.39, abs=0.01)
     nothing = learn("r2sp-a-alexnet", "-p", "bsp", "--budget", 0.5)
     assert "give a larger --budget" in nothing.err
     assert nothing.out.split("bsp", 1)[1].split()[:3] == ["–", "0", "–"]

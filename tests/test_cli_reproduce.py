@@ -357,5 +357,6 @@ def test_a_real_interrupt_in_the_midst_of_a_training(shell: Shell) -> None:
     shell.has(paper_of(SMALL.entries[0], Entry("fig9", "Endless", endless)))
     outcome = shell("small", "--json", "--keep", "kept.jsonl")
     assert outcome.code == 130
+    assert outcome.err.endswith("are kept: the same command goes on from there.\n")
     assert [row["id"] for row in json.loads(outcome.out)["rows"]] == ["table1"]
     assert shell.files() == set(), "what is not finished is not kept"

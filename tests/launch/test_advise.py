@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -87,6 +88,20 @@ def test_unequal_workers_are_offered_batches_of_their_own() -> None:
     advice = told(unlike)
     assert "tune_batches" in advice.chosen.candidate.policy
     assert any("computes 3.0 times as long as the fastest" in reason for reason in advice.reasons)
+
+
+def test_the_table_fits_a_narrow_terminal() -> None:
+    from rich.console import Console
+
+    from paceline.cli.advise import _table
+
+    advice = told(cluster(0.1))
+    for width, shown in ((80, False), (120, True)):
+        file = io.StringIO()
+        Console(width=width, file=file).print(_table(advice, [], "title", width))
+        text = file.getvalue()
+        assert ("samples/s" in text) is ("staleness" in text) is shown
+        assert "× ddp" in text and all(each.candidate.policy in text for each in advice.ranked), "in one line each"
 
 
 def test_one_worker_has_nobody_to_reduce_with() -> None:

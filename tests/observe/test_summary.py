@@ -96,6 +96,12 @@ def test_without_a_warm_up_everything_counts() -> None:
     assert report.update_gaps == Gaps(zero_fraction=0.0, p5=2.0, p50=4.0, p95=7.0)  # of 2, 7, 4 and 2
 
 
+@pytest.mark.parametrize("warm_up", [4, 5, 100])
+def test_a_run_that_is_over_before_it_is_warm_has_the_pace_of_the_whole(warm_up: int) -> None:
+    """Five arrivals: not a round since the warm-up, or not even that."""
+    assert report_of(TRACE, warm_up).mean_iteration_seconds == pytest.approx(2 * 19 / 5)
+
+
 def test_nothing_has_happened_yet() -> None:
     report = report_of([])
     assert report.mean_iteration_seconds == 0.0

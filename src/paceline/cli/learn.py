@@ -104,6 +104,7 @@ def learn(
     if as_json:
         what = {"cluster": described.name, "network": network, "dataset": dataset, "samples": len(task.data.labels)}
         what |= {"optimizer": optimizer, "settings": settings, "correct": correct, "seed": seed}
+        what |= {"device": device, "precision": precision}
         typer.echo(json.dumps({**what, "runs": [_as_json(each) for each in outcomes]}, indent=1))
     else:
         _show(outcomes, goal, described.name, network, dataset)
@@ -111,7 +112,7 @@ def learn(
         curves = {each.policy: [(point.seconds, point.loss) for point in each.curve] for each in outcomes}
         draw_curves(curves, "virtual seconds", "training loss", plot)
         errors.print(f"Written: {plot}")
-    if outcomes[-1].ended == "budget" and not outcomes[-1].curve:
+    if any(each.ended == "budget" and not each.curve for each in outcomes):
         errors.print(f"In {budget:g} virtual seconds not one round was over; give a larger --budget.")
     if outcomes[-1].ended == "interrupted":
         errors.print("Interrupted: this is how far it came.")
@@ -126,7 +127,8 @@ def _show(outcomes: list[Outcome], goal: Goal | None, cluster: str, network: str
     for heading in headings:
         table.add_column(heading, justify="right")
     for each in outcomes:
-        cells = [each.policy, _iteration(each), f"{len(each.curve)}"]
+        pace = f"{each.report.mean_iteration_seconds:.4g}" if each.report and each.curve else "–"
+        cells = [each.policy, pace, f"{len(each.curve)}"]
         cells.append(f"{each.curve[-1].loss:.4g}" if each.curve else "–")
         cells.append(f"{each.tested[1]:.1%}" if each.tested else "–")
         cells.append(f"{each.staleness:.1f}")
@@ -142,16 +144,6 @@ def _show(outcomes: list[Outcome], goal: Goal | None, cluster: str, network: str
     if goal and goal.kind == "loss":
         said += f" A loss is reached when it has been that low for {goal.hold} rounds."
     console.print(Text(said, style="dim"))
-
-
-def _iteration(outcome: Outcome) -> str:
-    """How long one takes once all is in motion; in a run that was over before, its mean."""
-    report = outcome.report
-    if report is None or not outcome.curve:
-        return "–"
-    if outcome.updates < report.warm_up_iterations + len(report.updates_by_worker):
-        return f"{outcome.curve[-1].seconds / len(outcome.curve):.4g}"
-    return f"{report.mean_iteration_seconds:.4g}"
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:

@@ -98,13 +98,16 @@ class Summary(Observer):
     TOGETHER = 1e-6  # seconds: updates nearer than this come at the same time
 
     def __init__(self, warm_up: int = 0) -> None:
-        """Means are taken after `warm_up` arrivals."""
+        """Means are taken after `warm_up` arrivals. In a run that ends before, or within a round of that, how long an
+        iteration takes is that of the whole run.
+        """
         self.warm_up = warm_up
         self.arrivals = 0
         self._workers: dict[int, _Worker] = {}
         self._members = 0
         self._member_seconds = 0.0
         self._members_since = 0.0
+        self._warming_seconds = 0.0  # member-seconds of the warm-up
         self._began: float | None = 0.0 if warm_up == 0 else None  # with the first member, or after the warm-up
         self._ended = 0.0
         self._iterations = 0
@@ -122,11 +125,13 @@ class Summary(Observer):
         span = self._ended - (self._began or 0.0)
         seconds = self._member_seconds + self._members * (self._ended - self._members_since)
         iterations = max(self._iterations, 1)
+        whole = self._iterations < self._members
+        pace = (self._warming_seconds + seconds) / max(self.arrivals, 1) if whole else seconds / iterations
         workers = self._workers
         blocked = {number: self._blocked(worker) for number, worker in sorted(workers.items())}
         p5, p50, p95 = self._gaps.percentiles(5, 50, 95)
         return Report(
-            mean_iteration_seconds=seconds / iterations,
+            mean_iteration_seconds=pace,
             samples_per_second=self._samples / span if span > 0 else 0.0,
             blocking_seconds=sum(blocked.values()) / iterations,
             blocking_by_worker={number: blocked[number] / max(workers[number].iterations, 1) for number in blocked},
@@ -204,6 +209,7 @@ class Summary(Observer):
                 self._gaps.add(gap)
         elif self.arrivals == self.warm_up:
             self._began = time
+            self._warming_seconds = self._member_seconds + self._members * (time - self._members_since)
             self._member_seconds, self._members_since = 0.0, time
         self._last_arrival = time
 
