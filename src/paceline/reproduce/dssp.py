@@ -17,6 +17,17 @@ from paceline.simulate.task import Goal, Precision
 
 DSSP = "dssp:low=3,high=15"
 UNBOUNDED = "dssp:low=3,high=15,bounded=false"
+#: Seconds to accuracy 0.67 and 0.68. The paper's DSSP runs ahead for as long as its controller says, again and again:
+#: ours with bounded=false.
+TABLE_1: dict[str, tuple[float | None, float | None]] = {
+    "bsp": (6159.2, None),
+    "asp": (2993.1, 3017.2),
+    "ssp:staleness=3": (5678.2, None),
+    "ssp:staleness=6": (5703.8, 6908.2),
+    "ssp:staleness=15": (5564.9, 7255.6),
+    UNBOUNDED: (3016.4, 3046.3),
+    DSSP: (None, None),
+}
 SSPS = tuple(f"ssp:staleness={threshold}" for threshold in range(3, 16))
 
 
@@ -33,24 +44,22 @@ class Case:
 def table1(ask: Ask) -> Figure:
     """Two unequal GPUs: time to a test accuracy. The paper's: ResNet-110, CIFAR-100, 0.67 and 0.68."""
     case = _mixed(ask)
-    policies = ("bsp", "asp", "ssp:staleness=3", "ssp:staleness=6", "ssp:staleness=15", UNBOUNDED, DSSP)
-    # The paper's DSSP runs ahead for as long as its controller says, again and again: ours with bounded=false.
-    papers = dict(zip(policies, (6159.2, 2993.1, 5678.2, 5703.8, 5564.9, 3016.4, None), strict=True))
-    found = {policy: trained for policy in policies if (trained := _seeds(ask, case.like, policy))}
-    target = case.targets[0]
-    times = {policy: _time(trained, target) for policy, trained in found.items()}
-    asp = times.get("asp")
+    found = {policy: trained for policy in TABLE_1 if (trained := _seeds(ask, case.like, policy))}
     rows = []
-    for policy, trained in found.items():
-        ours = times[policy]
-        paper = papers[policy]
-        ratio = None if ours is None or not asp else round(ours / asp, 3)
-        best = max(each.best("accuracy") for each in trained)
-        took = f"seeds: {len(trained)}, {trained[0].iteration_seconds:.3f} s an iteration"
-        note = took if ours is not None else f"not reached: the best accuracy was {best:.3f}; {took}"
-        what = f"{case.title}: {policy}, time to accuracy {target:g}"
-        rows.append(Row("table1", what, paper, None if ours is None else round(ours, 1), "s", ask.where, note))
-        rows.append(Row("table1", what, paper and round(paper / 2993.1, 3), ratio, "× ASP's time", ask.where, ""))
+    for column, target in enumerate(case.targets):
+        times = {policy: _time(trained, target) for policy, trained in found.items()}
+        asp, papers_asp = times.get("asp"), TABLE_1["asp"][column]
+        for policy, trained in found.items():
+            ours = times[policy]
+            paper = TABLE_1[policy][column]
+            ratio = None if ours is None or not asp else round(ours / asp, 3)
+            papers_ratio = None if not paper or not papers_asp else round(paper / papers_asp, 3)
+            best = max(each.best("accuracy") for each in trained)
+            took = f"seeds: {len(trained)}, {trained[0].iteration_seconds:.3f} s an iteration"
+            note = took if ours is not None else f"not reached: the best accuracy was {best:.3f}; {took}"
+            what = f"{case.title}: {policy}, time to accuracy {target:g}"
+            rows.append(Row("table1", what, paper, None if ours is None else round(ours, 1), "s", ask.where, note))
+            rows.append(Row("table1", what, papers_ratio, ratio, "× ASP's time", ask.where, ""))
     curves = tuple(_accuracy(trained[0], policy) for policy, trained in found.items())
     plot = Plot(f"{case.title}: accuracy over time (fig. 4)", "seconds", "test accuracy", curves)
     return Figure("table1", "Two unequal GPUs: time to accuracy (table I, fig. 4)", tuple(rows), (plot,), case.missing)
@@ -98,10 +107,11 @@ def _mixed(ask: Ask) -> Case:
         said = f"ResNet-110 on CIFAR-100 was not trained ({why}): an MLP learns the bundled digits."
         return Case("MLP on digits", _run(cluster, "mlp", "digits", 54, 1437, 0.01, 4), (0.93,), (said,))
     if not ask.lacks("cifar100"):
-        return Case("ResNet-110", _run(cluster, "resnet110", "cifar100", 300, 50_000, 0.05, 50, ask.precision), (0.67,))
+        like = _run(cluster, "resnet110", "cifar100", 300, 50_000, 0.05, 50, ask.precision)
+        return Case("ResNet-110", like, (0.67, 0.68))
     said = f"{ask.lacks('cifar100')}. ResNet-20 was trained on 10,000 images of CIFAR-10, for 30 epochs."
     like = _run(cluster, "resnet20", "cifar10", 30, 10_000, 0.05, 10, ask.precision)
-    return Case("ResNet-20", like, (0.55,), (said,))
+    return Case("ResNet-20", like, (0.5, 0.55), (said,))
 
 
 def _equal(ask: Ask) -> list[Case]:
@@ -110,14 +120,14 @@ def _equal(ask: Ask) -> list[Case]:
         why = "--quick" if ask.quick else ask.lacks_cifar
         said = f"AlexNet and ResNets were not trained ({why}): an MLP learns the bundled digits."
         return [Case("MLP on digits", _run(small, "mlp", "digits", 60, 1437, 0.05, 2), (0.9,), (said,))]
-    cases = [Case("AlexNet, small", _run(small, "alexnet-small", "cifar10", 30, 20_000, 0.01, 4), (0.6,))]
+    cases = [Case("AlexNet, small", _run(small, "alexnet-small", "cifar10", 30, 20_000, 0.01, 4), (0.48,))]
     if not ask.lacks("cifar100"):
         of = _run(deep, "resnet110", "cifar100", 300, 50_000, 0.05, 20, ask.precision)
         said = "ResNet-50 was not trained: it is for larger images. ResNet-110 was."
         return [*cases, Case("ResNet-110", of, (0.65,), (said,))]
     said = f"{ask.lacks('cifar100')}. ResNet-20 was trained on 20,000 images of CIFAR-10, for 30 epochs."
     of = _run(deep, "resnet20", "cifar10", 30, 20_000, 0.05, 4, ask.precision)
-    return [*cases, Case("ResNet-20", of, (0.6,), (said,))]
+    return [*cases, Case("ResNet-20", of, (0.5,), (said,))]
 
 
 def _run(

@@ -47,8 +47,8 @@ class Case:
 
 
 CASES = (
-    Case("BERT", "r2sp-nlp-bert", "bert", "tokens", (1e-4, 3e-5, 3e-4), 0.5, 16.9),
-    Case("T5-small", "r2sp-nlp-t5", "t5-small", "translation", (3e-4, 1e-3, 1e-4), 2.0, 18.8),
+    Case("BERT", "r2sp-nlp-bert", "bert", "tokens", (3e-5, 1e-5, 3e-6), 0.5, 16.9),
+    Case("T5-small", "r2sp-nlp-t5", "t5-small", "translation", (3e-4, 1e-4, 3e-5), 2.0, 18.8),
 )
 
 

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+import torch
 
 from paceline.model.correction import Correction
 from paceline.model.spec import OptimizerSpec
@@ -124,7 +125,11 @@ def learn(run: Run, folder: Path | None, device: str, progress: Callable[[Outcom
     """Train."""
     data = _data(run.data, folder, run.samples)
     policy = make(run.policy)
-    outcome = train(run.spec(), policy, run.task(data, device), run.goal, run.rounds, progress=progress)
+    try:
+        outcome = train(run.spec(), policy, run.task(data, device), run.goal, run.rounds, progress=progress)
+    except torch.OutOfMemoryError:
+        said = f"{run.described()}: the memory of {device} is not enough; ask for fewer --jobs at a time."
+        raise TrainingError(said) from None
     gc.collect()  # graphs and weights hold on to one another, and the next training needs their memory
     if outcome.ended == "interrupted":
         raise KeyboardInterrupt
