@@ -42,6 +42,12 @@ VARIANTS = [
     "safa:lag=1",
     "safa:limit=3",
     "safa:fraction=1,lag=0,limit=0.5",
+    "bsp:fraction=0.5,weights=equal",
+    "fedbuff:k=3,discount=0",
+    "filtered:policy=(r2sp:groups=2)",
+    "filtered:policy=r2sp",
+    "fl-r2sp:groups=2,fraction=0.5",
+    "fl-r2sp:groups=3,moves=model,patience=0.5,filter=false",
     "groups:count=2,inner=(bsp:fraction=0.5)",
     "groups:count=3,inner=asp,outer=r2sp",
     "groups:count=2,inner=bsp,outer=(ssp:staleness=1)",
@@ -148,7 +154,7 @@ class TurnsApart(Promise):
 
     def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
         ring_policy = self.ring_policy(driver.policy)
-        pace = ring_policy.pace.slowest or 0.0
+        pace = ring_policy.pace.T or 0.0
         # The ring may have grown or shrunk while the policy answered: take the shorter gap of the two.
         gap = ring_policy.relax * pace / max(self.seats, len(ring_policy.ring), 1)
         applied: set[int] = set()
@@ -186,7 +192,7 @@ class RingOrder(Promise):
         self.ring = [seat.number for seat in driver.policy.ring]  # type: ignore[attr-defined]
         self.members = {seat.number: set(seat.members) for seat in driver.policy.ring}  # type: ignore[attr-defined]
         self.seat_of = {worker: number for number, workers in self.members.items() for worker in workers}
-        self.pace = driver.policy.pace.slowest  # type: ignore[attr-defined]
+        self.pace = driver.policy.pace.T  # type: ignore[attr-defined]
         self.granted_now: list[Task] = []
         self.turns: list[set[int]] = []  # who took them, in this answer
 
@@ -248,7 +254,7 @@ class RingOrder(Promise):
         for worker in policy.lost:
             task = driver.running[worker]
             if not task.passed_over:
-                overdue, least = driver.now - task.granted_at, (1 + policy.patience) * policy.pace.slowest
+                overdue, least = driver.now - task.granted_at, (1 + policy.patience) * policy.pace.T
                 require(
                     overdue >= least * (1 - 1e-9), f"worker {worker} lost its turn after {overdue} s, not {least} s"
                 )
@@ -292,6 +298,10 @@ def promises_of(spec: str) -> tuple[Promise, ...]:
             return StalenessWithin(lambda policy: len(policy.ring)), TurnsApart()  # type: ignore[attr-defined]
         case "r2sp":
             return StalenessWithin(lambda _: int(given["groups"])), TurnsApart(), RingOrder()
+        case "fedbuff":
+            return (NeverBlocks(),)
+        case "fl-r2sp":
+            return StalenessWithin(lambda _: int(given.get("groups", 8))), GroupTurnsApart()
         case "groups" if spec in ("groups", "groups:count=2,inner=(bsp:fraction=0.5)"):
             count = 4 if spec == "groups" else 2
             return (StalenessWithin(lambda _: count), GroupTurnsApart())

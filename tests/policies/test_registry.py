@@ -180,7 +180,7 @@ def test_a_list_that_cannot_be_read(text: str, message: str) -> None:
         ("bsp:max_growth=inf", "bsp: max_growth must be a number at least 1, not 'inf'."),
         ("r2sp:groups=some", "r2sp: groups must be all or auto or a whole number at least 1, not 'some'."),
         ("r2sp:groups=0", "r2sp: groups must be all or auto or a whole number at least 1, not '0'."),
-        ("asp:weights=median", "asp: weights must be sum or mean, not 'median'."),
+        ("asp:weights=median", "asp: weights must be sum or mean or equal, not 'median'."),
         ("ksync:k=0", "ksync: k must be a whole number at least 1, not '0'."),
         ("dssp:low=5,high=3", "dssp: high must be at least low, which is 5, not 3."),
         ("safa:fraction=2", "safa: fraction must be a number more than 0 and at most 1, not '2'."),

@@ -153,6 +153,8 @@ class Policy(ABC):
     keeps: bool = False
     #: Are weights of a model pushed instead of gradients, to be mixed into the server's?
     mixes: bool = False
+    #: Is it to be told, after each Apply of several updates, of every update's cosine with their mean (`measured`)?
+    compares: bool = False
     #: May a shard answer with its slice as soon as all members' slices are in, before the barrier's Apply? Which
     #: members those are is said by a Stream.
     pipelined: bool = False
@@ -190,7 +192,7 @@ class Policy(ABC):
         """A whole push is in. Its worker waits for a Grant."""
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
-        """Something was measured outside: a validation loss, a cosine similarity. Most policies do not mind."""
+        """Something was measured outside: a validation loss, the `cosine` of an Update. Most policies do not mind."""
         return []
 
     @abstractmethod

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 from paceline.policies.contract import WorkerId
 
 Weights: TypeAlias = Annotated[
-    Literal["sum", "mean"],
-    "sum: each update in full; mean: a round is one data-parallel step",
+    Literal["sum", "mean", "equal"],
+    "sum: each update in full; mean: a round is one data-parallel step; equal: as mean, whatever the batches",
 ]
 
 
@@ -132,7 +132,7 @@ class Pace:
     WEIGHT = 0.1  # of the newest observation
 
     def __init__(self) -> None:
-        self.slowest: float | None = None  # T; None while nothing has been observed
+        self.T: float | None = None  # None while nothing has been observed
         self._mean: dict[WorkerId, float] = {}
         self._warm: set[WorkerId] = set()  # those whose mean begins with their second iteration
         self._recent = RecentMax()
@@ -147,11 +147,18 @@ class Pace:
             mean += self.WEIGHT * (seconds - mean)
         self._mean[worker] = mean
         self._recent.see(mean, len(self._mean))
-        self.slowest = self._recent.value
+        self.T = self._recent.value
 
     def forget(self, worker: WorkerId) -> None:
         self._mean.pop(worker, None)
         self._warm.discard(worker)
+
+
+class MeanPace(Pace):
+    """T as FL-R²SP has it: one exponential moving average of everyone's iterations."""
+
+    def observe(self, worker: WorkerId, seconds: float) -> None:
+        self.T = seconds if self.T is None else self.T + self.WEIGHT * (seconds - self.T)
 
 
 class Batch(Protocol):
@@ -176,11 +183,12 @@ class Weigher:
 
     sum: each update has its own full learning rate, scaled linearly where the policy tunes batches.
     mean: one round moves the model as far as one step of data-parallel training on all its samples would.
+    equal: the same, but every update of a round counts alike, however many samples it is of.
     """
 
     def __init__(self, kind: str, tuned: bool = False) -> None:
         self.kind, self.tuned = kind, tuned
-        self._all_equal = kind == "sum" and not tuned  # then there is nothing to note
+        self._all_equal = kind == "equal" or (kind == "sum" and not tuned)  # then there is nothing to note
         self._own: dict[WorkerId, int] = {}  # the batch a worker brought with it
         self._latest: dict[WorkerId, int] = {}
         self._total = 0
@@ -200,7 +208,7 @@ class Weigher:
     def together(self, updates: Sequence[Batch]) -> tuple[float, ...]:
         """The weights of updates applied together, which are a round of their own."""
         if self._all_equal:
-            return (1.0,) * len(updates)
+            return (1.0 / len(updates) if self.kind == "equal" else 1.0,) * len(updates)
         if self.kind == "mean":
             total = sum(update.batch_size for update in updates)
             return tuple(update.batch_size / total for update in updates)
@@ -209,7 +217,7 @@ class Weigher:
     def in_round(self, updates: Sequence[Batch], members: int) -> tuple[float, ...]:
         """The weights of updates that are part of a round in which every one of `members` takes part once."""
         if self._all_equal:
-            return (1.0,) * len(updates)
+            return (1.0 / max(members, len(updates)) if self.kind == "equal" else 1.0,) * len(updates)
         if self.kind == "mean":
             # Members not heard of yet are taken to be average ones.
             seen = self._total * max(1.0, members / len(self._latest)) if self._latest else 0

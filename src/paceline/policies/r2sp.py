@@ -5,7 +5,7 @@ one Apply and the Grant that follows it. The turn goes round the ring; nobody's 
 update's staleness is at most N−1 under any timing. The paper's coordinator only delays permissions, which lets a fast
 worker overtake; here the order holds always.
 
-The paper's quantities: T is the iteration time (`pace.slowest`), N the number of seats in the ring, and two turns are
+The paper's quantities: T is the iteration time (`pace.T`), N the number of seats in the ring, and two turns are
 at least `relax`·T/N apart, a little less than T/N so that the ring can make up for jitter.
 
  - The start. T is unknown, so a pilot, the first to join, runs alone once. Then the others start one gap after
@@ -105,7 +105,7 @@ class R2SP(Policy):
     @property
     def gap(self) -> float:
         """The least time between two turns; 0 while T is unknown."""
-        return self.relax * (self.pace.slowest or 0.0) / max(len(self.ring), 1)
+        return self.relax * (self.pace.T or 0.0) / max(len(self.ring), 1)
 
     # What happens
 
@@ -276,7 +276,7 @@ class R2SP(Policy):
 
     def _deadline(self, since: float) -> float | None:
         """When one who was granted at `since` is overdue; None while T is unknown, or nothing takes any time."""
-        if not (T := self.pace.slowest):
+        if not (T := self.pace.T):
             return None
         return max(self.turn_since, since + T) + self.patience * T
 
@@ -291,7 +291,7 @@ class R2SP(Policy):
             if update:  # also of one who has left since: the shards have it in this place
                 decisions.append(apply_one(update, push.weight))
             if not (update or push.starts or push.over):
-                T = self.pace.slowest
+                T = self.pace.T
                 deadline = push.since + (1 + self.patience) * T if T else math.inf
                 if now < deadline:
                     return deadline
@@ -320,7 +320,7 @@ class R2SP(Policy):
 
     def _may_start(self) -> bool:
         """One by one once T is known; before that only a pilot, alone."""
-        return self.pace.slowest is not None or not self.began
+        return self.pace.T is not None or not self.began
 
     def _start(self, decisions: Decisions, now: float) -> None:
         worker = next(iter(self.starters))
@@ -349,7 +349,7 @@ class R2SP(Policy):
 
     def _observe(self, worker: WorkerId, seconds: float) -> None:
         """One who hung for long must not slow the ring for long, but one who has become slow must be allowed to be."""
-        T = self.pace.slowest
+        T = self.pace.T
         self.pace.observe(worker, min(seconds, (1 + self.patience) * T) if T else seconds)
 
     # Seats

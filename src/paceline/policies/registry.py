@@ -19,6 +19,9 @@ _KNOWN: dict[str, str] = {
     "dssp": "paceline.policies.dssp:DSSP",
     "r2sp": "paceline.policies.r2sp:R2SP",
     "safa": "paceline.policies.safa:SAFA",
+    "fedbuff": "paceline.policies.fedbuff:FedBuff",
+    "filtered": "paceline.policies.filtered:Filtered",
+    "fl-r2sp": "paceline.policies.flr2sp:FLR2SP",
     "groups": "paceline.policies.groups:Groups",
 }
 

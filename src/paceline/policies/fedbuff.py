@@ -1,0 +1,50 @@
+"""FedBuff, buffered asynchronous aggregation (Nguyen et al., AISTATS 2022).
+
+Nobody waits: whoever hands in an update is given the newest model at once. The server collects K updates and then makes
+a step of them together. `discount` weighs an update that is τ versions old by (1+τ)^−discount; the paper's is 0.5.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from paceline.policies.contract import Apply, Decisions, Discard, Grant, Policy, Update, WorkerId
+from paceline.policies.options import Range
+
+
+class FedBuff(Policy):
+    summary = "nobody waits; every `k` updates make a step (federated)"
+
+    def __init__(
+        self,
+        k: Annotated[int, Range(1), "K, how many updates make a step"] = 10,
+        discount: Annotated[float, Range(0), "weigh an update τ versions old by (1+τ)^−discount"] = 0.5,
+    ) -> None:
+        self.k, self.discount = k, discount
+        self.version = 0
+        self.members: set[WorkerId] = set()
+        self.buffer: list[Update] = []
+
+    def joined(self, worker: WorkerId, now: float) -> Decisions:
+        self.members.add(worker)
+        return [Grant(worker)]
+
+    def arrived(self, update: Update, now: float) -> Decisions:
+        if update.worker not in self.members:
+            return [Discard(update)]
+        self.buffer.append(update)
+        return [*self._step(self.k), Grant(update.worker)]
+
+    def left(self, worker: WorkerId, now: float) -> Decisions:
+        if worker not in self.members:
+            return []
+        self.members.remove(worker)
+        return [] if self.members else self._step(1)  # nobody is left who could fill it
+
+    def _step(self, enough: int) -> Decisions:
+        if len(self.buffer) < enough:
+            return []
+        updates, self.buffer = tuple(self.buffer), []
+        stale = [self.version - update.base_version for update in updates]
+        self.version += 1
+        return [Apply(updates, tuple((1 + each) ** -self.discount / self.k for each in stale))]
