@@ -26,7 +26,7 @@ class Wires:
         if capacity is None:
             self.network = Mesh(self.clock, links, self._used)
         else:
-            self.network = Star(self.clock, links, capacity, self._used)
+            self.network = Star(self.clock, links, dict.fromkeys(DIRECTIONS, capacity), self._used)
         self.ends: dict[str, float] = {}
         self.flows: dict[str, Flow] = {}
 
@@ -175,7 +175,7 @@ def test_shares_are_feasible_and_everyone_is_held_back_by_something(
     links: list[float], capacity: float, sends: list[tuple[int, float, float]]
 ) -> None:
     clock = Clock()
-    star = Star(clock, links, capacity)
+    star = Star(clock, links, dict.fromkeys(DIRECTIONS, capacity))
     for worker, size, at in sends:
         port = star.port(worker % len(links), "in")
         clock.at(at, lambda _, port=port, size=size: port.start(size, lambda _: None, None))  # type: ignore[misc]
@@ -205,7 +205,7 @@ def test_no_byte_is_lost(
         carried += rate * (clock.now - since)
         rate, since = fraction * capacity, clock.now
 
-    star = Star(clock, links, capacity, used)
+    star = Star(clock, links, dict.fromkeys(DIRECTIONS, capacity), used)
     flows: list[Flow] = []
     ended: list[int] = []
     started = 0.0
@@ -317,4 +317,4 @@ def test_in_a_mesh_of_one_nothing_travels() -> None:
 
 
 def test_a_transfer_occupies_the_servers_links_for_its_size_over_their_rate() -> None:
-    assert Wires([10 * MB] * 4, capacity=40 * MB).network.occupies(80 * MB) == pytest.approx(2.0)
+    assert Wires([10 * MB] * 4, capacity=40 * MB).network.occupies(80 * MB, "in") == pytest.approx(2.0)

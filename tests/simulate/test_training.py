@@ -76,8 +76,9 @@ class Book:
 
     def discard(self, update: Update) -> None: ...
 
-    def apply(self, apply: Apply, time: float) -> None:
+    def apply(self, apply: Apply, time: float) -> list[float]:
         self.lines.append(("apply", apply))
+        return []
 
 
 def by_hand(
@@ -91,7 +92,7 @@ def by_hand(
     torch.func.replace_all_batch_norm_modules_(network)
     (settings,) = of.optimizer.settings_of_groups
     optimizer = getattr(torch.optim, of.optimizer.name)(network.parameters(), **settings)
-    shares = Shares(len(of.data.labels), len(spec.workers), of.seed)
+    shares = Shares.dealt(len(of.data.labels), len(spec.workers), of.seed)
     has: dict[int, torch.Tensor] = {}
     made: dict[int, tuple[torch.Tensor, torch.Tensor, float]] = {}  # worker → weights, gradient, loss
     pushed: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, float]] = {}
@@ -221,7 +222,7 @@ def test_bsp_is_plain_large_batch_sgd() -> None:
     torch.manual_seed(0)
     network = networks.make("mlp", DIGITS)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05 * WORKERS)
-    shares = Shares(len(DIGITS.labels), WORKERS, 0)
+    shares = Shares.dealt(len(DIGITS.labels), WORKERS, 0)
     for point in outcome.curve:
         samples = torch.cat([shares.take(worker, BATCH) for worker in range(WORKERS)])
         optimizer.zero_grad()
@@ -239,7 +240,7 @@ def test_one_worker_is_plain_sgd(policy: str) -> None:
     torch.manual_seed(0)
     network = networks.make("mlp", DIGITS)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    shares = Shares(len(DIGITS.labels), 1, 0)
+    shares = Shares.dealt(len(DIGITS.labels), 1, 0)
     for _ in range(20):
         samples = shares.take(0, BATCH)
         optimizer.zero_grad()
@@ -313,10 +314,11 @@ class Versions(Book):
         assert update.base_version == base, "what it computed from is not what its update says"
         self.arrived[update.worker, update.iteration] = foretold
 
-    def apply(self, apply: Apply, time: float) -> None:
+    def apply(self, apply: Apply, time: float) -> list[float]:
         for update in apply.updates:
             self.foretold.append((self.arrived[update.worker, update.iteration], self.version - update.base_version))
         self.version += 1
+        return []
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -523,19 +525,19 @@ def test_a_schedule_has_the_times_of_the_run() -> None:
 
 
 def test_every_sample_once_before_any_comes_again() -> None:
-    shares = Shares(103, 4, seed=1)
+    shares = Shares.dealt(103, 4, seed=1)
     first = [shares.take(worker, 25).tolist() for worker in range(4)]
     assert len({sample for share in first for sample in share}) == 100
     second = shares.take(0, 60).tolist()  # across two borders
     whole = set(first[0]) | set(second)
     assert len(whole) == 26 and all((first[0] + second).count(each) in (3, 4) for each in whole)
-    assert Shares(103, 4, seed=1).take(2, 25).tolist() == first[2]
-    assert Shares(103, 4, seed=2).take(2, 25).tolist() != first[2]
+    assert Shares.dealt(103, 4, seed=1).take(2, 25).tolist() == first[2]
+    assert Shares.dealt(103, 4, seed=2).take(2, 25).tolist() != first[2]
 
 
 def test_bad_input() -> None:
     with pytest.raises(TrainingError, match="3 samples for 4 workers"):
-        Shares(3, 4, 0)
+        Shares.dealt(3, 4, 0)
     with pytest.raises(TrainingError, match="no device 'gpu'"):
         device_named("gpu")
     with pytest.raises(TrainingError, match="cpu or cuda"):

@@ -133,4 +133,5 @@ def test_a_misspelt_name_is_answered_with_the_nearest_and_all() -> None:
 
 
 def test_names() -> None:
-    assert data.names() == ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tokens", "translation"]
+    images = ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "speech"]
+    assert data.names() == [*images, "tokens", "translation"]

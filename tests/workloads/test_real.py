@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.workloads import cifar, data, files, idx
+from paceline.workloads import cifar, data, files, idx, speech
 
 #: Samples to train with, mean and deviation as they are known, the first labels, and how many there are of a class.
 KNOWN: dict[str, tuple[int, list[float], list[float], list[int], int | None]] = {
@@ -35,3 +35,18 @@ def test_a_real_set(name: str) -> None:
     assert loaded.labels[:5].tolist() == first
     if of_a_class:
         assert set(loaded.labels.bincount().tolist()) == {of_a_class}
+
+
+def test_the_real_words() -> None:
+    if not os.environ.get(files.VARIABLE):
+        pytest.skip(f"{files.VARIABLE} is not set: it says where the real sets are")
+    try:
+        testing, _ = files.find(speech.HOME, None)
+    except data.DataError as missing:
+        pytest.skip(str(missing))
+    if testing.parent.name != "speech_commands_v0.02":
+        pytest.skip(f"{testing.parent} is not named speech_commands_v0.02, whose numbers are the ones known here")
+    loaded = data.load("speech")
+    assert (len(loaded.labels), len(loaded.test_labels)) == (30_769, 4074)
+    assert loaded.inputs.shape == (30_769, 1, 98, 40)
+    assert loaded.labels.bincount(minlength=10).min() > 2500 and set(loaded.labels[:1000].tolist()) == set(range(10))

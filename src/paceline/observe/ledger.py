@@ -56,8 +56,9 @@ class Ledger:
         return self._note(self.policy.arrived(update, now), now)
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> list[Decision]:
-        if isinstance(subject, int):
-            self._observer.measured(now, subject, kind, value)
+        worker = subject.worker if isinstance(subject, Update) else subject
+        if isinstance(worker, int):
+            self._observer.measured(now, worker, kind, value)
         return self._note(self.policy.measured(kind, subject, value, now), now)
 
     def left(self, worker: WorkerId, now: float, lost: bool = False) -> list[Decision]:

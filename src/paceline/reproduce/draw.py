@@ -49,6 +49,8 @@ def svg(plot: Plot, name: str) -> str:
         axis = figure.subplots()
         if plot.kind == "bars":
             _bars(axis, plot, lying)
+        elif plot.kind == "spans":
+            _spans(axis, plot)
         else:
             _curves(axis, plot)
         axis.set_title(plot.title, loc="left", fontsize=11)
@@ -80,6 +82,12 @@ def _curves(axis: Any, plot: Plot) -> None:
         axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _spans(axis: Any, plot: Plot) -> None:
+    for at, line in enumerate(plot.lines):
+        axis.hlines(line.y[::2], line.x[::2], line.x[1::2], color=_colour(at), linewidth=1.5, label=line.name)
+    axis.margins(x=0)
 
 
 def _bars(axis: Any, plot: Plot, lying: bool) -> None:

@@ -47,7 +47,9 @@ def paper(name: str) -> Paper:
     """The paper of that name."""
     if name not in PAPERS:
         raise UnknownError(_unknown("There is no paper", name, PAPERS))
-    found: Paper = importlib.import_module(f"paceline.reproduce.{name}").PAPER  # only now: it brings torch along
+    found: Paper = importlib.import_module(
+        f"paceline.reproduce.{name.replace('-', '_')}"
+    ).PAPER  # only now: it brings torch along
     return found
 
 

@@ -11,7 +11,11 @@ Where = Literal["simulated", "lab", "gpu"]
 Value = float | str | None
 
 #: The papers that are reproduced, by name.
-TITLES = {"r2sp": "R²SP (INFOCOM 2019, ToN 2026)", "dssp": "DSSP (ICDCS 2019)"}
+TITLES = {
+    "r2sp": "R²SP (INFOCOM 2019, ToN 2026)",
+    "fl-r2sp": "FL-R²SP (ToN 2026)",
+    "dssp": "DSSP (ICDCS 2019)",
+}
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -35,13 +39,13 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """One picture. Bars have words along x."""
+    """One picture. Bars have words along x; a span goes from one x to the next, at their y."""
 
     title: str
     x: str
     y: str
     lines: tuple[Line, ...]
-    kind: Literal["lines", "bars", "steps"] = "lines"
+    kind: Literal["lines", "bars", "steps", "spans"] = "lines"
     log: bool = False  # along x
 
 

@@ -10,10 +10,11 @@ import contextlib
 import gc
 import math
 import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -21,6 +22,7 @@ import torch
 from paceline.model.correction import Correction
 from paceline.model.spec import OptimizerSpec
 from paceline.policies import make
+from paceline.reproduce.federation import Federated, Federation, federate
 from paceline.simulate import load_cluster
 from paceline.simulate.schedule import Schedule, schedule
 from paceline.simulate.spec import ClusterSpec
@@ -125,11 +127,7 @@ def learn(run: Run, folder: Path | None, device: str, progress: Callable[[Outcom
     """Train."""
     data = _data(run.data, folder, run.samples)
     policy = make(run.policy)
-    try:
-        outcome = train(run.spec(), policy, run.task(data, device), run.goal, run.rounds, progress=progress)
-    except torch.OutOfMemoryError:
-        said = f"{run.described()}: the memory of {device} is not enough; ask for fewer --jobs at a time."
-        raise TrainingError(said) from None
+    outcome = train(run.spec(), policy, run.task(data, device), run.goal, run.rounds, progress=progress)
     gc.collect()  # graphs and weights hold on to one another, and the next training needs their memory
     if outcome.ended == "interrupted":
         raise KeyboardInterrupt
@@ -143,6 +141,9 @@ def learn(run: Run, folder: Path | None, device: str, progress: Callable[[Outcom
         device,
         outcome.tested,
     )
+
+
+AnyRun: TypeAlias = Run | Federation
 
 
 class Runs:
@@ -164,14 +165,13 @@ class Runs:
         self._folder, self._device, self._jobs, self._kept = folder, device, jobs, kept
         self._say = say or (lambda done, of, what: None)
         self._stop_at = stop_at or (lambda: False)
-        self._learned: dict[str, Learned] = {}
+        self._learned: dict[str, Learned | Federated] = {}
         self._pool: ProcessPoolExecutor | None = None
         self.left_out: set[str] = set()  # trainings that were asked for and not begun, by key
         if kept and kept.exists():
             lines = kept.read_bytes().splitlines()
             for line in lines:
-                with contextlib.suppress(msgspec.DecodeError):  # the last line, of one that was interrupted
-                    learned = msgspec.json.decode(line, type=Learned)
+                if learned := _read(line):
                     self._learned[learned.key] = learned
             if lines and not self._learned:
                 raise TrainingError(f"{kept} holds no trainings; keep them in another file.")
@@ -179,20 +179,28 @@ class Runs:
     def __call__(self, runs: Iterable[Run]) -> dict[Run, Trained]:
         """All of them, done; but for what was stopped."""
         wanted = {run: key_of(run) for run in runs}
-        missing: dict[str, Run] = {}
-        for run, key in wanted.items():
-            if key not in self._learned:
-                missing.setdefault(key, run)
-        todo = list(missing.values())
+        self._do({key: run for run, key in wanted.items()})
+        found = ((run, self._learned.get(key)) for run, key in wanted.items())
+        return {run: self._timed(run, learned) for run, learned in found if isinstance(learned, Learned)}
+
+    def federated(self, runs: Iterable[Federation]) -> dict[Federation, Federated]:
+        """All of them, done; but for what was stopped."""
+        wanted = list(runs)
+        self._do({run.key: run for run in wanted})
+        found = ((run, self._learned.get(run.key)) for run in wanted)
+        return {run: learned for run, learned in found if isinstance(learned, Federated)}
+
+    def _do(self, wanted: Mapping[str, AnyRun]) -> None:
+        """See that they are done, each once."""
+        todo = [run for key, run in wanted.items() if key not in self._learned]
         if self._jobs == 1 or len(todo) < 2:
             for index, run in enumerate(todo):
                 if not self._stop_at():
                     self._say(index, len(todo), run.described())
-                    self._note(learn(run, self._folder, self._device))
+                    self._note(_carried_out(run, self._folder, self._device))
         else:
             self._side_by_side(todo)
-        self.left_out |= {key for key in wanted.values() if key not in self._learned}
-        return {run: self._timed(run, self._learned[key]) for run, key in wanted.items() if key in self._learned}
+        self.left_out |= wanted.keys() - self._learned.keys()
 
     @property
     def keeps(self) -> bool:
@@ -205,12 +213,12 @@ class Runs:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
-    def _side_by_side(self, todo: Sequence[Run]) -> None:
+    def _side_by_side(self, todo: Sequence[AnyRun]) -> None:
         if self._pool is None:  # and kept: to import torch and wake a GPU takes seconds
             context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
             self._pool = ProcessPoolExecutor(self._jobs, context)
         try:
-            futures = {self._pool.submit(learn, run, self._folder, self._device): run for run in todo}
+            futures = {self._pool.submit(_carried_out, run, self._folder, self._device): run for run in todo}
             done = 0
             for future in as_completed(futures):
                 if future.cancelled():
@@ -233,13 +241,30 @@ class Runs:
         report = planned.report
         return Trained(run, learned, seconds, report.mean_iteration_seconds, planned.mean_staleness)
 
-    def _note(self, learned: Learned) -> None:
+    def _note(self, learned: Learned | Federated) -> None:
         if learned.key in self._learned:
             return
         self._learned[learned.key] = learned
         if self._kept:
             with self._kept.open("ab") as file:
                 file.write(msgspec.json.encode(learned) + b"\n")
+
+
+def _read(line: bytes) -> Learned | Federated | None:
+    """What was kept; None of the last line, of one that was interrupted."""
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(line, type=Learned)
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(line, type=Federated)
+    return None
+
+
+def _carried_out(run: AnyRun, folder: Path | None, device: str) -> Learned | Federated:
+    try:
+        return federate(run, folder, device) if isinstance(run, Federation) else learn(run, folder, device)
+    except torch.OutOfMemoryError:
+        said = f"{run.described()}: the memory of {device} is not enough; ask for fewer --jobs at a time."
+        raise TrainingError(said) from None
 
 
 @cache

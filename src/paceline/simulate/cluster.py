@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -49,7 +49,8 @@ class Model(Protocol):
 
     def keep(self, keep: Keep) -> None: ...
     def discard(self, update: Update) -> None: ...
-    def apply(self, apply: Apply, time: float) -> None: ...
+    def apply(self, apply: Apply, time: float) -> Sequence[float]:
+        """Change the model. Where the policy compares updates: the cosine of each with their mean."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Cluster:
         in_turn = policy.takes_turns and (self.streamed or not spec.colocate)
         self.network: Network
         if not spec.colocate:
-            self.network = Star(self.clock, links, spec.servers * spec.server_link, use)
+            self.network = Star(self.clock, links, {way: spec.capacity(way) for way in DIRECTIONS}, use)
         elif in_turn:
             self.network = Rounds(self.clock, links, use)
         else:
@@ -174,10 +175,9 @@ class Cluster:
         self.machines = [Machine(number, worker, self.network, seed) for number, worker in enumerate(spec.workers)]
         self._gates: dict[Direction, Gate[Machine]] = {}
         if in_turn:  # in a mesh there is no server's link to hand on
-            holds = self.network.occupies(spec.model_bytes)
+            begin: dict[Direction, Callable[[Machine], None]] = {"in": self._begin_push, "out": self._begin_pull}
             self._gates = {
-                "in": Gate(self.clock, holds, self._begin_push),
-                "out": Gate(self.clock, holds, self._begin_pull),
+                way: Gate(self.clock, self.network.occupies(spec.model_bytes, way), begin[way]) for way in DIRECTIONS
             }
         self._pipeline = Pipeline(self) if policy.pipelined else None
         self._do: dict[type, Callable[[Any], None]] = {
@@ -386,9 +386,15 @@ class Cluster:
         elif isinstance(what, Discard):
             model.discard(what.update)
         else:
-            model.apply(what, at)
+            cosines = model.apply(what, at)
+            if cosines:  # told when what goes on now is done
+                self.clock.at(self.clock.now, self._compared, list(zip(what.updates, cosines, strict=True)))
             if model.over:
                 self.stop()
+
+    def _compared(self, cosines: list[tuple[Update, float]]) -> None:
+        for update, cosine in cosines:
+            self._carry_out(self.ledger.measured("cosine", update, cosine, self.clock.now))
 
     def _wake_at(self, wake: WakeAt) -> None:
         self._wake = max(wake.time, self.clock.now)

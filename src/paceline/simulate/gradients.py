@@ -31,12 +31,12 @@ MOST_GRAPHS = 64  # captured: where batches are tuned there may be many sizes; b
 
 @dataclass(eq=False)
 class Job:
-    """A gradient to be computed: from these weights, of these samples."""
+    """A gradient to be computed, or a model to be trained: from these weights, of these samples."""
 
     weights: torch.Tensor
     samples: torch.Tensor
     gradient: torch.Tensor | None = None
-    model: torch.Tensor | None = None  # made of them, where models are pushed and not gradients
+    model: torch.Tensor | None = None  # made of them, where there is local training or models are pushed
     loss: float = float("nan")
 
 
@@ -55,18 +55,18 @@ class Gradients:
         """together: False takes jobs one after the other, always; to compare with."""
         network = copy.deepcopy(network).to(device).train()
         torch.func.replace_all_batch_norm_modules_(network)  # no running statistics: a pure function of the weights
-        self._network, self._fetch, self._device = network, fetch, device
-        self._judge = _Judge(loss, device, precision)
+        self.network, self._fetch, self._device = network, fetch, device
+        self.judge = Judge(loss, device, precision)
         self.layout = layout_of(network)
-        self._one = _Slot(network, self._judge, fetch)
-        self._slots: list[_Slot] = []
+        self._one = Slot(network, self.judge, fetch)
+        self._slots: list[Slot] = []
         self._streams: list[torch.cuda.Stream] = []
         self._graphs = 0
         if not together:
             self._way = self._in_turn
         elif device.type == "cuda":
             self._way = self._side_by_side
-        elif any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in network.modules()):
+        elif has_convolutions(network):
             self._way = self._in_turn
         else:
             self._way = self._stacked
@@ -92,22 +92,17 @@ class Gradients:
         return losses
 
     def _stack(self, jobs: Sequence[Job]) -> torch.Tensor:
-        inputs, labels = self._fetch(torch.cat([job.samples for job in jobs]))
-        inputs, labels = (each.reshape(len(jobs), -1, *each.shape[1:]) for each in (inputs, labels))
-        weights = torch.stack([job.weights for job in jobs])
-
-        def loss(flat: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            network = partial(torch.func.functional_call, self._network, _views(flat, self.layout))
-            return self._judge(network, inputs, labels)
-
-        gradients, losses = torch.func.vmap(torch.func.grad_and_value(loss))(weights, inputs, labels)
+        weights, samples = (
+            torch.stack(each) for each in zip(*((job.weights, job.samples) for job in jobs), strict=True)
+        )
+        gradients, losses = stacked_gradients(self.network, self.judge, self._fetch, weights, samples)
         for job, gradient in zip(jobs, gradients, strict=True):
             job.gradient = gradient
-        return losses.detach()  # type: ignore[no-any-return]
+        return losses
 
     def _side_by_side(self, jobs: Sequence[Job]) -> torch.Tensor:
         while len(self._slots) < min(len(jobs), SLOTS):
-            self._slots.append(_Slot(copy.deepcopy(self._network), self._judge, self._fetch))
+            self._slots.append(Slot(copy.deepcopy(self.network), self.judge, self._fetch))
             self._streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
         main = torch.cuda.current_stream()
         losses = torch.empty(len(jobs), device=self._device)
@@ -129,7 +124,7 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class _Judge:
+class Judge:
     """What a network's answers are worth, computed with so much precision."""
 
     loss: Loss
@@ -146,10 +141,10 @@ class _Judge:
             return self.loss(network(inputs), labels)
 
 
-class _Slot:
+class Slot:
     """A copy of the network whose weights lie in one flat row, and their gradients in another."""
 
-    def __init__(self, network: torch.nn.Module, judge: _Judge, fetch: Fetch) -> None:
+    def __init__(self, network: torch.nn.Module, judge: Judge, fetch: Fetch) -> None:
         self._network, self._judge, self._fetch = network, judge, fetch
         layout = layout_of(network)
         device = next(network.parameters()).device
@@ -164,7 +159,7 @@ class _Slot:
 
     def compute(self, job: Job) -> torch.Tensor:
         self.weights.copy_(job.weights)
-        loss = self._pass(job.samples)
+        loss = self.passed(job.samples)
         job.gradient = self.gradient.clone()
         return loss
 
@@ -175,11 +170,11 @@ class _Slot:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):  # cuDNN and cuBLAS want to have seen it once
-                self._pass(samples)
+                self.passed(samples)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self._pool, stream):
-            loss = self._pass(samples)
+            loss = self.passed(samples)
         self._pool = graph.pool()
         self.graphs[len(samples)] = (graph, samples, loss)
 
@@ -194,7 +189,8 @@ class _Slot:
         job.gradient = self.gradient.clone()
         return loss
 
-    def _pass(self, samples: torch.Tensor) -> torch.Tensor:
+    def passed(self, samples: torch.Tensor) -> torch.Tensor:
+        """A pass there and back: leaves the gradient of these samples, and returns their loss."""
         self.gradient.zero_()
         inputs, labels = self._fetch(samples)
         if inputs.is_cuda and inputs.dim() == 4:  # a tenth to a quarter quicker there
@@ -202,6 +198,25 @@ class _Slot:
         loss = self._judge(self._network, inputs, labels)
         torch.autograd.backward(loss)
         return loss.detach()
+
+
+def stacked_gradients(
+    network: torch.nn.Module, judge: Judge, fetch: Fetch, weights: torch.Tensor, samples: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of several models at once: their weights are the rows of one tensor, each one's samples those of the other."""
+    layout, count = layout_of(network), len(weights)
+    inputs, labels = (each.reshape(count, -1, *each.shape[1:]) for each in fetch(samples.reshape(-1)))
+
+    def loss(flat: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return judge(partial(torch.func.functional_call, network, _views(flat, layout)), inputs, labels)
+
+    gradients, losses = torch.func.vmap(torch.func.grad_and_value(loss))(weights, inputs, labels)
+    return gradients, losses.detach()
+
+
+def has_convolutions(network: torch.nn.Module) -> bool:
+    """Stacked, they would be grouped convolutions, which a CPU is slow at."""
+    return any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in network.modules())
 
 
 def layout_of(network: torch.nn.Module) -> Layout:

@@ -9,7 +9,7 @@ over all the others'. `Rounds`: the same servers, but visited one after the othe
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from paceline.simulate.clock import Clock
@@ -53,7 +53,7 @@ class Port(Protocol):
 class Network(Protocol):
     """What the simulated cluster asks of a network."""
 
-    def occupies(self, size: float) -> float:
+    def occupies(self, size: float, direction: Direction) -> float:
         """Seconds for which a transfer of this size would fill the servers' links, in its direction."""
 
     def port(self, worker: int, direction: Direction) -> Port:
@@ -66,15 +66,21 @@ class Network(Protocol):
 class Star:
     """Workers with links of their own around servers whose links they share."""
 
-    def __init__(self, clock: Clock, links: Sequence[float], capacity: float, use: UseSink | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        links: Sequence[float],
+        capacity: Mapping[Direction, float],
+        use: UseSink | None = None,
+    ) -> None:
         self._capacity = capacity
         self._lanes: dict[Direction, list[_Lane]] = {}  # of each worker
         for direction in DIRECTIONS:
-            side = _Side(clock, sorted(set(links)), capacity, direction, use)
+            side = _Side(clock, sorted(set(links)), capacity[direction], direction, use)
             self._lanes[direction] = [side.lanes[link] for link in links]
 
-    def occupies(self, size: float) -> float:
-        return size / self._capacity
+    def occupies(self, size: float, direction: Direction) -> float:
+        return size / self._capacity[direction]
 
     def port(self, worker: int, direction: Direction) -> Port:
         return self._lanes[direction][worker]
@@ -257,7 +263,7 @@ class Mesh:
         self._plan = 0
         self._travels = (len(links) - 1) / len(links)  # the part of a model that is not beside the worker
 
-    def occupies(self, size: float) -> float:
+    def occupies(self, size: float, direction: Direction) -> float:
         return size * self._travels / (sum(self._links) / 2)  # half of every link is for the others' transfers
 
     def port(self, worker: int, direction: Direction) -> Port:
@@ -361,7 +367,7 @@ class Rounds:
         self._rates = [_visiting(worker, links) for worker in range(len(links))]
         self._ends: dict[Flow, tuple[float, int, Direction]] = {}
 
-    def occupies(self, size: float) -> float:
+    def occupies(self, size: float, direction: Direction) -> float:
         return 2 * size / (self._count * self._slowest) if self._count > 1 else 0.0
 
     def port(self, worker: int, direction: Direction) -> Port:

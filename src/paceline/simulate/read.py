@@ -14,6 +14,7 @@ from paceline.simulate import units
 from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec
 
 MOST_SIGMA = 3.0  # of jitter; beyond that a mean says nothing any more
+MOST_MU = 10.0  # of a log-normal delay: six hours
 
 
 class ClusterError(ValueError):
@@ -75,6 +76,7 @@ def parse_cluster(text: str, name: str, source: str) -> ClusterSpec:
         slices=model.get("slices", _count, _COUNT, 16),
         servers=servers.get("count", _count, _COUNT),
         server_link=servers.get("link", _rate, _RATE),
+        server_link_in=servers.get("link_in", _rate, _RATE, 0.0),
         latency=servers.get("latency", _seconds, _SECONDS, 0.0),
         apply_rate=servers.get("apply", _rate, 'a rate greater than 0, such as "10GB/s"', 10e9),
         lease=servers.get("lease", _seconds, _SECONDS, 30.0),
@@ -135,11 +137,14 @@ class _Table:
 
 def _jitter(table: _Table) -> Jitter:
     inner = table.table("jitter", {"kind": "none"})
-    kinds = ("none", "normal", "lognormal", "straggle")
+    kinds = ("none", "normal", "lognormal", "straggle", "delay")
     kind = inner.get("kind", _one_of(kinds), "one of " + ", ".join(kinds))
     jitter = Jitter(kind=kind)
     if kind in ("normal", "lognormal"):
         jitter = Jitter(kind, sigma=inner.get("sigma", _sigma, f"a number from 0 to {MOST_SIGMA:g}"))
+    elif kind == "delay":
+        sigma = inner.get("sigma", _sigma, f"a number from 0 to {MOST_SIGMA:g}")
+        jitter = Jitter(kind, sigma, mu=inner.get("mu", _within(MOST_MU), f"a number from −{MOST_MU:g} to {MOST_MU:g}"))
     elif kind == "straggle":
         jitter = Jitter(
             kind,
@@ -203,6 +208,16 @@ def _up_to(most: float, value: Any) -> float:
     if number > most:
         raise ValueError(value)
     return number
+
+
+def _within(most: float) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        number = units.plain(value)
+        if not -most <= number <= most:
+            raise ValueError(value)
+        return number
+
+    return read
 
 
 def _size(value: Any) -> float:

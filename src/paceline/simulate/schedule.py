@@ -54,7 +54,7 @@ class _Notes:
     def keep(self, keep: Keep) -> None: ...
     def discard(self, update: Update) -> None: ...
 
-    def apply(self, apply: Apply, time: float) -> None:
+    def apply(self, apply: Apply, time: float) -> list[float]:
         together = []
         for update, weight in zip(apply.updates, apply.weights, strict=True):
             identity = (update.worker, update.iteration, update.base_version, update.batch_size)
@@ -65,6 +65,7 @@ class _Notes:
         # In which order those that are applied together are added up makes no difference.
         self.order.update(b"".join((*sorted(together), struct.pack("<d", -1.0 if apply.mix is None else apply.mix))))
         self._version += 1
+        return []
 
 
 def schedule(spec: ClusterSpec, policy: Policy, rounds: int, seed: int = 0, streamed: bool = False) -> Schedule:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.observe.driver import Fault
+from paceline.simulate.network import Direction
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,12 @@ class Jitter:
 
     normal, lognormal: times a factor of mean 1 and relative spread `sigma`.
     straggle: with `probability`, sleep a normal time of `mean` and `deviation` seconds besides.
+    delay: wait for a log-normal time of exp(`mu` + `sigma`·z) seconds besides, z being normal.
     """
 
-    kind: Literal["none", "normal", "lognormal", "straggle"] = "none"
+    kind: Literal["none", "normal", "lognormal", "straggle", "delay"] = "none"
     sigma: float = 0.0
+    mu: float = 0.0
     probability: float = 0.0
     mean: float = 0.0
     deviation: float = 0.0
@@ -49,6 +52,8 @@ class WorkerSpec:
             return seconds * max(0.05, chance.gauss(1.0, jitter.sigma))
         if jitter.kind == "straggle" and chance.random() < jitter.probability:
             return seconds + max(0.0, chance.gauss(jitter.mean, jitter.deviation))
+        if jitter.kind == "delay":
+            return seconds + math.exp(jitter.mu + jitter.sigma * chance.gauss(0.0, 1.0))
         return seconds
 
 
@@ -72,6 +77,7 @@ class ClusterSpec:
     slices: int = 16  # that a model is cut into where it is streamed or pipelined
     colocate: bool = False  # a server beside each worker, instead of separate ones
     faults: tuple[Fault, ...] = ()
+    server_link_in: float = 0.0  # what a server takes in, where that is not what it gives out
 
     def with_jitter(self, sigma: float) -> ClusterSpec:
         """The same cluster with log-normal jitter on every worker."""
@@ -81,6 +87,11 @@ class ClusterSpec:
     def colocated(self) -> ClusterSpec:
         """The same cluster with a server beside each worker and none apart."""
         return replace(self, colocate=True, servers=len(self.workers))
+
+    def capacity(self, direction: Direction) -> float:
+        """What all servers' links carry together, into them or out."""
+        link = (self.server_link_in or self.server_link) if direction == "in" else self.server_link
+        return self.servers * link
 
     def one_way(self, worker: WorkerSpec) -> float:
         """Seconds that the whole model takes from the servers to a worker, or back, with nobody else on the links."""
@@ -114,5 +125,5 @@ def limit_seconds(spec: ClusterSpec, streamed: bool, overlap: bool = False) -> f
     if spec.colocate:
         links = max(2 * spec.one_way(worker) for worker in spec.workers)
     else:
-        links = N * spec.model_bytes / (spec.servers * spec.server_link)
+        links = N * spec.model_bytes / min(spec.capacity("in"), spec.capacity("out"))
     return max(max(paths), links, N * a)

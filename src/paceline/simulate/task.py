@@ -27,6 +27,15 @@ class TrainingError(ValueError):
 
 
 @dataclass(frozen=True)
+class Local:
+    """How a federated client trains by itself, between two exchanges with the server."""
+
+    steps: int  # τ
+    batch: int
+    proximal: float = 0.0  # FedProx's μ: how much it is held to where it began
+
+
+@dataclass(frozen=True)
 class Task:
     """What is trained, and how. Two runs of one Task under one schedule are the same run."""
 
@@ -38,6 +47,7 @@ class Task:
     correct: Asked = "none"  # how staleness is corrected for
     device: str = "cpu"
     together: bool = True  # compute what is due at the same time together
+    local: Local | None = None  # how clients train by themselves, with this optimizer; None: they push gradients
     precision: Precision = "float32"  # of passes through the network; weights and their updates are float32 always
 
     def rate(self, epochs: float) -> float:

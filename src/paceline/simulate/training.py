@@ -12,30 +12,44 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 
 from paceline.model.correction import chosen
+from paceline.model.similarity import products
 from paceline.model.slice import Slice
+from paceline.model.spec import OptimizerSpec
+from paceline.observe.observer import Observer
 from paceline.policies import Apply, Keep, Policy, Update, WorkerId
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.gradients import Gradients, Job, flat, load
+from paceline.simulate.local import LocalTraining
 from paceline.simulate.spec import ClusterSpec
 from paceline.simulate.task import Goal, Outcome, Point, Task, TrainingError, device_named
 from paceline.workloads.networks import accuracy, loss, make
 
 DIVERGED = 1e3  # times the loss of the first round: beyond it, or at NaN, nothing will come of it
 CALIBRATED = 2048  # samples that batch norm's statistics are taken from before a test
+SUMS = OptimizerSpec("SGD", ({"lr": 1.0},))  # what the server does with changes of a model
 TESTED = 1000  # samples tested at once
 
 
 class Training:
     """The model behind a simulated cluster: what pulls give, what workers compute, what Applies change."""
 
-    def __init__(self, task: Task, workers: int, mixes: bool = False, goal: Goal | None = None) -> None:
-        self.task, self._mixes, self._goal = task, mixes, goal
+    def __init__(
+        self,
+        task: Task,
+        workers: int,
+        mixes: bool = False,
+        goal: Goal | None = None,
+        compares: bool = False,
+        shares: Shares | None = None,
+    ) -> None:
+        """shares: whose samples are which, where they are not simply dealt out."""
+        self.task, self._mixes, self._goal, self._compares = task, mixes, goal, compares
         self._correct = chosen(task.correct, task.optimizer)
         self._device = device_named(task.device)
         self._data = task.data.to(self._device)
@@ -44,10 +58,18 @@ class Training:
             self._network = make(task.network, task.data)
         self._tested = copy.deepcopy(self._network).to(self._device)
         self._gradients = Gradients(self._network, loss, self._fetch, self._device, task.together, task.precision)
-        layout = self._gradients.layout
-        self.slice = Slice(layout, 0, layout.size, task.optimizer, self._device)
+        layout, local = self._gradients.layout, task.local
+        # After local training what is pushed is how far the model has come: the server adds it up.
+        self._locals = (
+            LocalTraining(
+                self._gradients.network, self._gradients.judge, self._fetch, local, task.optimizer, task.together
+            )
+            if local
+            else None
+        )
+        self.slice = Slice(layout, 0, layout.size, SUMS if local else task.optimizer, self._device)
         self.slice.weights.copy_(flat(self._network))
-        self.samples = Shares(len(task.data.labels), workers, task.seed)
+        self.samples = shares or Shares.dealt(len(task.data.labels), workers, task.seed)
         self.version = 0
         self._newest: torch.Tensor | None = None  # a copy of the weights, if anybody has pulled them as they are
         self._held: dict[WorkerId, torch.Tensor] = {}  # by who pulled them
@@ -83,7 +105,9 @@ class Training:
 
     def compute(self, worker: WorkerId, batch: int) -> None:
         """It begins to compute."""
-        job = Job(self._held[worker], self.samples.take(worker, batch).to(self._device))
+        local = self.task.local
+        samples = self.samples.take(worker, local.steps * local.batch if local else batch).to(self._device)
+        job = Job(self._held[worker], samples.view(local.steps, local.batch) if local else samples)
         self._computing[worker] = job
         self._due.append(job)
 
@@ -108,27 +132,22 @@ class Training:
         if job in self._due:
             self._due.remove(job)
 
-    def apply(self, apply: Apply, time: float) -> None:
-        """Make the next version of the model."""
+    def apply(self, apply: Apply, time: float) -> list[float]:
+        """Make the next version of the model. Where the policy compares: the updates' cosines with their mean."""
         if self.over:
-            return
+            return []
         kept = set(self._kept.values())
         jobs = []
         for update in apply.updates:
             key = (update.worker, update.iteration)
             jobs.append(self._arrived[key] if key in kept else self._arrived.pop(key))
-        if any(job.gradient is None for job in jobs):
-            self._gradients.compute(self._due)
-            self._due.clear()
-        if self._mixes:
-            for update, job in zip(apply.updates, jobs, strict=True):
-                if job.model is None:
-                    job.model = self._step_at(update.worker, job)
         rate = self.task.rate(self.seen / len(self.task.data.labels))
+        self._work(apply, jobs, rate)
         pushed = [job.gradient for job in jobs if job.gradient is not None]
+        cosines = products(pushed, apply.weights).cosines() if self._compares and len(jobs) > 1 else []
         if apply.mix is None:
             turns = max(self._turns.get(update.worker, 1) for update in apply.updates)
-            self.slice.step(pushed, apply.weights, [rate], self._correct, turns)
+            self.slice.step(pushed, apply.weights, [1.0 if self._locals else rate], self._correct, turns)
         else:
             models = [job.model for job in jobs if job.model is not None]
             self.slice.mix(models, apply.weights, apply.mix)
@@ -136,6 +155,26 @@ class Training:
         for update, job in zip(apply.updates, jobs, strict=True):
             self._count(update, job, time)
         self.version += 1
+        return cosines
+
+    def _work(self, apply: Apply, jobs: list[Job], rate: float) -> None:
+        """See that what these workers push is there."""
+        if any(job.gradient is None for job in jobs):
+            if self._locals:
+                # A GPU does many at once, so all that are due, though some may come to nothing; a CPU only these.
+                due = self._due if self._device.type == "cuda" else [job for job in jobs if job.gradient is None]
+                self._locals.compute(due, rate)
+                for job in due:
+                    assert job.model is not None
+                    job.gradient = job.weights - job.model
+                self._due = [job for job in self._due if job.gradient is None]
+            else:
+                self._gradients.compute(self._due)
+                self._due = []
+        if self._mixes:
+            for update, job in zip(apply.updates, jobs, strict=True):
+                if job.model is None:
+                    job.model = self._step_at(update.worker, job)
 
     def _step_at(self, worker: WorkerId, job: Job) -> torch.Tensor:
         """The model that a worker makes of what it pulled, by a step of an optimizer of its own."""
@@ -215,13 +254,18 @@ class Training:
 class Shares:
     """Who gets which samples: each worker has a share of its own, shuffled anew each time it has gone through it."""
 
-    def __init__(self, samples: int, workers: int, seed: int) -> None:
+    def __init__(self, shares: Sequence[torch.Tensor], seed: int) -> None:
+        self._share = list(shares)
+        self._chance = [torch.Generator().manual_seed(seed * 1_000_003 + worker + 1) for worker in range(len(shares))]
+        self._left = [torch.empty(0, dtype=torch.int64) for _ in shares]
+
+    @classmethod
+    def dealt(cls, samples: int, workers: int, seed: int) -> Shares:
+        """Shuffled and dealt out, to each as many as to the others."""
         if samples < workers:
             raise TrainingError(f"There are {samples} samples for {workers} workers; give each at least one.")
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
-        self._share = [order[worker::workers] for worker in range(workers)]
-        self._chance = [torch.Generator().manual_seed(seed * 1_000_003 + worker + 1) for worker in range(workers)]
-        self._left = [torch.empty(0, dtype=torch.int64) for _ in range(workers)]
+        return cls([order[worker::workers] for worker in range(workers)], seed)
 
     def take(self, worker: WorkerId, count: int) -> torch.Tensor:
         """The worker's next samples."""
@@ -243,15 +287,18 @@ def train(
     streamed: bool = False,
     name: str = "",
     progress: Callable[[Outcome], None] | None = None,
+    shares: Shares | None = None,
+    observer: Observer | None = None,
 ) -> Outcome:
     """Train on a simulated cluster until the goal is reached, or for so many rounds or virtual seconds.
 
-    Interrupted by Ctrl-C, it still says what was reached. `progress` hears of the outcome as it grows.
+    Interrupted by Ctrl-C, it still says what was reached. `progress` hears of the outcome as it grows, `observer` of
+    all that happens. shares: whose samples are which, where they are not simply dealt out.
     """
     if task.device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")  # as torch does with convolutions anyway: TF32
-    training = Training(task, len(spec.workers), policy.mixes, goal)
-    cluster = Cluster(spec, policy, rounds, task.seed, streamed, model=training)
+    training = Training(task, len(spec.workers), policy.mixes, goal, policy.compares, shares)
+    cluster = Cluster(spec, policy, rounds, task.seed, streamed, observer, training)
     outcome = training.outcome
     outcome.policy = name or type(policy).__name__.lower()
     if math.isfinite(budget):

@@ -20,6 +20,7 @@ def as_toml(spec: ClusterSpec, about: str = "") -> str:
         "[servers]",
         f"count = {spec.servers}",
         f"link = {_rate(spec.server_link)}",
+        *([f"link_in = {_rate(spec.server_link_in)}"] if spec.server_link_in else []),
         f"latency = {_time(spec.latency)}",
         f"apply = {_number(spec.apply_rate)}",
         f"lease = {_number(spec.lease)}",
@@ -47,6 +48,8 @@ def _jitter(jitter: Jitter) -> str:
     if jitter.kind == "straggle":
         values = f"probability = {_number(jitter.probability)}, mean = {_number(jitter.mean)}, "
         return f'{{ kind = "straggle", {values}deviation = {_number(jitter.deviation)} }}'
+    if jitter.kind == "delay":
+        return f'{{ kind = "delay", mu = {_number(jitter.mu)}, sigma = {_number(jitter.sigma)} }}'
     return f'{{ kind = "{jitter.kind}", sigma = {_number(jitter.sigma)} }}'
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.workloads import cifar, digits, idx, tokens
+from paceline.workloads import cifar, digits, idx, speech, tokens
 from paceline.workloads.errors import DataError, unknown
 from paceline.workloads.files import Bytes
 
@@ -139,6 +139,7 @@ _SETS: dict[str, Callable[[Path | None], Data]] = {
     "fashion-mnist": _idx("fashion-mnist"),
     "cifar10": _cifar("cifar10"),
     "cifar100": _cifar("cifar100"),
+    "speech": lambda folder: _images("speech", len(speech.WORDS), *speech.load(folder)),
     "tokens": lambda _: _tokens("tokens", tokens.CLASSES, tokens.TOPICS_VOCABULARY, tokens.topics()),
     "translation": lambda _: _tokens(
         "translation", tokens.TRANSLATION_VOCABULARY, tokens.TRANSLATION_VOCABULARY, tokens.translation()
