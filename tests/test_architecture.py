@@ -20,10 +20,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulate": {"policies", "model", "observe", "workloads"},
     "serve": {"policies", "model", "observe"},
     "train": {"model", "serve"},
+    "federated": {"policies", "model", "observe", "simulate", "serve"},
     "launch": {"policies", "model", "observe", "simulate", "serve"},
     "bench": {"policies", "model", "observe", "serve"},
-    "reproduce": {"policies", "model", "observe", "simulate", "launch", "workloads"},
-    "cli": {"policies", "model", "observe", "simulate", "serve", "launch", "bench", "reproduce", "workloads"},
+    "reproduce": {"policies", "model", "observe", "simulate", "federated", "launch", "workloads"},
+    "cli": {
+        *("policies", "model", "observe", "simulate", "serve", "federated", "launch", "bench", "reproduce"),
+        "workloads",
+    },
     "__main__": {"cli"},
 }
 #: What each room may import from outside the standard library.
@@ -35,6 +39,7 @@ OUTSIDE: dict[str, set[str]] = {
     "simulate": {"torch"},
     "serve": {"msgspec", "numpy", "safetensors", "torch", "uvloop"},
     "train": {"torch"},
+    "federated": {"torch"},
     "launch": {"numpy", "pyroute2", "torch"},
     "bench": {"torch", "ray", "zmq"},  # the last two where they are installed
     "reproduce": {"matplotlib", "msgspec", "numpy", "torch"},

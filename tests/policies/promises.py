@@ -48,6 +48,7 @@ VARIANTS = [
     "filtered:policy=r2sp",
     "fl-r2sp:groups=2,fraction=0.5",
     "fl-r2sp:groups=3,moves=model,patience=0.5,filter=false",
+    "fl-r2sp:groups=3,fraction=0.8,weights=equal,relax=0.7",
     "groups:count=2,inner=(bsp:fraction=0.5)",
     "groups:count=3,inner=asp,outer=r2sp",
     "groups:count=2,inner=bsp,outer=(ssp:staleness=1)",
@@ -301,7 +302,8 @@ def promises_of(spec: str) -> tuple[Promise, ...]:
         case "fedbuff":
             return (NeverBlocks(),)
         case "fl-r2sp":
-            return StalenessWithin(lambda _: int(given.get("groups", 8))), GroupTurnsApart()
+            groups = int(given.get("groups", 8))
+            return StalenessWithin(lambda _: groups), GroupTurnsApart(), GroupOrder(groups), LateNeverCounts(groups)
         case "groups" if spec in ("groups", "groups:count=2,inner=(bsp:fraction=0.5)"):
             count = 4 if spec == "groups" else 2
             return (StalenessWithin(lambda _: count), GroupTurnsApart())
@@ -316,3 +318,57 @@ class GroupTurnsApart(TurnsApart):
 
     def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
         super().after(driver, [decision for decision in decisions if isinstance(decision, Apply)])
+
+
+class GroupOrder(Promise):
+    """Groups refine the model in a fixed order, one at a time: nobody is passed over whose update waits."""
+
+    def __init__(self, groups: int) -> None:
+        self.groups = groups
+
+    def before(self, driver: AnyDriver) -> None:
+        outer = driver.policy.outer  # type: ignore[attr-defined]
+        self.ring = [group for seat in outer.ring for group in seat.members]  # from the one whose turn it is
+        self.waiting = set(outer.waiting)
+        self.turns: list[int] = []
+
+    def applied(self, driver: AnyDriver, tasks: list[Task]) -> None:
+        groups = {task.worker % self.groups for task in tasks if not task.departed}
+        require(len(groups) <= 1, f"groups {groups} refined the model together")
+        self.turns += groups
+
+    def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
+        outer = driver.policy.outer  # type: ignore[attr-defined]
+        ring = [group for seat in outer.ring for group in seat.members]
+        stay = set(ring) & set(self.ring)
+        was, now = [group for group in self.ring if group in stay], [group for group in ring if group in stay]
+        require(_rotated(was, now), f"the order of groups changed from {was} to {now}")
+        line = deque(self.ring)
+        for group in self.turns:
+            while line and line[0] != group:
+                require(line[0] not in self.waiting, f"group {line[0]} was passed over, and its update waited")
+                line.rotate(-1)
+            line.rotate(-1)
+
+
+class LateNeverCounts(Promise):
+    """Whoever was granted in one round of its group never changes the model in another."""
+
+    def __init__(self, groups: int) -> None:
+        self.groups = groups
+
+    def starts(self, driver: AnyDriver) -> None:
+        self.rounds: dict[int, int] = dict.fromkeys(range(self.groups), 0)
+
+    def granted(self, driver: AnyDriver, task: Task) -> None:
+        task.notes["round"] = self.rounds[task.worker % self.groups]
+
+    def applied(self, driver: AnyDriver, tasks: list[Task]) -> None:
+        tasks = [task for task in tasks if not task.departed]  # what the departed left had come in time
+        for task in tasks:
+            now = self.rounds[task.worker % self.groups]
+            require(
+                task.notes["round"] == now, f"worker {task.worker}'s update of round {task.notes['round']} came late"
+            )
+        for group in {task.worker % self.groups for task in tasks}:
+            self.rounds[group] += 1

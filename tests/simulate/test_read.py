@@ -95,6 +95,7 @@ def test_jitter_of_every_kind() -> None:
             Jitter("straggle", probability=0.3, mean=7.0, deviation=0.5),
         ),
         ('{ kind = "straggle", probability = 1, mean = 2 }', Jitter("straggle", probability=1.0, mean=2.0)),
+        ('{ kind = "delay", mu = -2.0, sigma = 1.0 }', Jitter("delay", sigma=1.0, mu=-2.0)),
     ):
         assert parse_cluster(sample(old, new), "mine", "mine.toml").workers[0].jitter == jitter
 
@@ -125,7 +126,7 @@ WHOLE = "a whole number of at least 1"
     [
         # unknown keys
         ("bytes = 552e6", "bytes = 552e6\nbites = 1", "model.bites", "did you mean 'bytes'?"),
-        ("count = 4", "count = 4\ncolour = 1", "servers.colour", "expected one of count, link, latency, apply, lease"),
+        ("count = 4", "count = 4\ncolour = 1", "servers.colour", "expected one of count, link, link_in, latency,"),
         ('overhead = "0s"', 'overhaed = "0s"', "workers[0].overhaed", "did you mean 'overhead'?"),
         ("[model]", "[modle]\n[model]", "modle", "did you mean 'model'?"),
         ("sigma = 0.1", "sigma = 0.1, mu = 1", "workers[0].jitter.mu", "expected one of kind, sigma"),
@@ -137,7 +138,12 @@ WHOLE = "a whole number of at least 1"
         ("batch = 128", "", "workers[0].batch", f"is missing; expected {WHOLE}"),
         ("samples_per_second = 183.0", "", "workers[0].samples_per_second", "expected a number greater than 0"),
         (", sigma = 0.1", "", "workers[0].jitter.sigma", "is missing; expected a number from 0 to 3"),
-        ('kind = "lognormal", ', "", "workers[0].jitter.kind", "expected one of none, normal, lognormal, straggle"),
+        (
+            'kind = "lognormal", ',
+            "",
+            "workers[0].jitter.kind",
+            "expected one of none, normal, lognormal, straggle, delay",
+        ),
         # bad units
         ('"10Gbit"', '"10Gb"', "servers.link", f"is '10Gb'; expected {RATE}"),
         ('"10Gbit"', '"ten Gbit"', "servers.link", RATE),
@@ -186,6 +192,12 @@ WHOLE = "a whole number of at least 1"
             'kind = "straggle", probability = 0.5',
             "workers[0].jitter.mean",
             f"is missing; expected {TIME}",
+        ),
+        (
+            'kind = "lognormal", sigma = 0.1',
+            'kind = "delay", sigma = 0.1, mu = 11',
+            "workers[0].jitter.mu",
+            "is 11; expected a number from −10 to 10",
         ),
         # tables
         ("[model]\nbytes = 552e6", "", "model", "is missing; expected a table"),
@@ -287,7 +299,8 @@ def test_all_that_were_asked_for_are_built_in() -> None:
     asked = {f"r2sp-{kind}-{model}" for kind in ("a", "table1") for model in models}
     labs = {"lab-5mb", "lab-1mb", "lab-unequal", "lab-vgg16"}
     learned = {"dssp-homogeneous-alexnet", "dssp-homogeneous-resnet", "r2sp-nlp-bert", "r2sp-nlp-t5"}
-    assert asked | labs | learned | {"r2sp-b", "dssp-mixed", "rlp-10"} == set(builtin_names())
+    federated = {f"fl-{model}{kind}" for model in ("cnn", "lstm", "resnet20") for kind in ("", "-literal")}
+    assert asked | labs | learned | federated | {"r2sp-b", "dssp-mixed", "rlp-10"} == set(builtin_names())
 
 
 @pytest.mark.parametrize("name", builtin_names())
@@ -373,3 +386,12 @@ def test_what_is_no_rate(value: object) -> None:
 def test_what_is_no_time(value: object) -> None:
     with pytest.raises(ValueError):
         units.seconds(value)
+
+
+def test_a_server_may_take_in_another_rate_than_it_gives_out() -> None:
+    spec = parse_cluster(
+        sample('link = "10Gbit"            #', 'link = "10Gbit"\nlink_in = "1Gbit"            #'), "a", "a"
+    )
+    assert (spec.capacity("in"), spec.capacity("out")) == (4 * 125e6, 4 * 1.25e9)
+    plain = parse_cluster(sample("", ""), "a", "a")
+    assert plain.capacity("in") == plain.capacity("out")

@@ -6,6 +6,7 @@ Times are exact here, since time is virtual.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -286,7 +287,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another(policy: str
     assert trace("r2sp-a-vgg16", policy, seed=2, jitter=0.1) != first
 
 
-@pytest.mark.parametrize("kind", ["normal", "lognormal", "straggle"])
+@pytest.mark.parametrize("kind", ["normal", "lognormal", "straggle", "delay"])
 def test_every_kind_of_jitter_comes_from_the_seed(kind: Any) -> None:
     def seconds(seed: int) -> float:
         spec = load_cluster("r2sp-b")
@@ -322,6 +323,22 @@ def test_stragglers_sleep_as_often_and_as_long_as_they_say() -> None:
     assert len(slept) / len(sleeps) == pytest.approx(jitter.probability, abs=0.03)
     assert sum(slept) / len(slept) == pytest.approx(jitter.mean, rel=0.03)
     assert compute + jitter.probability * jitter.mean == pytest.approx(9.17, rel=0.01)  # table 1 of the RLP paper
+
+
+def test_clients_are_delayed_as_the_federated_paper_says() -> None:
+    machine = Cluster(load_cluster("fl-cnn"), make("asp"), 1).machines[0]
+    compute = machine.spec.compute_seconds()
+    delays = sorted(machine.spec.draw(machine.batch, machine.random) - compute for _ in range(8000))
+    assert delays[0] > 0
+    assert delays[4000] == pytest.approx(math.exp(-2), rel=0.05)
+    assert sum(delays) / len(delays) == pytest.approx(math.exp(-2 + 0.5), rel=0.05)  # 0.22 s
+
+
+def test_a_server_that_takes_in_less_than_it_gives_out_is_limited_by_that() -> None:
+    spec = homogeneous(4, 1, compute=1e-6)
+    slow = replace(spec, server_link_in=spec.server_link / 3)
+    before, after = (Cluster(each, make("bsp"), 20).run().report.mean_iteration_seconds for each in (spec, slow))
+    assert after == pytest.approx(2 * before, rel=0.02)  # pushes take three times as long, pulls as long as they did
 
 
 def test_without_jitter_the_seed_does_not_matter() -> None:

@@ -1,4 +1,4 @@
-"""How much updates point the same way as the mean they are applied in.
+"""How much updates point the same way as those they are applied with.
 
 Of a model that is cut into shards each has a part of every update: the products of the parts add up (`Products`), and
 the cosines follow from the sums.
@@ -15,32 +15,42 @@ import torch
 
 @dataclass(frozen=True)
 class Products:
-    """Of some updates: each with their mean, each with itself, and the mean with itself."""
+    """Of some updates: each with what they come to together, each with itself, and that with itself."""
 
-    with_mean: tuple[float, ...]
+    weights: tuple[float, ...]  # of each in the whole
+    with_whole: tuple[float, ...]
     with_itself: tuple[float, ...]
-    mean: float
+    whole: float
 
     def __add__(self, other: Products) -> Products:
         return Products(
-            tuple(a + b for a, b in zip(self.with_mean, other.with_mean, strict=True)),
+            self.weights,
+            tuple(a + b for a, b in zip(self.with_whole, other.with_whole, strict=True)),
             tuple(a + b for a, b in zip(self.with_itself, other.with_itself, strict=True)),
-            self.mean + other.mean,
+            self.whole + other.whole,
         )
 
-    def cosines(self) -> list[float]:
-        """Of each update with the mean. What has no direction, being zero or not finite, has a cosine of 0."""
+    def cosines(self, without_itself: bool) -> list[float]:
+        """Of each update with the whole, or with the whole of the others.
+
+        An update is a part of the whole: even where all are noise, and n weigh the same, its cosine with it is 1/√n.
+        With the others it is 0 then. What has no direction, being zero or not finite, has a cosine of 0.
+        """
         found = []
-        for product, square in zip(self.with_mean, self.with_itself, strict=True):
-            length = math.sqrt(square) * math.sqrt(self.mean) if square >= 0 and self.mean >= 0 else 0.0
-            found.append(product / length if length > 0 and math.isfinite(product) and math.isfinite(length) else 0.0)
+        for weight, product, square in zip(self.weights, self.with_whole, self.with_itself, strict=True):
+            whole = self.whole
+            if without_itself:
+                whole += weight * (weight * square - 2 * product)
+                product -= weight * square
+            length = math.sqrt(square) * math.sqrt(whole) if square > 0 and whole > 0 else 0.0
+            found.append(product / length if length > 0 and math.isfinite(product / length) else 0.0)
         return found
 
 
 def products(updates: Sequence[torch.Tensor], weights: Sequence[float]) -> Products:
     """Of flat updates, and of what they come to together."""
-    mean = torch.zeros_like(updates[0])
+    whole = torch.zeros_like(updates[0])
     for update, weight in zip(updates, weights, strict=True):
-        mean.add_(update, alpha=weight)
-    both = torch.stack([torch.stack((update @ mean, update @ update)) for update in updates]).tolist()
-    return Products(tuple(a for a, _ in both), tuple(b for _, b in both), float(mean @ mean))
+        whole.add_(update, alpha=weight)
+    both = torch.stack([torch.stack((update @ whole, update @ update)) for update in updates]).double().tolist()
+    return Products(tuple(weights), tuple(a for a, _ in both), tuple(b for _, b in both), float(whole @ whole))

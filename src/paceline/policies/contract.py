@@ -26,7 +26,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from paceline.policies.options import checked
 
@@ -153,8 +153,9 @@ class Policy(ABC):
     keeps: bool = False
     #: Are weights of a model pushed instead of gradients, to be mixed into the server's?
     mixes: bool = False
-    #: Is it to be told, after each Apply of several updates, of every update's cosine with their mean (`measured`)?
-    compares: bool = False
+    #: Of which cosine is it to be told (`measured`), of every update, after each Apply of several: with the whole of
+    #: what was applied, or with the others? Empty: of none.
+    compares: Literal["", "whole", "others"] = ""
     #: May a shard answer with its slice as soon as all members' slices are in, before the barrier's Apply? Which
     #: members those are is said by a Stream.
     pipelined: bool = False

@@ -1,7 +1,8 @@
 """FedBuff, buffered asynchronous aggregation (Nguyen et al., AISTATS 2022).
 
 Nobody waits: whoever hands in an update is given the newest model at once. The server collects K updates and then makes
-a step of them together. `discount` weighs an update that is τ versions old by (1+τ)^−discount; the paper's is 0.5.
+a step of them together, `rate` (the paper's η_g) times their mean. An update that is τ versions old weighs
+(1+τ)^−discount; the paper's is 0.5.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ class FedBuff(Policy):
     def __init__(
         self,
         k: Annotated[int, Range(1), "K, how many updates make a step"] = 10,
+        rate: Annotated[
+            float, Range(0, open_low=True), "η_g, how far a step goes, in units of the updates' mean"
+        ] = 1.0,
         discount: Annotated[float, Range(0), "weigh an update τ versions old by (1+τ)^−discount"] = 0.5,
     ) -> None:
-        self.k, self.discount = k, discount
+        self.k, self.rate, self.discount = k, rate, discount
         self.version = 0
         self.members: set[WorkerId] = set()
         self.buffer: list[Update] = []
@@ -47,4 +51,4 @@ class FedBuff(Policy):
         updates, self.buffer = tuple(self.buffer), []
         stale = [self.version - update.base_version for update in updates]
         self.version += 1
-        return [Apply(updates, tuple((1 + each) ** -self.discount / self.k for each in stale))]
+        return [Apply(updates, tuple(self.rate * (1 + each) ** -self.discount / self.k for each in stale))]

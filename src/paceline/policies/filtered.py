@@ -1,42 +1,59 @@
 """Outliers are left out (FL-R²SP, ToN 2026, section IV-B): a client whose updates keep pointing elsewhere.
 
-The driver measures each update's cosine with the mean of those that it was applied with (`compares`). A client whose
-cosine stays below a threshold for `strikes` Applies in a row is blacklisted: as far as the policy inside knows, it has
-left. It is not granted any more, and what still comes from it is dropped.
+The driver measures the cosine of each update with those that it was applied with (`compares`). A client whose cosines
+stay low is blacklisted: as far as the policy inside knows, it has left. It is not granted any more, and what still
+comes from it is dropped.
 
-The paper's threshold is β = 0.5. But late in training honest updates are mostly noise, and the cosine of each with a
-mean of 12 tends to 1/√12 ≈ 0.29. So by default the threshold is β times the median of the updates that were applied
-together (`relative`). Either way no more than the lower half of them can be outliers: where most are below the
-threshold, it is the threshold that is wrong, and nobody is suspected.
+The paper's rule (`relative=false,beta=0.5,strikes=3`): the cosine with the mean is below β = 0.5 three times in a row.
+But an update is a part of that mean: even where n updates are mere noise, each has a cosine of 1/√n with it. And
+as training goes on honest updates become noise: their cosines fall below any fixed β, and so near to that of outliers
+that three in a row come by chance.
+
+So by default the cosine is with the *others*, which is 0 for noise, and what counts is where it lies among those of
+the same Apply: over the last `strikes` of them a client must be, on average, `SPREADS` spreads below the median, and
+below β times the median. Where the median itself is hardly above noise nobody is judged: there is nothing to be seen.
+(How this was chosen: docs/decisions/0013.)
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
-from statistics import median
+from dataclasses import dataclass, replace
+from statistics import mean, median
 from typing import Annotated, TypeAlias
 
 from paceline.policies.contract import Apply, Cancel, Decisions, Discard, Grant, Keep, Policy, Update, WorkerId
 from paceline.policies.options import PolicyError, Range
 from paceline.policies.registry import make
 
-SMALLEST = 3  # updates applied together: with two there is no telling who is the outlier
+SMALLEST = 5  # updates applied together: with fewer there is no telling who is the outlier
+SIGNAL = 0.1  # what the median cosine with the others must be, where it would be 0 for noise
+SPREADS = 2.5  # by how many a client must be below the median
+LEAST_SPREAD = 0.02  # of cosines: less is not worth a word
+NORMAL = 1.4826  # a normal distribution's deviation, in units of its median distance from the median
 AWAITED = 16  # Applies of which cosines may still come
 
 Cohort: TypeAlias = dict[Update, float | None]  # applied together → their cosines, as far as they are known
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A client's cosine, and what was usual among those it was applied with."""
+
+    cosine: float
+    usual: float
+    spread: float
+
+
 class Filtered(Policy):
     summary = "`policy` without clients whose updates keep pointing elsewhere"
-    compares = True
 
     def __init__(
         self,
         policy: Annotated[Policy | str, "the policy for the others"] = "bsp:weights=mean",
-        beta: Annotated[float, Range(-1, 1), "β, the cosine below which an update is suspect"] = 0.5,
-        relative: Annotated[bool, "β is in units of the median of those applied together"] = True,
-        strikes: Annotated[int, Range(1), "how often in a row a client must be suspect"] = 3,
+        beta: Annotated[float, Range(-1, 1), "β, the cosine below which a client is an outlier"] = 0.6,
+        relative: Annotated[bool, "β is in units of what is usual among those applied together"] = True,
+        strikes: Annotated[int, Range(1), "over how many of its updates"] = 5,
         retest: Annotated[int, Range(0), "model versions after which a blacklisted one is tried again; 0: never"] = 0,
     ) -> None:
         self.policy = make(policy) if isinstance(policy, str) else policy
@@ -49,7 +66,8 @@ class Filtered(Policy):
         self.version = 0
         self.granted: dict[WorkerId, int] = {}  # member → Grants it was given
         self.running: set[WorkerId] = set()  # members with a Grant not yet answered
-        self.suspect: dict[WorkerId, list[float]] = {}  # member → its cosines below the threshold, in a row
+        self.compares = "others" if relative else "whole"
+        self.seen: dict[WorkerId, list[Seen]] = {}  # of a member, the last `strikes`
         #: Client → the cosines it was blacklisted for.
         self.blacklist: dict[WorkerId, tuple[float, ...]] = {}
         self.since: dict[WorkerId, int] = {}  # blacklisted → the version then, the oldest first
@@ -109,7 +127,7 @@ class Filtered(Policy):
             return []
         self.running.discard(worker)
         self.skipped.pop(worker, None)
-        self.suspect.pop(worker, None)
+        self.seen.pop(worker, None)
         if self.blacklist.pop(worker, None) is not None:
             del self.since[worker]
             return []
@@ -136,25 +154,33 @@ class Filtered(Policy):
 
     # Who is an outlier
 
-    def _judge(self, cosines_of: dict[Update, float], now: float) -> Decisions:
-        threshold = self.beta * median(cosines_of.values()) if self.relative else self.beta
-        below = {update for update, cosine in cosines_of.items() if not cosine >= threshold}
-        if 2 * len(below) > len(cosines_of):
-            below = set()
+    def _judge(self, cosines: dict[Update, float], now: float) -> Decisions:
+        values = [cosine if cosine == cosine else -1.0 for cosine in cosines.values()]
+        usual = median(values)
+        spread = max(NORMAL * median(abs(value - usual) for value in values), LEAST_SPREAD)
+        if usual < (SIGNAL if self.relative else self.beta):  # most are below it: then it is not they who are odd
+            return []
         out: Decisions = []
-        for update, cosine in cosines_of.items():
+        for update, value in zip(cosines, values, strict=True):
             worker = update.worker
-            if update not in below:
-                self.suspect.pop(worker, None)
-            elif worker in self.granted and worker not in self.blacklist:
-                cosines = self.suspect.setdefault(worker, [])
-                cosines.append(cosine)
-                if len(cosines) >= self.strikes and len(self.blacklist) + 1 < len(self.granted):
+            if worker in self.granted and worker not in self.blacklist:
+                seen = self.seen.setdefault(worker, [])
+                seen.append(Seen(value, usual, spread))
+                del seen[: -self.strikes]
+                if self._is_odd(seen) and len(self.blacklist) + 1 < len(self.granted):
                     out += self._dismiss(worker, now)
         return out
 
+    def _is_odd(self, seen: list[Seen]) -> bool:
+        if len(seen) < self.strikes:
+            return False
+        if not self.relative:
+            return all(each.cosine < self.beta for each in seen)
+        below = mean((each.usual - each.cosine) / each.spread for each in seen)
+        return below > SPREADS and mean(each.cosine for each in seen) < self.beta * mean(each.usual for each in seen)
+
     def _dismiss(self, worker: WorkerId, now: float) -> Decisions:
-        self.blacklist[worker] = tuple(self.suspect.pop(worker))
+        self.blacklist[worker] = tuple(each.cosine for each in self.seen.pop(worker))
         self.since[worker] = self.version
         out: Decisions = [Cancel(worker)] if worker in self.running else []
         self.running.discard(worker)

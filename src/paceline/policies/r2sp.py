@@ -89,6 +89,7 @@ class R2SP(Policy):
         self.orphans: list[Update] = []  # updates of departed workers, for the next turn
         self.began: dict[WorkerId, float] = {}  # when an iteration began, put off by any wait for a Turn
         self.pace = Pace()
+        self.starts_together = False  # may all begin at once, while T is unknown?
         self.weigher = Weigher(weights, tuned=tune_batches)
         self.tuner = BatchTuner(max_growth) if tune_batches else None
 
@@ -319,8 +320,8 @@ class R2SP(Policy):
     # Starting
 
     def _may_start(self) -> bool:
-        """One by one once T is known; before that only a pilot, alone."""
-        return self.pace.T is not None or not self.began
+        """One by one once T is known; before that only a pilot, alone, or all at once."""
+        return self.starts_together or self.pace.T is not None or not self.began
 
     def _start(self, decisions: Decisions, now: float) -> None:
         worker = next(iter(self.starters))

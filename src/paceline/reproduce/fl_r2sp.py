@@ -177,8 +177,8 @@ def cases(ask: Ask) -> tuple[list[Case], list[str]]:
     """What is trained, and what could not be had."""
     if ask.quick or ask.lacks_cifar:
         why = "--quick" if ask.quick else ask.lacks_cifar
-        like = Federation("fl-cnn", BSP, "mlp", "digits", 24, 10, rate=0.02, clients=64, samples=64, every=2)
-        return [Case("CNN", like, "an MLP on digits, 64 clients")], [f"The paper's models were not trained ({why})."]
+        like = Federation("fl-cnn", BSP, "mlp", "digits", 14, 10, rate=0.02, samples=64, every=1)
+        return [Case("CNN", like, "an MLP on digits")], [f"The paper's models were not trained ({why})."]
     found = [
         Case("CNN", Federation("fl-cnn", BSP, "cnn", "cifar10", 300, 100)),
         Case("ResNet20", Federation("fl-resnet20", BSP, "resnet20", "cifar10", 150, 100, precision=ask.precision)),
@@ -203,7 +203,7 @@ SCHEMES = {
     "FL-R²SP, as printed": PRINTED,
     "ASP": "asp:weights=mean",
     "SAFA": "safa:fraction=0.75",
-    "FedBuff": "fedbuff:k=12",
+    "FedBuff": "fedbuff:k=12,rate=0.25",
 }
 
 

@@ -45,7 +45,7 @@ class Training:
         workers: int,
         mixes: bool = False,
         goal: Goal | None = None,
-        compares: bool = False,
+        compares: Literal["", "whole", "others"] = "",
         shares: Shares | None = None,
     ) -> None:
         """shares: whose samples are which, where they are not simply dealt out."""
@@ -144,7 +144,7 @@ class Training:
         rate = self.task.rate(self.seen / len(self.task.data.labels))
         self._work(apply, jobs, rate)
         pushed = [job.gradient for job in jobs if job.gradient is not None]
-        cosines = products(pushed, apply.weights).cosines() if self._compares and len(jobs) > 1 else []
+        cosines = self._cosines(pushed, apply.weights) if self._compares and len(jobs) > 1 else []
         if apply.mix is None:
             turns = max(self._turns.get(update.worker, 1) for update in apply.updates)
             self.slice.step(pushed, apply.weights, [1.0 if self._locals else rate], self._correct, turns)
@@ -156,6 +156,9 @@ class Training:
             self._count(update, job, time)
         self.version += 1
         return cosines
+
+    def _cosines(self, pushed: list[torch.Tensor], weights: Sequence[float]) -> list[float]:
+        return products(pushed, weights).cosines(without_itself=self._compares == "others")
 
     def _work(self, apply: Apply, jobs: list[Job], rate: float) -> None:
         """See that what these workers push is there."""

@@ -1,0 +1,54 @@
+"""Cosines of updates with what they come to together, and with the others."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from paceline.model.similarity import products
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(a.double() @ b.double() / a.double().norm() / b.double().norm())
+
+
+@pytest.mark.parametrize("weights", [(0.25, 0.25, 0.25, 0.25), (0.1, 0.4, 0.3, 0.2), (1.0, 2.0, 0.0, 0.5)])
+def test_cosines_are_those_of_the_vectors(weights: tuple[float, ...]) -> None:
+    torch.manual_seed(0)
+    updates = [torch.randn(500) + 0.3 for _ in weights]
+    whole = sum(weight * update for weight, update in zip(weights, updates, strict=True))
+    assert isinstance(whole, torch.Tensor)
+    found = products(updates, weights)
+    assert found.cosines(without_itself=False) == pytest.approx([cosine(each, whole) for each in updates], abs=1e-5)
+    others = [whole - weight * update for weight, update in zip(weights, updates, strict=True)]
+    expected = [cosine(update, other) for update, other in zip(updates, others, strict=True)]
+    assert found.cosines(without_itself=True) == pytest.approx(expected, abs=1e-5)
+
+
+def test_parts_of_a_model_add_up() -> None:
+    torch.manual_seed(1)
+    updates, weights = [torch.randn(300) for _ in range(5)], (0.1, 0.2, 0.3, 0.2, 0.2)
+    whole = products(updates, weights)
+    parts = [products([update[a:b] for update in updates], weights) for a, b in ((0, 100), (100, 130), (130, 300))]
+    together = parts[0] + parts[1] + parts[2]
+    for without_itself in (True, False):
+        assert together.cosines(without_itself) == pytest.approx(whole.cosines(without_itself), abs=1e-5)
+
+
+def test_of_mere_noise_only_the_part_of_itself_is_seen() -> None:
+    torch.manual_seed(2)
+    updates = [torch.randn(100_000) for _ in range(12)]
+    found = products(updates, [1 / 12] * 12)
+    assert found.cosines(without_itself=False) == pytest.approx([1 / math.sqrt(12)] * 12, abs=0.02)
+    assert found.cosines(without_itself=True) == pytest.approx([0.0] * 12, abs=0.02)
+
+
+@pytest.mark.parametrize("odd", [torch.zeros(10), torch.full((10,), math.nan), torch.full((10,), 1e30)])
+def test_what_has_no_direction_has_no_cosine(odd: torch.Tensor) -> None:
+    found = products([odd, torch.ones(10), torch.ones(10)], [1 / 3] * 3)
+    for without_itself in (True, False):
+        cosines = found.cosines(without_itself)
+        assert all(math.isfinite(cosine) for cosine in cosines)
+        assert cosines[0] == 0.0
