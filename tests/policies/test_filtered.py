@@ -186,12 +186,28 @@ def test_if_all_others_leave_the_blacklisted_are_better_than_nobody() -> None:
     assert some.applied[-1] == (3,)
 
 
-def test_one_who_leaves_is_forgotten() -> None:
-    some = Federation(5)
+def test_who_leaves_and_comes_back_is_still_blacklisted() -> None:
+    some = Federation(6)
     for _ in range(5):
         some.round({4: 0.1})
     some.take(some.policy.left(4, some.now))
-    assert not some.policy.blacklist and not some.policy.explain()
+    some.round({})
+    some.grants[4] = 0
+    some.take(some.policy.joined(4, some.now))
+    assert list(some.policy.blacklist) == [4]
+    some.round({})
+    assert 4 not in some.applied[-1]
+    some.take(some.policy.pardon([4], some.now))
+    some.round({})
+    assert 4 in some.applied[-1]
+
+
+def test_one_who_is_away_can_be_pardoned() -> None:
+    some = Federation(6)
+    for _ in range(5):
+        some.round({4: 0.1})
+    some.take(some.policy.left(4, some.now))
+    assert some.policy.pardon([4], some.now) == []
     some.grants[4] = 0
     some.take(some.policy.joined(4, some.now))
     some.round({})
@@ -227,6 +243,11 @@ def test_whatever_is_measured_somebody_goes_on_and_everything_is_decided_once(da
     some = Federation(clients, Filtered(inside, 0.5, relative, 1, retest))
     members = set(range(clients))
     for _ in range(data.draw(st.integers(1, 25))):
+        if data.draw(st.integers(0, 4)) == 0 and len(members) < clients:
+            back = data.draw(st.sampled_from(sorted(set(range(clients)) - members)))
+            members.add(back)
+            some.grants[back] = 0
+            some.take(some.policy.joined(back, some.now))
         if data.draw(st.integers(0, 9)) == 0 and len(members) > 1:
             gone = data.draw(st.sampled_from(sorted(members)))
             members.remove(gone)
@@ -238,4 +259,5 @@ def test_whatever_is_measured_somebody_goes_on_and_everything_is_decided_once(da
         some.now += 100
         assert some.waiting, "somebody must be at work"
         assert not set(some.waiting) & some.policy.blacklist.keys()
-        assert some.policy.blacklist.keys() < members
+        assert some.policy.aside == some.policy.blacklist.keys() & members
+        assert some.policy.aside < members

@@ -68,8 +68,9 @@ class Filtered(Policy):
         self.running: set[WorkerId] = set()  # members with a Grant not yet answered
         self.compares = "others" if relative else "whole"
         self.seen: dict[WorkerId, list[Seen]] = {}  # of a member, the last `strikes`
-        #: Client → the cosines it was blacklisted for.
+        #: Client → the cosines it was blacklisted for. Who leaves and comes back is still on it.
         self.blacklist: dict[WorkerId, tuple[float, ...]] = {}
+        self.aside: set[WorkerId] = set()  # members who are on it
         self.since: dict[WorkerId, int] = {}  # blacklisted → the version then, the oldest first
         self.skipped: dict[WorkerId, int] = {}  # member → its Grants before it was last taken back
         self.sent: dict[Update, Update] = {}  # as the policy inside knows it → as it was sent, where those differ
@@ -96,25 +97,30 @@ class Filtered(Policy):
         for client in list(self.blacklist) if clients is None else clients:
             if self.blacklist.pop(client, None) is not None:
                 del self.since[client]
-                self.skipped[client] = self.granted[client]
-                out += self._pass(self.policy.joined(client, now))
+                if client in self.aside:
+                    self.aside.remove(client)
+                    self.skipped[client] = self.granted[client]
+                    out += self._pass(self.policy.joined(client, now))
         return out
 
     # What happens
 
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         self.granted[worker] = 0
+        if worker in self.blacklist:
+            self.aside.add(worker)
+            return self._have_somebody(now)
         return self._pass(self.policy.joined(worker, now))
 
     def ready(self, worker: WorkerId, batch_size: int, now: float) -> Decisions:
-        return [] if worker in self.blacklist else self._pass(self.policy.ready(worker, batch_size, now))
+        return [] if worker in self.aside else self._pass(self.policy.ready(worker, batch_size, now))
 
     def arrived(self, update: Update, now: float) -> Decisions:
         worker = update.worker
         if update.iteration == self.granted.get(worker):
             self.running.discard(worker)
         skipped = self.skipped.get(worker, 0)
-        if worker not in self.granted or worker in self.blacklist or update.iteration <= skipped:
+        if worker not in self.granted or worker in self.aside or update.iteration <= skipped:
             return [Discard(update)]
         known = update
         if skipped:
@@ -128,13 +134,10 @@ class Filtered(Policy):
         self.running.discard(worker)
         self.skipped.pop(worker, None)
         self.seen.pop(worker, None)
-        if self.blacklist.pop(worker, None) is not None:
-            del self.since[worker]
+        if worker in self.aside:
+            self.aside.remove(worker)
             return []
-        out = self._pass(self.policy.left(worker, now))
-        if self.blacklist and len(self.blacklist) == len(self.granted):  # better they than nobody
-            out += self.pardon(None, now)
-        return out
+        return self._pass(self.policy.left(worker, now)) + self._have_somebody(now)
 
     def woke(self, now: float) -> Decisions:
         return self._pass(self.policy.woke(now))
@@ -163,11 +166,11 @@ class Filtered(Policy):
         out: Decisions = []
         for update, value in zip(cosines, values, strict=True):
             worker = update.worker
-            if worker in self.granted and worker not in self.blacklist:
+            if worker in self.granted and worker not in self.aside:
                 seen = self.seen.setdefault(worker, [])
                 seen.append(Seen(value, usual, spread))
                 del seen[: -self.strikes]
-                if self._is_odd(seen) and len(self.blacklist) + 1 < len(self.granted):
+                if self._is_odd(seen) and len(self.aside) + 1 < len(self.granted):
                     out += self._dismiss(worker, now)
         return out
 
@@ -182,9 +185,15 @@ class Filtered(Policy):
     def _dismiss(self, worker: WorkerId, now: float) -> Decisions:
         self.blacklist[worker] = tuple(each.cosine for each in self.seen.pop(worker))
         self.since[worker] = self.version
+        self.aside.add(worker)
         out: Decisions = [Cancel(worker)] if worker in self.running else []
         self.running.discard(worker)
         return out + self._pass(self.policy.left(worker, now))
+
+    def _have_somebody(self, now: float) -> Decisions:
+        """Where all who are there are blacklisted, they are better than nobody."""
+        everyone = bool(self.aside) and len(self.aside) == len(self.granted)
+        return self.pardon(sorted(self.aside), now) if everyone else []
 
     def _try_again(self, now: float) -> Decisions:
         if not (self.retest and self.since):
