@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.policies import Apply, Keep, Policy, PolicyError, make
+from paceline.policies import Apply, Keep, Policy, PolicyError, Update, make
 from paceline.policies.asp import ASP
 from paceline.policies.bsp import BSP
 from paceline.policies.groups import Groups
@@ -175,3 +175,50 @@ def test_it_takes_turns_if_the_outer_policy_does(policy: Policy) -> None:
 def test_neither_can_be_pipelined(given: dict[str, str]) -> None:
     with pytest.raises(PolicyError, match="neither inner nor outer can be pipelined"):
         Groups(**given)  # type: ignore[arg-type]
+
+
+def test_fl_r2sp_moves_by_an_mth_of_a_groups_mean() -> None:
+    """Two groups of two: as printed the group's mean model is mixed in by a half, else half of its change is added."""
+    for moves, mix, weights in (("model", 0.5, (0.25, 0.75)), ("update", None, (0.125, 0.375))):
+        policy = make(f"fl-r2sp:groups=2,fraction=1,moves={moves}")
+        assert policy.mixes == (moves == "model")
+        assert not policy.takes_turns
+        for worker in range(4):
+            policy.joined(worker, 0.0)
+        policy.arrived(Update(0, 1, 0, 10, 1.0), 1.0)
+        (apply,) = (each for each in policy.arrived(Update(2, 1, 0, 30, 1.0), 1.0) if isinstance(each, Apply))
+        assert apply.mix == mix
+        assert apply.weights == pytest.approx(weights)
+
+
+def test_fl_r2sp_may_count_all_clients_alike() -> None:
+    policy = make("fl-r2sp:groups=1,fraction=1,weights=equal")
+    for worker in range(2):
+        policy.joined(worker, 0.0)
+    policy.arrived(Update(0, 1, 0, 10, 1.0), 1.0)
+    (apply,) = (each for each in policy.arrived(Update(1, 1, 0, 30, 1.0), 1.0) if isinstance(each, Apply))
+    assert apply.weights == pytest.approx((0.5, 0.5))
+
+
+@pytest.mark.parametrize(("members", "quorum"), [(1, 1), (2, 1), (3, 2), (4, 3), (16, 12)])
+def test_a_groups_quorum_leaves_room_for_a_straggler(members: int, quorum: int) -> None:
+    policy = make("fl-r2sp:groups=1,fraction=0.75")
+    for worker in range(members):
+        policy.joined(worker, 0.0)
+    applied = []
+    for worker in range(members):
+        decisions = policy.arrived(Update(worker, 1, 0, 10, 1.0), 1.0 + worker)
+        applied += [len(each.updates) for each in decisions if isinstance(each, Apply)]
+    assert applied == [quorum]
+
+
+def test_fl_r2sps_T_is_one_average_of_all_groups_from_grant_to_quorum() -> None:
+    policy = make("fl-r2sp:groups=2,fraction=1,relax=1,filter=false")
+    for worker in range(2):
+        policy.joined(worker, 0.0)
+    policy.arrived(Update(0, 1, 0, 10, 1.0), 4.0)  # its turn at once: the other group's T is not known
+    assert policy.outer.pace.T == 4.0  # type: ignore[attr-defined]
+    policy.arrived(Update(1, 1, 0, 10, 1.0), 5.0)  # waits for its turn, half of T after the last; that is not counted
+    assert policy.outer.pace.T == pytest.approx(4.0 + 0.1 * (5.0 - 4.0))  # type: ignore[attr-defined]
+    assert [each for each in policy.woke(6.04) if isinstance(each, Apply)] == []
+    assert len([each for each in policy.woke(6.06) if isinstance(each, Apply)]) == 1

@@ -51,6 +51,9 @@ POLICIES = [
     ("r2sp:tune_batches=true", False),
     ("safa", False),
     ("safa:limit=3", False),
+    ("fedbuff:k=2", False),
+    ("filtered:policy=(bsp:fraction=0.5)", False),
+    ("fl-r2sp:groups=2", False),
     ("groups", False),
     ("groups:count=2,inner=(bsp:fraction=0.5)", False),
 ]

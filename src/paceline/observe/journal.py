@@ -68,7 +68,11 @@ def read(lines: Iterable[str]) -> tuple[Policy, Iterator[Entry]]:
 
 def tell(teller: Any, entry: Entry) -> list[Any]:
     """Tell a policy, or a ledger, what the entry says; its decisions as the journal writes them."""
-    of = [Update(*entry.of[0])] if entry.told == "arrived" else entry.of
+    of = entry.of
+    if entry.told == "arrived":
+        of = [Update(*of[0])]
+    elif entry.told == "measured" and isinstance(of[1], list):
+        of = [of[0], Update(*of[1]), of[2]]
     # Through JSON and back, since a tuple is a list there.
     decided: list[Any] = json.loads(json.dumps(_plain(getattr(teller, entry.told)(*of, entry.now))))
     return decided

@@ -18,7 +18,9 @@ class FedBuff(Policy):
 
     def __init__(
         self,
-        k: Annotated[int, Range(1), "K, how many updates make a step"] = 10,
+        k: Annotated[
+            int, Range(1), "K, how many updates make a step; as many as there are clients, if they are fewer"
+        ] = 10,
         rate: Annotated[
             float, Range(0, open_low=True), "η_g, how far a step goes, in units of the updates' mean"
         ] = 1.0,
@@ -36,19 +38,20 @@ class FedBuff(Policy):
     def arrived(self, update: Update, now: float) -> Decisions:
         if update.worker not in self.members:
             return [Discard(update)]
+        self.version = max(self.version, update.base_version)  # a resumed model does not begin with 0
         self.buffer.append(update)
-        return [*self._step(self.k), Grant(update.worker)]
+        return [*self._step(), Grant(update.worker)]
 
     def left(self, worker: WorkerId, now: float) -> Decisions:
         if worker not in self.members:
             return []
         self.members.remove(worker)
-        return [] if self.members else self._step(1)  # nobody is left who could fill it
+        return self._step()
 
-    def _step(self, enough: int) -> Decisions:
-        if len(self.buffer) < enough:
+    def _step(self) -> Decisions:
+        if not self.buffer or len(self.buffer) < min(self.k, len(self.members)):
             return []
         updates, self.buffer = tuple(self.buffer), []
         stale = [self.version - update.base_version for update in updates]
         self.version += 1
-        return [Apply(updates, tuple(self.rate * (1 + each) ** -self.discount / self.k for each in stale))]
+        return [Apply(updates, tuple(self.rate * (1 + each) ** -self.discount / len(updates) for each in stale))]

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 from paceline.policies.bsp import BSP
-from paceline.policies.contract import Apply, Decisions
+from paceline.policies.contract import Apply, Decisions, Policy
 from paceline.policies.filtered import Filtered
 from paceline.policies.groups import Groups
 from paceline.policies.options import Range
@@ -30,7 +30,9 @@ from paceline.policies.r2sp import R2SP
 class _Mixing(Groups):
     """Groups whose mean model is mixed into the global one: by as much as their updates would have weighed."""
 
-    mixes = True
+    def __init__(self, count: int, inner: Policy, outer: Policy) -> None:
+        super().__init__(count, inner, outer)
+        self.mixes = True
 
     def _apply(self, across: Apply, out: Decisions) -> None:
         gradients: Decisions = []

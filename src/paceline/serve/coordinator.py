@@ -32,6 +32,7 @@ from paceline.policies import Decision, Policy, Update
 from paceline.serve import greeting
 from paceline.serve.alarm import Alarm
 from paceline.serve.checkpoint import Checkpoint, CheckpointError
+from paceline.serve.comparison import Comparison
 from paceline.serve.description import Description
 from paceline.serve.lull import Lull
 from paceline.serve.messages import (
@@ -42,6 +43,7 @@ from paceline.serve.messages import (
     Beat,
     Begun,
     Cancelled,
+    Compared,
     Drop,
     Expelled,
     Failed,
@@ -101,6 +103,7 @@ HEARD_HERE = Reader(
     | Loaded
     | Begun
     | Arrived
+    | Compared
     | Saved
     | Failed
     | Faulted
@@ -204,6 +207,7 @@ class Coordinator:
         self._alarm = Alarm(self._loop, self._woke)
         self._start = time.monotonic() if terms.began is None else terms.began
         self._server: asyncio.Server | None = None
+        self._comparing: dict[int, Comparison] = {}  # version → what shards have said of its updates so far
         self._decide: dict[type, Callable[[Any], None]] = {
             policies.Grant: self._grant,
             policies.Turn: self._turn,
@@ -403,6 +407,8 @@ class Coordinator:
                 if giver and (giver.worker, giver.incarnation) == (worker, incarnation):
                     self._begun.add(shard)
                     self._admit_waiting()
+            case Compared():
+                self._compared(message)
             case Saved(version, error):
                 self._saved(shard, version, error)
             case Faulted(reason):
@@ -846,8 +852,10 @@ class Coordinator:
         kept = dict(self._kept.values())
         identities = tuple(kept.get(update) or self._decided(update) for update in apply.updates)
         if not self._streams:  # there they have applied it
-            turns = self._turns_of(identities)
-            self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix, turns))
+            turns, compare = self._turns_of(identities), bool(self.ledger.policy.compares) and len(identities) > 1
+            if compare and self._shards:
+                self._comparing[self.ledger.version] = Comparison(apply)
+            self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix, turns, compare))
         self._trained(*identities)
         for identity in identities:
             self._applied[identity.worker, identity.incarnation] = identity.iteration
@@ -856,6 +864,19 @@ class Coordinator:
                 member.applied = self.ledger.version
         for identity in identities:
             self._lull.settled(identity)
+
+    def _compared(self, part: Compared) -> None:
+        """What one shard says of the updates of an Apply; when all have, the policy is told."""
+        comparison = self._comparing.get(part.version)
+        if comparison is None or not comparison.fits(part):
+            raise WireError("What was compared is not what was asked for.")
+        comparison.add(part)
+        if comparison.parts < len(self._shards):
+            return
+        del self._comparing[part.version]
+        cosines = comparison.cosines(without_itself=self.ledger.policy.compares == "others")
+        for update, cosine in zip(comparison.updates, cosines, strict=True):
+            self._carry_out(self.ledger.measured("cosine", update, cosine, self.now))
 
     def _turns_of(self, updates: Iterable[Identity]) -> int:
         """How many Applies like one of these updates make up a round, as far as the policy knows; the most, if any."""

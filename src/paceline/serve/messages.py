@@ -4,7 +4,7 @@
     worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Finished, Beat, Leave, Expelled ── coordinator
     worker ── Begin (+ weights), May, Push (+ gradient), Pull ──▶ shard
     worker ◀── Begun, Go, Pushed or Returned (+ weights), Weights (+ weights), Expelled ── shard
-    shard ── Register, Loaded, Begun, Arrived, Saved, Failed, Beat ──▶ coordinator
+    shard ── Register, Loaded, Begun, Arrived, Compared, Saved, Failed, Beat ──▶ coordinator
     shard ◀── Setup, Giver, Apply or Stream, Drop, Keep, Fence, Save, Stop ── coordinator
     anybody ── Subscribe ──▶ coordinator ── Happened … ──▶ anybody
 
@@ -306,6 +306,16 @@ class Arrived(Message, frozen=True):
     update: Identity
 
 
+class Compared(Message, frozen=True):
+    """Of this shard's part of what was applied as this version: each update's product with the whole and with itself,
+    and that of the whole with itself."""
+
+    version: int
+    with_whole: tuple[float, ...]
+    with_itself: tuple[float, ...]
+    whole: float
+
+
 class Failed(Message, frozen=True):
     """This shard cannot go on, in one sentence why."""
 
@@ -326,6 +336,7 @@ class Apply(Message, frozen=True):
     weights: tuple[float, ...]
     mix: float | None
     turns: int = 1  # that make up a round, as far as that is known
+    compare: bool = False  # is it to be said how much these updates point the same way?
 
 
 class Stream(Message, frozen=True):

@@ -71,7 +71,12 @@ class Server:
         """
         self._address = address or Address()
         self._address.check(terms.token)
-        if terms.record and terms.streams(made := make_policy()):
+        made = make_policy()
+        if made.compares and made.mixes:
+            raise ServerError(
+                "Models that are pushed whole cannot be compared: leave moves=model out, or say filter=false."
+            )
+        if terms.record and terms.streams(made):
             instead = "leave pipeline=true out" if made.pipelined else "leave --apply at whole"
             raise ServerError(f"Streamed updates cannot be recorded yet: {instead}.")
         self._make_policy, self._observer, self._tls = make_policy, observer, tls

@@ -48,6 +48,7 @@ from paceline.serve.messages import (
     Beat,
     Begun,
     Challenge,
+    Compared,
     Drop,
     Expelled,
     Failed,
@@ -407,6 +408,8 @@ class Shard:
             store.applied(order)
             self._applying = False
             self._state.notify_all()
+        if found := store.products:
+            self.tell(Compared(order.version, found.with_whole, found.with_itself, found.whole))
 
     def _part_from_pulls(self, store: Store) -> None:
         """Give pulls under way a copy of what they have not sent of the weights, so that these may change."""

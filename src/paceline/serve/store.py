@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.model.correction import Correction
+from paceline.model.similarity import Products, products
 from paceline.model.slice import Slice
 from paceline.serve.messages import Apply, Drop, Fence, Identity, Keep
 
@@ -103,6 +104,7 @@ class Store(Shared):
         self._newest: dict[int, tuple[int, int]] = {}  # worker → the newest (incarnation, iteration) that is in
         self._kept: dict[int, Held] = {}
         self._slot_of: dict[Identity, int] = {}
+        self.products: Products | None = None  # of the updates last applied, if they were to be compared
 
     def put(self, update: Identity, held: Held) -> bool:
         """An update is in, whole. False if it was in already: sent twice, it is applied once."""
@@ -125,6 +127,7 @@ class Store(Shared):
         """Change the weights. The version follows with `applied`, so that both can be done under different locks."""
         parts = [self.held(update) for update in order.updates]
         gradients = [part.gradient for part in parts]
+        self.products = products(gradients, order.weights) if order.compare else None
         if order.mix is None:
             correct = in_step(self.correct, order.turns)
             self.slice.step(gradients, order.weights, parts[-1].rates, correct, order.turns)
