@@ -1,10 +1,12 @@
 """Groups: id mod count, an inner policy in each, an outer one across. a and c are in group 0, b and d in group 1."""
 
+import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from paceline.policies import Apply, Keep, Policy, PolicyError, Update, make
+from paceline.policies import Apply, Grant, Keep, Policy, PolicyError, Update, make
 from paceline.policies.asp import ASP
 from paceline.policies.bsp import BSP
 from paceline.policies.groups import Groups
@@ -222,3 +224,50 @@ def test_fl_r2sps_T_is_one_average_of_all_groups_from_grant_to_quorum() -> None:
     assert policy.outer.pace.T == pytest.approx(4.0 + 0.1 * (5.0 - 4.0))  # type: ignore[attr-defined]
     assert [each for each in policy.woke(6.04) if isinstance(each, Apply)] == []
     assert len([each for each in policy.woke(6.06) if isinstance(each, Apply)]) == 1
+
+
+def settled_federation(policy: Any, clients: int, rounds: int) -> float:
+    """Everyone takes a second; the time when so many rounds were over."""
+    story = run(policy, {client: steady(1.0) for client in range(clients)}, updates=clients * rounds)
+    return float(story.applied[-1][0])
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_what_a_federation_remembers_after_a_restart(turn: int) -> None:
+    policy: Any = make("fl-r2sp:groups=3,fraction=1,relax=1")
+    settled_federation(policy, 6, 7)
+    policy.blacklist[5] = (0.1, 0.2)
+    memory = json.loads(json.dumps(policy.memory()))
+    assert memory["T"] == pytest.approx(1.0)
+    assert memory["turn"] in (0, 1, 2)
+    memory["turn"] = turn
+    again: Any = make("fl-r2sp:groups=3,fraction=1,relax=1")
+    again.recall(memory)
+    assert again.blacklist == {5: (0.1, 0.2)}
+    granted_at: dict[int, float] = {}
+    for client in (4, 0, 2, 1, 3, 5):  # as they happen to call
+        decisions = again.joined(client, 0.0)
+        granted_at |= {each.worker: 0.0 for each in decisions if isinstance(each, Grant)}
+    for now in (0.34, 0.68, 1.02):
+        granted_at |= {each.worker: now for each in again.woke(now) if isinstance(each, Grant)}
+    groups = {client % 3: at for client, at in granted_at.items()}
+    others = sorted((0, 2), key=lambda group: (group < memory["turn"], group))
+    assert groups == {1: 0.0, others[0]: 0.34, others[1]: 0.68}, "a gap apart, from the one whose turn it was"
+    assert 5 not in granted_at
+    line = [group for seat in again.outer.ring for group in seat.members]
+    assert line == [1, 2, 0]
+
+
+def test_groups_follow_one_another_by_number_whoever_comes_first() -> None:
+    policy: Any = make("fl-r2sp:groups=5,fraction=1")
+    for client in (3, 1, 4, 0, 2):
+        policy.joined(client, 0.0)
+    line = [group for seat in policy.outer.ring for group in seat.members]
+    assert line == [3, 4, 0, 1, 2]
+
+
+@pytest.mark.parametrize("memory", [{}, {"T": None, "turn": None}, {"T": "x", "turn": 1}, {"T": -1.0, "turn": 0}])
+def test_a_memory_that_makes_no_sense_is_passed_over(memory: dict[str, Any]) -> None:
+    policy: Any = make("fl-r2sp")
+    policy.recall(memory)
+    assert policy.outer.pace.T is None and not policy.blacklist

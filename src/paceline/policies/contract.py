@@ -24,7 +24,7 @@ What a policy promises:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -206,6 +206,13 @@ class Policy(ABC):
     def woke(self, now: float) -> Decisions:
         """A WakeAt has come due."""
         return []
+
+    def memory(self) -> dict[str, Any]:
+        """What is worth knowing after a restart, when everybody has to join anew; values that JSON knows."""
+        return {}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:  # noqa: B027  # most have nothing to recall
+        """Take over an earlier policy's `memory`, before the first event. What makes no sense is passed over."""
 
 
 def apply_one(update: Update, weight: float) -> Apply:

@@ -18,9 +18,10 @@ below β times the median. Where the median itself is hardly above noise nobody 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import mean, median
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from paceline.policies.contract import Apply, Cancel, Decisions, Discard, Grant, Keep, Policy, Update, WorkerId
 from paceline.policies.options import PolicyError, Range
@@ -102,6 +103,16 @@ class Filtered(Policy):
                     self.skipped[client] = self.granted[client]
                     out += self._pass(self.policy.joined(client, now))
         return out
+
+    def memory(self) -> dict[str, Any]:
+        return self.policy.memory() | {"blacklist": {str(client): list(of) for client, of in self.blacklist.items()}}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        self.policy.recall(memory)
+        blacklist = memory.get("blacklist")
+        for client, cosines in blacklist.items() if isinstance(blacklist, dict) else ():
+            self.blacklist[int(client)] = tuple(float(cosine) for cosine in cosines)
+            self.since[int(client)] = self.version
 
     # What happens
 

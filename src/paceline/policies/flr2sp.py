@@ -15,8 +15,9 @@ All of it is composed: `filtered` around `groups`, of a barrier (`bsp:fraction=C
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from paceline.policies.bsp import BSP
 from paceline.policies.contract import Apply, Decisions, Policy
@@ -67,6 +68,7 @@ class FLR2SP(Filtered):
         inner = BSP(fraction=fraction, weights=weights)
         self.outer = R2SP(relax=relax, patience=patience, weights="equal")
         self.outer.pace = MeanPace()
+        self.outer.numbers = []  # group after group, as they are numbered
         self.outer.starts_together = True  # a round is long, and clients are many: nobody waits for a pilot
         of = _Mixing if moves == "model" else Groups
         super().__init__(of(groups, inner, self.outer), beta, relative, strikes, retest)
@@ -78,3 +80,14 @@ class FLR2SP(Filtered):
     @property
     def least_workers(self) -> int:
         return self.count
+
+    def memory(self) -> dict[str, Any]:
+        turn = next((group for seat in self.outer.ring for group in seat.members), None)
+        return super().memory() | {"T": self.outer.pace.T, "turn": turn}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """The blacklist, T, and whose turn it is. With T known groups start one after the other, a gap apart."""
+        super().recall(memory)
+        match memory:
+            case {"T": float(T), "turn": int(turn)} if T > 0:
+                self.outer.pace.T, self.outer.first_turn = T, turn

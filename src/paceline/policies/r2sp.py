@@ -26,6 +26,7 @@ at least `relax`·T/N apart, a little less than T/N so that the ring can make up
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections import deque
 from typing import Annotated, Literal
 
@@ -90,6 +91,10 @@ class R2SP(Policy):
         self.began: dict[WorkerId, float] = {}  # when an iteration began, put off by any wait for a Turn
         self.pace = Pace()
         self.starts_together = False  # may all begin at once, while T is unknown?
+        self.numbers: list[WorkerId] | None = (
+            None  # the order of the ring, where it is by number; else by who came first
+        )
+        self.first_turn: WorkerId | None = None  # where that order begins, until somebody has had a turn
         self.weigher = Weigher(weights, tuned=tune_batches)
         self.tuner = BatchTuner(max_growth) if tune_batches else None
 
@@ -119,7 +124,7 @@ class R2SP(Policy):
         return int(self.most_seats) if self.search is None and self.most_seats < math.inf else 1
 
     def joined(self, worker: WorkerId, now: float) -> Decisions:
-        seat = self.ring.add() if len(self.ring) < self.most_seats else self.ring.smallest()
+        seat = self._seat(worker) if len(self.ring) < self.most_seats else self.ring.smallest()
         self.ring.sit(worker, seat)
         self.seat_of[worker] = seat
         self.starters[worker] = None
@@ -165,6 +170,8 @@ class R2SP(Policy):
         seat = self.seat_of.pop(worker, None)
         if seat is None:
             return []
+        if self.numbers:
+            self.numbers.remove(worker)
         self.ring.rise(worker, seat)
         for place in (seat.running, seat.present, self.starters, self.began, self.announced, self.iteration):
             place.pop(worker, None)
@@ -245,6 +252,7 @@ class R2SP(Policy):
 
     def _take_turn(self, seat: Seat, decisions: Decisions, now: float) -> None:
         self.last = now
+        self.first_turn = None
         self.waiting.difference_update(seat.present)
         if self.streamed:
             for worker, since in seat.present.items():
@@ -325,6 +333,8 @@ class R2SP(Policy):
 
     def _start(self, decisions: Decisions, now: float) -> None:
         worker = next(iter(self.starters))
+        if (first := self.first_turn) is not None:
+            worker = min(self.starters, key=lambda one: (one < first, one))
         del self.starters[worker]
         self.last = now
         seat = self.seat_of[worker]
@@ -354,6 +364,15 @@ class R2SP(Policy):
         self.pace.observe(worker, min(seconds, (1 + self.patience) * T) if T else seconds)
 
     # Seats
+
+    def _seat(self, worker: WorkerId) -> Seat:
+        """A new one."""
+        if self.numbers is None:
+            return self.ring.add()
+        at = bisect(self.numbers, worker)
+        after = self.seat_of[self.numbers[at % len(self.numbers)]] if self.numbers else None
+        self.numbers.insert(at, worker)
+        return self.ring.add(before=after)
 
     def _close_ring(self, seat: Seat, now: float) -> None:
         """Take away a seat where nobody sits any more."""

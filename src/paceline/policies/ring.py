@@ -47,18 +47,19 @@ class Ring:
             yield self._seats[number]
             number = self._after[number]
 
-    def add(self) -> Seat:
-        """A new seat, last in line. So nobody in the ring waits longer for it in this revolution, and one who left
-        after its turn and came back gets no second turn before the others have had theirs."""
+    def add(self, before: Seat | None = None) -> Seat:
+        """A new seat, before that one; or last in line. So nobody in the ring waits longer for it in this revolution,
+        and one who left after its turn and came back gets no second turn before the others have had theirs."""
         seat = Seat(self._next_number)
         number, self._next_number = self._next_number, self._next_number + 1
         if not self._seats:
             self._head = self._before[number] = self._after[number] = number
             self.head = seat
         else:
-            last = self._before[self._head]
-            self._after[last] = self._before[self._head] = number
-            self._before[number], self._after[number] = last, self._head
+            next_one = self._head if before is None else before.number
+            last = self._before[next_one]
+            self._after[last] = self._before[next_one] = number
+            self._before[number], self._after[number] = last, next_one
         self._seats[number] = seat
         return seat
 

@@ -940,6 +940,7 @@ class Coordinator:
             "version": self.ledger.version,
             "shards": self.terms.shards,
             "policy": self.terms.policy,
+            "memory": self.ledger.policy.memory(),
             "seconds": self.now,
             "incarnations": {str(worker): last for worker, last in self._incarnations.items()},
             "applied": [[*key, iteration] for key, iteration in self._applied.items()],
@@ -958,6 +959,8 @@ class Coordinator:
         self._description = self._described.as_json()
         self._correct = self._correction(self._described)
         self.ledger.version = restored.version
+        if job["policy"] == self.terms.policy and isinstance(memory := job.get("memory"), dict):
+            self.ledger.policy.recall(memory)
         self.samples = Samples.from_json(job["samples"]) if job["samples"] else None
         self._applied = {(worker, incarnation): iteration for worker, incarnation, iteration in job["applied"]}
         for worker, last in job["incarnations"].items():
