@@ -60,6 +60,26 @@ def test_a_job_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert again.job["incarnations"]["0"] == 2
 
 
+def test_what_the_policy_knows_goes_on_too(tmp_path: Path) -> None:
+    spec = "fl-r2sp:groups=2,fraction=1"
+    with job(spec, workers=4, saving=Plan(tmp_path, updates=2)) as running:
+        before: Any = running.coordinator.ledger.policy
+        before.blacklist[9] = (0.25, 0.5)
+        running.work(*[lambda where: work(where, 40)] * 4)
+        running.finish()
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.job["memory"]["T"] > 0
+    with job(spec, restored=found) as running:
+        again: Any = running.coordinator.ledger.policy
+        assert again.blacklist == {9: (0.25, 0.5)}
+        assert again.outer.pace.T == found.job["memory"]["T"]
+        assert running.work(lambda where: work(where, 40, epochs=2))[0] > 40
+    with job("fl-r2sp:groups=3", restored=found) as running:  # of another policy's it wants to know nothing
+        other: Any = running.coordinator.ledger.policy
+        assert not other.blacklist and other.outer.pace.T is None
+
+
 def test_a_model_that_is_not_the_checkpoints_is_refused(tmp_path: Path) -> None:
     found = trained(tmp_path)
     with job("asp", shards=2, restored=found) as running:
