@@ -13,7 +13,7 @@ from paceline.serve.wire import Reader
 #: Every registered policy, as options make them differ.
 POLICIES = (
     *("bsp", "bsp:backup=1", "ksync:k=2", "kbatch:k=2", "asp", "ssp:staleness=2", "dssp:low=1,high=3"),
-    *("r2sp", "r2sp:groups=2", "safa", "groups:count=2"),
+    *("r2sp", "r2sp:groups=2", "safa", "fedbuff:k=2", "filtered", "fl-r2sp:groups=2", "groups:count=2"),
 )
 #: And those that are applied piece by piece.
 STREAMED = ("bsp:pipeline=true", "r2sp", "asp", "ssp:staleness=2")
@@ -21,7 +21,7 @@ KINDS = (*((policy, False) for policy in POLICIES), *((policy, True) for policy 
 PADDING = 1 << 14  # elements, for some pieces on each of two shards
 assert {policies.registry.split_spec(spec)[0] for spec in POLICIES} >= set(policies.names()), "a policy is missing"
 
-SAID_BY_OTHERS = {"Register", "Loaded", "Begun", "Arrived", "Saved", "Failed", "Faulted", "Subscribe"}
+SAID_BY_OTHERS = {"Register", "Loaded", "Begun", "Arrived", "Compared", "Saved", "Failed", "Faulted", "Subscribe"}
 #: What comes again and again; the fault strikes at the second, in the midst of training.
 AGAIN_AND_AGAIN = {
     *("Want", "Given", "Ready", "Push", "Pushed", "Pull", "Weights", "Granted", "Cancelled"),

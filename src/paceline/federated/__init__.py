@@ -1,1 +1,5 @@
 """Federated training: clients that train by themselves, and a server whose link they share."""
+
+from paceline.federated.client import Client
+
+__all__ = ["Client"]

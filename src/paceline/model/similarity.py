@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Products:
 
 def products(updates: Sequence[torch.Tensor], weights: Sequence[float]) -> Products:
     """Of flat updates, and of what they come to together."""
+    import torch  # only now: the coordinator adds up without it
+
     whole = torch.zeros_like(updates[0])
     for update, weight in zip(updates, weights, strict=True):
         whole.add_(update, alpha=weight)

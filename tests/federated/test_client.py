@@ -1,0 +1,152 @@
+"""Clients of a federation on a real server: sockets, and torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.federated import Client
+from paceline.policies import make
+from paceline.serve import checkpoint
+from paceline.serve.saving import Plan
+from paceline.simulate.task import Local, Task
+from paceline.simulate.training import Shares, Training
+from paceline.workloads import networks
+from paceline.workloads.data import load
+from train.jobs import job
+
+DIGITS = load("digits")
+STEPS, BATCH, CLIENTS = 4, 8, 4
+
+
+def model(network: str = "mlp", seed: int = 1) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return networks.make(network, DIGITS)
+
+
+def batches(samples: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(DIGITS.prepared(DIGITS.inputs[each]), DIGITS.labels[each]) for each in samples]
+
+
+def taken(rounds: int) -> list[torch.Tensor]:
+    """Each client's samples of all rounds, as a simulated federation would take them."""
+    shares = Shares.dealt(len(DIGITS.labels), CLIENTS, 1)
+    return [
+        torch.cat([shares.take(client, STEPS * BATCH).view(STEPS, BATCH) for _ in range(rounds)])
+        for client in range(CLIENTS)
+    ]
+
+
+def federated(policy: str, rounds: int, momentum: float = 0.0, proximal: float = 0.0, **more: Any) -> torch.Tensor:
+    """The global model after so many rounds of four clients."""
+    samples, models = taken(rounds), [model() for _ in range(CLIENTS)]
+    with job(policy, shards=2, workers=CLIENTS, **more) as running:
+
+        def run(where: str, number: int) -> int:
+            return Client(
+                models[number],
+                batches(samples[number]),
+                connect=where,
+                steps=STEPS,
+                samples=BATCH * STEPS,
+                optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=momentum),
+                proximal=proximal,
+                client=number,
+            ).run(rounds)
+
+        counts = running.work(*[lambda where, number=number: run(where, number) for number in range(CLIENTS)])
+        running.finish()
+    assert counts == [rounds] * CLIENTS
+    return torch.nn.utils.parameters_to_vector(models[0].parameters()).detach()
+
+
+@pytest.mark.parametrize(("momentum", "proximal"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.3)])
+def test_a_real_federation_learns_what_a_simulated_one_does(momentum: float, proximal: float) -> None:
+    from paceline.model.spec import OptimizerSpec
+    from paceline.simulate.cluster import Cluster
+    from simulate.test_local import federation
+
+    found = federated("bsp:weights=mean", 3, momentum, proximal)
+    optimizer = OptimizerSpec("SGD", ({"lr": 0.05, "momentum": momentum},))
+    training = Training(Task("mlp", DIGITS, optimizer, seed=1, local=Local(STEPS, BATCH, proximal)), CLIENTS)
+    Cluster(federation(CLIENTS), make("bsp:weights=mean"), 3, 1, model=training).run()
+    assert torch.allclose(found, training.slice.weights, atol=5e-5)
+
+
+def test_models_can_be_pushed_instead_of_changes() -> None:
+    """With one group they come to the same: everyone begins with the same model."""
+    changes = federated("fl-r2sp:groups=1,fraction=1,filter=false", 3)
+    models = federated("fl-r2sp:groups=1,fraction=1,filter=false,moves=model", 3)
+    assert torch.allclose(changes, models, atol=5e-5)
+
+
+def test_groups_take_turns_on_a_real_server(tmp_path: Path) -> None:
+    federated("fl-r2sp:groups=2", 4, saving=Plan(tmp_path, updates=1))
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.version >= 7
+    assert found.job["memory"]["T"] > 0
+
+
+def test_batch_norms_statistics_are_averaged() -> None:
+    samples, models = taken(2), [model("resnet20") for _ in range(2)]
+    with job("bsp:weights=mean", workers=2) as running:
+        running.work(
+            *[
+                lambda where, number=number: Client(
+                    models[number], batches(samples[number][:, :4]), connect=where, steps=2, samples=1, client=number
+                ).run(1)
+                for number in range(2)
+            ]
+        )
+        running.finish()
+    one, other = (each.state_dict() for each in models)
+    means = [name for name in one if name.endswith("running_mean")]
+    assert means and all(torch.equal(one[name], other[name]) for name in means)
+    assert any(float(one[name].abs().sum()) > 0 for name in means)
+
+
+def test_a_client_with_another_model_is_refused() -> None:
+    with job("fl-r2sp:groups=2", workers=1) as running:
+        first = Client(model(), batches(taken(1)[0]), connect=running.address, steps=1, samples=1, client=0)
+        with pytest.raises(ConnectionError, match="must train the same model"):
+            Client(model("lstm"), batches(taken(1)[1]), connect=running.address, steps=1, samples=1, client=1)
+        first.run(1)
+
+
+def test_an_update_that_is_not_a_number_is_refused_and_changes_nothing() -> None:
+    with job("bsp:weights=mean", workers=1) as running:
+        bad = [(torch.full((1, *DIGITS.inputs.shape[1:]), float("nan")), torch.zeros(1, dtype=torch.int64))]
+        with pytest.raises(ConnectionError, match="NaN or infinity"):
+            Client(model(), bad, connect=running.address, steps=1, samples=1).run(1)
+        assert running.coordinator.ledger.version == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"steps": 0}, "at least one step"),
+        ({"samples": 0}, "at least one sample"),
+        ({"proximal": -1.0}, "at least 0"),
+        ({"samples": None}, "Say with samples="),
+        ({"connect": None}, "Say with connect="),
+        ({"connect": "nowhere"}, "host:port"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_is_sent(
+    settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PACELINE_CONNECT", raising=False)
+    asked: dict[str, Any] = {"connect": "127.0.0.1:1", "samples": 4} | settings
+    with pytest.raises(ValueError, match=said):
+        Client(model(), batches(taken(1)[0]), **asked)
+
+
+def test_a_generator_cannot_be_gone_through_again() -> None:
+    with job("bsp:weights=mean", workers=1) as running:
+        once = (batch for batch in batches(taken(1)[0]))
+        with pytest.raises(ValueError, match="so give a list"):
+            Client(model(), once, connect=running.address, steps=3, samples=1).run(5)
