@@ -297,7 +297,8 @@ class Director:
             return ["The last checkpoint is of a model that has not been trained."]
         if samples["open"] or samples["trained"] != scenario.samples * samples["epochs"]:
             broken.append(f"Not every sample is done: {samples}.")
-        if not policies.make(scenario.policy).keeps:
+        in_full = not scenario.policy.startswith("fl-r2sp")  # there an update weighs a part of its group's mean
+        if in_full and not policies.make(scenario.policy).keeps:
             for counts in (weights[name][: scenario.samples] for name in ("once", "again")):
                 over = counts - samples["epochs"]
                 # Streamed, what of a push was applied when it was ended stays, and its samples are trained on again.

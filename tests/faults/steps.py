@@ -13,7 +13,15 @@ from paceline.serve.wire import Reader
 #: Every registered policy, as options make them differ.
 POLICIES = (
     *("bsp", "bsp:backup=1", "ksync:k=2", "kbatch:k=2", "asp", "ssp:staleness=2", "dssp:low=1,high=3"),
-    *("r2sp", "r2sp:groups=2", "safa", "fedbuff:k=2", "filtered", "fl-r2sp:groups=2", "groups:count=2"),
+    *(
+        "r2sp",
+        "r2sp:groups=2",
+        "safa",
+        "fedbuff:k=1,discount=0",
+        "filtered:policy=bsp",
+        "fl-r2sp:groups=2",
+        "groups:count=2",
+    ),
 )
 #: And those that are applied piece by piece.
 STREAMED = ("bsp:pipeline=true", "r2sp", "asp", "ssp:staleness=2")
