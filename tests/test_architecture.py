@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulate": {"policies", "model", "observe", "workloads"},
     "serve": {"policies", "model", "observe"},
     "train": {"model", "serve"},
-    "federated": {"policies", "model", "observe", "simulate", "serve", "train"},
+    "federated": {"policies", "model", "observe", "workloads", "simulate", "serve", "train"},
     "launch": {"policies", "model", "observe", "simulate", "serve"},
     "bench": {"policies", "model", "observe", "serve"},
     "reproduce": {"policies", "model", "observe", "simulate", "federated", "launch", "workloads"},

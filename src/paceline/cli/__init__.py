@@ -12,6 +12,7 @@ import paceline
 from paceline.cli import simulate, train
 from paceline.cli.advise import advise
 from paceline.cli.bench import bench
+from paceline.cli.federate import federate
 from paceline.cli.lab import lab
 from paceline.cli.learn import learn
 from paceline.cli.reproduce import reproduce
@@ -74,3 +75,4 @@ app.command()(train.watch)
 app.command()(train.export)
 app.command()(train.replay)
 app.add_typer(bench, name="bench")
+app.add_typer(federate, name="federate")

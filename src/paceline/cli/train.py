@@ -99,7 +99,7 @@ def run(
 ) -> None:
     """Train a script that calls paceline.join, with several processes on this machine or over ssh."""
     if servers:
-        _need_torch()
+        need_torch()
     from paceline.launch import local
 
     specs = split_list([policy])
@@ -124,7 +124,7 @@ def run(
         every=every,
         resume=resume,
         record=record,
-        tls=_tls(tls_cert, tls_key, tls_ca),
+        tls=tls_of(tls_cert, tls_key, tls_ca),
     )
     named = [name for name in (hosts or "").split(",") if name]
 
@@ -191,15 +191,15 @@ def serve(
     from paceline.serve.variables import workers_of_launcher
 
     if servers:
-        _need_torch()
+        need_torch()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     wanted = workers or workers_of_launcher() or 1
     _check_policy(policy, wanted, apply, correct)
     check_target(trace, "--trace")
     plan = _plan(checkpoint, every, resume)
-    tls = _tls(tls_cert, tls_key, tls_ca)
+    tls = tls_of(tls_cert, tls_key, tls_ca)
     terms = Terms(
-        *(wanted if colocate else servers, wanted, _token(token_file), lease, plan, record, policy),
+        *(wanted if colocate else servers, wanted, token_of(token_file), lease, plan, record, policy),
         streamed=apply == "streamed",
         correct=checked(correct),
     )
@@ -259,8 +259,8 @@ def work(
         address(connect)
     except ValueError as error:
         refuse(str(error))
-    tls = _tls(tls_cert, tls_key, tls_ca)
-    task = Task(script, connect, _token(token_file), tls.as_environment() if tls else {}, ranks_per_worker)
+    tls = tls_of(tls_cert, tls_key, tls_ca)
+    task = Task(script, connect, token_of(token_file), tls.as_environment() if tls else {}, ranks_per_worker)
     number = worker_number() if workers == 1 else None
     if colocate and number is None:
         refuse(f"A shard has its worker's number: with --colocate start each worker by itself, with {WORKER}=0, 1, 2 …")
@@ -295,7 +295,7 @@ def watch(
 
     check_target(trace, "--trace")
     try:
-        door = Door(*address(connect), _token(token_file), _tls(tls_cert, tls_key, tls_ca))
+        door = Door(*address(connect), token_of(token_file), tls_of(tls_cert, tls_key, tls_ca))
     except ValueError as error:
         refuse(str(error))
 
@@ -338,7 +338,7 @@ def replay(
     folder: Annotated[Path, typer.Argument(help="What --record-updates wrote.")],
 ) -> None:
     """Run a recorded job again: every decision and every weight must come out the same, bit for bit."""
-    _need_torch()
+    need_torch()
     from paceline.model.optimizer import without_compiler
     from paceline.serve.replay import ReplayError, journals, weights
     from paceline.simulate.retell import retell
@@ -405,7 +405,8 @@ def _check_resume(resume: Path | None) -> None:
             refuse(str(error))
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Refuse, if it is not installed."""
     if importlib.util.find_spec("torch") is None:
         refuse("Training needs torch: pip install 'paceline[torch]'.")
 
@@ -432,14 +433,16 @@ def _plan(folder: Path | None, every: str | None, resume: Path | None) -> Plan |
     refuse(f"--checkpoint-every is a number of updates (500) or a time (30s, 10m, 1h), not {text!r}.")
 
 
-def _tls(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+def tls_of(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+    """As these files say, or the environment."""
     from paceline.serve.tls import Tls
 
     tls = Tls(*(str(path) if path else None for path in (cert, key, ca)))
     return Tls.from_environment() if tls == Tls() else tls
 
 
-def _token(file: Path | None) -> bytes:
+def token_of(file: Path | None) -> bytes:
+    """The job's token: of this file, or of the environment."""
     from paceline.serve.variables import TOKEN
 
     if file is None:

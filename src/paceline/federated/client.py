@@ -31,9 +31,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
-def sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """What the FL-R²SP paper's clients train with."""
-    return torch.optim.SGD(parameters, lr=0.01)
+def plain_sgd(rate: float = 0.01) -> MakeOptimizer:
+    """What clients train with, if nothing else is said; the FL-R²SP paper's rate."""
+    return lambda parameters: torch.optim.SGD(parameters, lr=rate)
 
 
 class Client:
@@ -47,12 +47,13 @@ class Client:
         connect: str | None = None,
         steps: int = 100,
         samples: int | None = None,
-        optimizer: MakeOptimizer = sgd,
+        optimizer: MakeOptimizer | None = None,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.nn.functional.cross_entropy,
         proximal: float = 0.0,
         client: int | None = None,
-        token: str | None = None,
+        token: str | bytes | None = None,
         tls: Tls | None = None,
+        progress: Callable[[int, float], None] | None = None,
     ) -> None:
         """batches: pairs of inputs and labels; gone through again and again, a DataLoader for example.
 
@@ -60,6 +61,7 @@ class Client:
         steps: τ, local iterations in a round. samples: how many this client has, by which it counts; those of the
         DataLoader's dataset if left out. optimizer: made anew for each round. proximal: FedProx's μ.
         client: its number, which decides its group; the server gives one if nobody does.
+        progress: hears how many rounds are done, and the loss of the last.
         """
         where = connect or os.environ.get(CONNECT)
         if not where:
@@ -69,14 +71,17 @@ class Client:
         if proximal < 0:
             raise ValueError(f"FedProx's term is at least 0, not {proximal}.")
         self.model, self.steps, self.proximal = model, steps, proximal
-        self._batches, self._loss, self._make_optimizer = _again_and_again(batches), loss, optimizer
+        self._batches, self._loss, self._make_optimizer = _again_and_again(batches), loss, optimizer or plain_sgd()
+        self._progress = progress
         self.samples = _counted(batches) if samples is None else samples
         if self.samples < 1:
             raise ValueError(f"A client has at least one sample, not {self.samples}.")
         # Its own copy, apart from the model: what was pulled is needed when the model has moved on.
         self._flat = Flat(model, torch.optim.SGD(model.parameters(), lr=1.0), apart=True)
         described = Description(self._flat.layout, SUMS, self._flat.fixed).as_json()
-        secret = token.encode() if token is not None else bytes.fromhex(os.environ.get(TOKEN, ""))
+        if token is None:
+            token = bytes.fromhex(os.environ.get(TOKEN, ""))
+        secret = token.encode() if isinstance(token, str) else token
         number = worker_number() if client is None else client
         self._wire = Wire(address(where), described, secret, number, tls=tls or Tls.from_environment())
         self.rounds = 0  # so far
@@ -106,6 +111,8 @@ class Client:
                 )
                 flat.scatter()
                 self.rounds += 1
+                if self._progress:
+                    self._progress(self.rounds, loss)
             return self.rounds
         finally:
             wire.close()

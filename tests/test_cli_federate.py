@@ -1,0 +1,113 @@
+"""`paceline federate`: a federation's server and clients from the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.federated.share import share_of
+from paceline.serve import checkpoint
+from shell import Shell
+from train.jobs import job
+
+
+@pytest.fixture
+def federate(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.delenv("PACELINE_CONNECT", raising=False)
+    return Shell(tmp_path, capsys, monkeypatch, ("federate",))
+
+
+def test_a_client_takes_part_and_says_what_came_of_it(federate: Shell) -> None:
+    with job("fl-r2sp:groups=1", workers=1) as running:
+        ended = federate("client", "--connect", running.address, "--rounds", 3, "--steps", 30)
+        running.finish()
+    assert ended.code == 0, ended.err
+    assert "client 0: round 3 of 3, loss" in ended.err
+    assert ended.out.startswith("Client 0: 3 rounds in ")
+    assert float(ended.out.split(";")[1].split("%")[0]) > 50
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("client", "--connect", "127.0.0.1:1", "--client", 3, "--clients", 2), "--client 3 is not one of 2"),
+        (("client", "--connect", "nowhere"), "A server's address is written host:port, not 'nowhere'."),
+        (("client", "--connect", "127.0.0.1:1", "--dataset", "nothing"), "There is no data set 'nothing'"),
+        (("client", "--connect", "127.0.0.1:1", "--network", "nothing"), "There is no network 'nothing'"),
+        (
+            ("serve", "-p", "fl-r2sp:fraction=0"),
+            "fl-r2sp: fraction must be a number more than 0 and at most 1, not '0'.",
+        ),
+        (("serve", "-p", "fl-r2sp:beta=7"), "fl-r2sp: beta must be a number from -1 to 1, not '7'."),
+        (("serve", "-p", "fl-r2sp:groups=4", "--clients", 3), "4"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(federate: Shell, args: tuple[object, ...], said: str) -> None:
+    ended = federate(*args)
+    assert ended.code == 2
+    assert said in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_all_clients_deal_the_samples_alike() -> None:
+    from paceline.federated.partition import Skew
+
+    shares = [share_of(client, 4, "digits", None, Skew(0.5), 0, 16, 3) for client in range(4)]
+    again = share_of(2, 4, "digits", None, Skew(0.5), 0, 16, 3)
+    assert torch.equal(shares[2].dataset, again.dataset)
+    assert len({tuple(share.dataset.tolist()) for share in shares}) == 4
+    assert all(len(share.dataset) == 1437 // 4 for share in shares)
+    batches = list(shares[0])
+    assert len(batches) == 359 // 16 and all(len(labels) == 16 for _, labels in batches)
+    assert not torch.equal(next(iter(shares[0]))[1], next(iter(shares[0]))[1])  # in another order each time
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_mid_round_loses_that_rounds_work_and_nothing_else(tmp_path: Path) -> None:
+    """Server and clients as processes of their own. The clients do not notice but for the time it takes."""
+    port, folder = 7000 + os.getpid() % 2000, tmp_path / "kept"
+    command = [sys.executable, "-m", "paceline", "federate"]
+    serve = [*command, "serve", "--clients", "3", "-p", "fl-r2sp:groups=3", "--port", str(port)]
+
+    def served(*more: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*serve, *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    server = served("--checkpoint", str(folder), "--checkpoint-every", "2")
+    clients = []
+    try:
+        for client in range(3):
+            ask = ["--connect", f"127.0.0.1:{port}", "--client", str(client), "--clients", "3"]
+            work = ["--rounds", "40", "--steps", "30"]
+            clients.append(subprocess.Popen([*command, "client", *ask, *work], stdout=subprocess.PIPE))
+        began = time.monotonic()
+        while not ((found := _newest(folder)) and found.version >= 12):
+            assert time.monotonic() - began < 90 and server.poll() is None
+            time.sleep(0.05)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        time.sleep(0.5)
+        kept = _newest(folder)
+        assert kept is not None and kept.job["memory"]["T"] > 0
+        server = served("--resume", str(folder), "--checkpoint-every", "2")
+        said = [client.communicate(timeout=120)[0].decode() for client in clients]
+        assert all("40 rounds in" in each for each in said)
+        assert server.wait(60) == 0
+        last = _newest(folder)
+        assert last is not None and last.version >= kept.version + 3 * (40 - kept.version // 3 - 4)
+        assert max(float(each.split(";")[1].split("%")[0]) for each in said) > 85
+    finally:
+        for process in (server, *clients):
+            process.kill()
+            process.wait()
+
+
+def _newest(folder: Path) -> checkpoint.Checkpoint | None:
+    return checkpoint.newest(folder) if folder.is_dir() else None
