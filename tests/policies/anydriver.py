@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.policies import (
+    Add,
     Apply,
     Cancel,
     Decision,
@@ -96,6 +97,8 @@ class AnyDriver:
         self.cancelled: list[Task] = []  # whose answers may still come
         self.unsettled: dict[Update, list[Task]] = {}
         self.kept: dict[int, tuple[Update, Task]] = {}  # slot → what is there
+        self.sums: dict[int, list[tuple[Update, float]]] = {}  # running sums, and what was added to them
+        self.spoilt: set[int] = set()  # those of which something was discarded
         self.seen: Counter[str] = Counter()  # decisions by kind
         self.applications: Counter[int] = Counter()  # updates applied, by worker
 
@@ -299,14 +302,21 @@ class AnyDriver:
                         promise.turned(self, task)
             case Stream():
                 self._judge_stream(decision)
+            case Add(update, number, weight):
+                require(update in self.unsettled, f"{decision}: {update} has not arrived, or was settled before")
+                require(0 < weight < math.inf, f"{decision}: such a weight cannot be")
+                self.sums.setdefault(number, []).append((update, weight))
             case Discard(update):
                 task = self._settle(update, decision)
+                self._spoil(update)
                 require(task.stream is None or task.cancelled, f"{decision}, but it was streamed, and may be applied")
             case Keep(update, slot):
                 require(not self.in_slices, f"{decision}, but its slices may be applied")
                 self.kept[slot] = (update, self._settle(update, decision))
-            case Apply(updates, weights, mix):
+            case Apply(updates, weights, mix, sums):
                 require(len(updates) > 0, "an Apply of nothing")
+                if sums:
+                    self._judge_sums(decision)
                 require(len(updates) == len(weights), f"{decision}: one weight for each update, please")
                 require(all(0 < weight < math.inf for weight in weights), f"{decision}: such weights cannot be")
                 require(mix is None or 0 < mix <= 1, f"{decision}: such a mix cannot be")
@@ -324,6 +334,27 @@ class AnyDriver:
             case WakeAt(time):
                 require(self.now < time < math.inf, f"{decision} at {self.now}")
                 self.wake = time
+
+    def _judge_sums(self, apply: Apply) -> None:
+        """What was added up is all that is applied, and comes to the same."""
+        added: list[tuple[Update, float]] = []
+        for number, factor in apply.sums:
+            require(number in self.sums and number not in self.spoilt, f"{apply}: there is no such sum")
+            added += [(update, factor * weight) for update, weight in self.sums.pop(number)]
+        said = sorted(zip(apply.updates, apply.weights, strict=True), key=repr)
+        for (one, weight), (other, its) in zip(sorted(added, key=repr), said, strict=True):
+            require(one == other and abs(weight - its) <= 1e-9 * its, f"{apply}: the sums are of something else")
+
+    def _spoil(self, update: Update) -> None:
+        for number, added in list(self.sums.items()):
+            for entry in added:
+                if entry[0] == update:
+                    added.remove(entry)
+                    self.spoilt.add(number)
+                    if not added:
+                        del self.sums[number]
+                        self.spoilt.discard(number)
+                    return
 
     def _judge_stream(self, stream: Stream) -> None:
         """Before its slices flow: of members who are ready, each once."""

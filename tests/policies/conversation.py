@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Stream, Turn, Update, WakeAt
+from paceline.policies import Add, Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Stream, Turn, Update, WakeAt
 
 LETTERS = string.ascii_lowercase
 
@@ -116,6 +116,8 @@ def shown(decision: Decision) -> str:
             return repr(streams("".join(LETTERS[worker] for worker in workers), weights, in_order))
         case WakeAt(time):
             return repr(wake_at(time))
+        case Add(update):
+            return f"added({_workers([update])!r})"
 
 
 def streamed(policy: Policy) -> Policy:

@@ -1,6 +1,7 @@
 """Synchronization policies: pure state machines that decide who may go, when, and with what batch."""
 
 from paceline.policies.contract import (
+    Add,
     Apply,
     Cancel,
     Decision,
@@ -19,6 +20,7 @@ from paceline.policies.registry import make, names, policy_class, policy_options
 from paceline.policies.state import load, save
 
 __all__ = [
+    "Add",
     "Apply",
     "Cancel",
     "Decision",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from paceline.policies.contract import Apply, Decisions, Discard, Grant, Policy, Stream, Turn, Update, WorkerId
+from paceline.policies.contract import Add, Apply, Decisions, Discard, Grant, Policy, Stream, Turn, Update, WorkerId
 from paceline.policies.options import PolicyError, Range
 from paceline.policies.pieces import Announced, Weigher, Weights
 from paceline.policies.tuning import BatchTuner
@@ -33,10 +33,13 @@ class BSP(Policy):
         tune_batches: Annotated[bool, "let faster workers compute larger batches"] = False,
         max_growth: Annotated[float, Range(1), "how many times its own a tuned batch may grow to"] = 4.0,
         weights: Weights = "sum",
+        running: Annotated[bool, "add updates up as they come, so that servers need not hold them"] = False,
     ) -> None:
         if pipeline and (backup or fraction < 1):
             raise PolicyError("bsp: pipeline=true needs everyone's part, so backup and fraction must be left out.")
-        self.backup, self.fraction, self.pipelined = backup, fraction, pipeline
+        if running and (pipeline or tune_batches):
+            raise PolicyError("bsp: running=true is for plain rounds, so leave pipeline and tune_batches out.")
+        self.backup, self.fraction, self.pipelined, self.running = backup, fraction, pipeline, running
         self.round = 0
         self.granted: dict[WorkerId, tuple[int, float]] = {}  # member → round and time of its Grant
         self.pending: list[Update] = []  # arrived in this round
@@ -83,7 +86,8 @@ class BSP(Policy):
             return [Discard(update), self._grant(worker, now)]
         self.pending.append(update)
         self.present[worker] = None
-        return self._close(now)
+        added: Decisions = [Add(update, self.round, self._raw(update))] if self.running else []
+        return added + self._close(now)
 
     def left(self, worker: WorkerId, now: float) -> Decisions:
         self.joiners.pop(worker, None)
@@ -124,10 +128,16 @@ class BSP(Policy):
     def _apply(self) -> Decisions:
         """What the round came to: nothing, if all who were streamed have left in mid-push."""
         if not self.pipelined:
-            return [Apply(tuple(self.pending), self.weigher.together(self.pending))]
+            weights = self.weigher.together(self.pending)
+            sums = ((self.round, weights[0] / self._raw(self.pending[0])),) if self.running else ()
+            return [Apply(tuple(self.pending), weights, sums=sums)]
         by_worker = {update.worker: update for update in self.pending}
         updates = tuple(by_worker[worker] for worker in self.promised if worker in by_worker)
         return [Apply(updates, tuple(self.promised[update.worker] for update in updates))] if updates else []
+
+    def _raw(self, update: Update) -> float:
+        """What an update weighs in a running sum: all that is known of its weight before the round is over."""
+        return float(update.batch_size) if self.weigher.kind == "mean" else 1.0
 
     def _may_miss(self) -> int:
         members = len(self.granted)

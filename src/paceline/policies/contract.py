@@ -77,16 +77,32 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Add:
+    """The update may be added to a running sum, times this weight, instead of being held until it is applied.
+
+    The Apply that names the update will name the sum, and all that is in it. If the update is discarded after all, so
+    is all else in the sum. A driver that holds its updates need not mind.
+    """
+
+    update: Update
+    sum: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class Apply:
     """Change the model by these updates, together, in this order; this makes the next version.
 
     With `mix` unset, each update is a gradient step at its own learning rate times its weight. With `mix` set, what
     was pushed are weights of a model: model ← (1−mix)·model + mix·(mean of those, by weight).
+
+    sums: if all of the updates were added up (Add), in which sums, and what each counts times: it comes to the same.
     """
 
     updates: tuple[Update, ...]
     weights: tuple[float, ...]
     mix: float | None = None
+    sums: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +147,7 @@ class WakeAt:
     time: float
 
 
-Decision: TypeAlias = Turn | Stream | Apply | Keep | Discard | Grant | Cancel | WakeAt
+Decision: TypeAlias = Turn | Stream | Add | Apply | Keep | Discard | Grant | Cancel | WakeAt
 Decisions: TypeAlias = list[Decision]
 
 

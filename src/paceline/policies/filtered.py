@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Annotated, Any, TypeAlias
 
-from paceline.policies.contract import Apply, Cancel, Decisions, Discard, Grant, Keep, Policy, Update, WorkerId
+from paceline.policies.contract import Add, Apply, Cancel, Decisions, Discard, Grant, Keep, Policy, Update, WorkerId
 from paceline.policies.options import PolicyError, Range
 from paceline.policies.registry import make
 
@@ -229,6 +229,8 @@ class Filtered(Policy):
                     self.running.discard(worker)
                 case Discard(update):
                     decision = Discard(self.sent.pop(update, update))
+                case Add(update):
+                    decision = replace(decision, update=self.sent.get(update, update))
                 case Apply(updates):
                     self.version += 1
                     if self.sent:

@@ -41,7 +41,9 @@ class _Mixing(Groups):
         for apply in gradients:
             assert isinstance(apply, Apply)
             share = sum(apply.weights)
-            out.append(replace(apply, weights=tuple(weight / share for weight in apply.weights), mix=min(1.0, share)))
+            weights = tuple(weight / share for weight in apply.weights)
+            sums = tuple((number, factor / share) for number, factor in apply.sums)
+            out.append(replace(apply, weights=weights, mix=min(1.0, share), sums=sums))
 
 
 class FLR2SP(Filtered):
@@ -65,7 +67,8 @@ class FLR2SP(Filtered):
         strikes: Annotated[int, Range(1), "over how many of its updates"] = 5,
         retest: Annotated[int, Range(0), "model versions after which a blacklisted one is tried again; 0: never"] = 0,
     ) -> None:
-        inner = BSP(fraction=fraction, weights=weights)
+        # To be compared, updates have to be held until they are applied: a group's quorum of them.
+        inner = BSP(fraction=fraction, weights=weights, running=not filter)
         self.outer = R2SP(relax=relax, patience=patience, weights="equal")
         self.outer.pace = MeanPace()
         self.outer.numbers = []  # group after group, as they are numbered

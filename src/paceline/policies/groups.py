@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from paceline.policies.contract import (
+    Add,
     Apply,
     Cancel,
     Decisions,
@@ -94,6 +95,8 @@ class Groups(Policy):
         self.kept: dict[int, tuple[Update, Bundle]] = {}  # slot → what the outer policy keeps there
         self.slots: dict[tuple[int, int], list[int]] = {}  # whose slot, and which → the slots that stand for it
         self.slots_used = 0
+        self.sums: dict[tuple[int, int], int] = {}  # whose running sum, and which → the one that stands for it
+        self.sums_used = 0
         self.wakes: dict[int, float] = {}  # group, or OUTER → when it wants to be woken
         self.wake_heap: list[tuple[float, int]] = []
         self.wake = math.inf  # when the driver is to wake us
@@ -182,8 +185,10 @@ class Groups(Policy):
                 case Cancel(worker):
                     group.running.pop(worker, None)
                     out.append(decision)
+                case Add(update, number_inside, weight):
+                    out.append(Add(group.unsettled[update][-1], self._sum(number, number_inside), weight))
                 case Apply():
-                    bundle = self._bundle(group, decision)
+                    bundle = self._bundle(group, decision, number)
                     if group.waiting and all(isinstance(held, Grant) for held in group.held):
                         group.waiting.add(bundle)
                     else:
@@ -229,11 +234,19 @@ class Groups(Policy):
             del group.unsettled[update]
         return sent.pop(0)
 
-    def _bundle(self, group: Group, apply: Apply) -> Bundle:
+    def _sum(self, number: int, inside: int) -> int:
+        """The sum that stands for one of an inner policy's."""
+        if (number, inside) not in self.sums:
+            self.sums[number, inside] = self.sums_used
+            self.sums_used += 1
+        return self.sums[number, inside]
+
+    def _bundle(self, group: Group, apply: Apply, number: int) -> Bundle:
         kept = dict(group.kept.values())
         settles = {i: self._settled(group, update) for i, update in enumerate(apply.updates) if update not in kept}
         sent = tuple(settles.get(i) or kept[update] for i, update in enumerate(apply.updates))
-        return Bundle(replace(apply, updates=sent), list(settles.values()))
+        sums = tuple((self.sums.pop((number, inside)), factor) for inside, factor in apply.sums)
+        return Bundle(replace(apply, updates=sent, sums=sums), list(settles.values()))
 
     # Decisions of the outer policy
 
@@ -274,6 +287,7 @@ class Groups(Policy):
         kept = dict(self.kept.values())
         updates: list[Update] = []
         weights: list[float] = []
+        sums: list[tuple[int, float]] = []
         for update, weight in zip(across.updates, across.weights, strict=True):
             inside = (kept.get(update) or self._decided(update)).applies
             if across.mix is not None:  # then a group counts as the mean of what it pushed
@@ -284,8 +298,9 @@ class Groups(Policy):
                 else:
                     updates += apply.updates
                     weights += [weight * inner for inner in apply.weights]
+                    sums += [(number, weight * factor) for number, factor in apply.sums]
         if updates:
-            out.append(Apply(tuple(updates), tuple(weights), across.mix))
+            out.append(Apply(tuple(updates), tuple(weights), across.mix, tuple(sums)))
 
     def _keep(self, update: Update, slot: int, out: Decisions) -> None:
         bundle = self._decided(update)
@@ -308,6 +323,7 @@ class Groups(Policy):
         out += [Discard(update) for sent in group.unsettled.values() for update in sent]
         self._drop(number, out)
         group.inner = copy.deepcopy(self.inner)
+        self.sums = {key: known for key, known in self.sums.items() if key[0] != number}
         group.running.clear()
         group.unsettled.clear()
         self.wakes.pop(number, None)

@@ -38,6 +38,7 @@ from paceline.serve.lull import Lull
 from paceline.serve.messages import (
     MOST_STALENESS,
     Accepted,
+    Add,
     Apply,
     Arrived,
     Beat,
@@ -212,6 +213,7 @@ class Coordinator:
             policies.Grant: self._grant,
             policies.Turn: self._turn,
             policies.Stream: self._stream,
+            policies.Add: self._add,
             policies.Apply: self._apply,
             policies.Discard: self._discard,
             policies.Keep: self._keep,
@@ -848,6 +850,10 @@ class Coordinator:
             del self._identities[update]
         return identity
 
+    def _add(self, add: policies.Add) -> None:
+        newest = self._identities[add.update][-1]  # it has just arrived
+        self._tell_shards(Add(newest, add.sum, add.weight))
+
     def _apply(self, apply: policies.Apply) -> None:
         kept = dict(self._kept.values())
         identities = tuple(kept.get(update) or self._decided(update) for update in apply.updates)
@@ -855,7 +861,9 @@ class Coordinator:
             turns, compare = self._turns_of(identities), bool(self.ledger.policy.compares) and len(identities) > 1
             if compare and self._shards:
                 self._comparing[self.ledger.version] = Comparison(apply)
-            self._tell_shards(Apply(self.ledger.version, identities, apply.weights, apply.mix, turns, compare))
+            self._tell_shards(
+                Apply(self.ledger.version, identities, apply.weights, apply.mix, turns, compare, apply.sums)
+            )
         self._trained(*identities)
         for identity in identities:
             self._applied[identity.worker, identity.incarnation] = identity.iteration

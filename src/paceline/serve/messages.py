@@ -5,7 +5,7 @@
     worker ── Begin (+ weights), May, Push (+ gradient), Pull ──▶ shard
     worker ◀── Begun, Go, Pushed or Returned (+ weights), Weights (+ weights), Expelled ── shard
     shard ── Register, Loaded, Begun, Arrived, Compared, Saved, Failed, Beat ──▶ coordinator
-    shard ◀── Setup, Giver, Apply or Stream, Drop, Keep, Fence, Save, Stop ── coordinator
+    shard ◀── Setup, Giver, Add, Apply or Stream, Drop, Keep, Fence, Save, Stop ── coordinator
     anybody ── Subscribe ──▶ coordinator ── Happened … ──▶ anybody
 
 An update's identity is (worker, incarnation, iteration): sent twice, it is applied once. An incarnation is a number
@@ -328,6 +328,14 @@ class Faulted(Message, frozen=True):
     reason: str
 
 
+class Add(Message, frozen=True):
+    """Add an update to a running sum, times this weight, and hold it no longer."""
+
+    update: Identity
+    sum: int
+    weight: float
+
+
 class Apply(Message, frozen=True):
     """Number `version` of the order log: change the model by these updates."""
 
@@ -337,6 +345,7 @@ class Apply(Message, frozen=True):
     mix: float | None
     turns: int = 1  # that make up a round, as far as that is known
     compare: bool = False  # is it to be said how much these updates point the same way?
+    sums: tuple[tuple[int, float], ...] = ()  # where they were added up: the sums, and what each counts times
 
 
 class Stream(Message, frozen=True):

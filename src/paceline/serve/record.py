@@ -19,7 +19,7 @@ import torch
 from paceline.model.slice import Slice
 from paceline.serve import checkpoint
 from paceline.serve.description import Description
-from paceline.serve.messages import Apply, Begin, Identity, Keep, Message, Setup
+from paceline.serve.messages import Add, Apply, Begin, Drop, Identity, Keep, Message, Setup
 from paceline.serve.store import Held, Store
 from paceline.serve.wire import PREFIX, Reader, WireError, decode_prefix, encode
 
@@ -38,7 +38,7 @@ class End(Message, frozen=True):
     digest: str
 
 
-FRAMES = Reader(Setup | Begin | Put | Apply | Keep | End)
+FRAMES = Reader(Setup | Begin | Put | Add | Apply | Drop | Keep | End)
 
 
 class Recording:
@@ -57,14 +57,20 @@ class Recording:
 
     def order(self, order: Any, store: Store) -> None:
         """Write down an order before it is carried out."""
-        if isinstance(order, Apply):
-            for update in order.updates:
+        match order:
+            case Apply():
+                for update in () if order.sums else order.updates:
+                    self._put_once(update, store)
+            case Add(update):
                 self._put_once(update, store)
-        elif isinstance(order, Keep):
-            self._put_once(order.update, store)
-            self._put.add(order.update)
-        if isinstance(order, Apply | Keep):
-            self._write(order)
+            case Keep(update):
+                self._put_once(update, store)
+                self._put.add(update)
+            case Drop(update) if store.is_added(update):
+                pass
+            case _:
+                return
+        self._write(order)
 
     def close(self, store: Store) -> None:
         self._write(End(store.version, digest(store)))
@@ -111,7 +117,7 @@ def replay(path: Path) -> Replayed:
             case Apply():
                 store.apply(message)
                 store.applied(message)
-            case Keep():
+            case Add() | Drop() | Keep():
                 store.carry_out(message)
             case End():
                 expected = message.digest

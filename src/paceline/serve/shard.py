@@ -43,6 +43,7 @@ from paceline.serve.flow import Flow
 from paceline.serve.foresight import Foreseen, Foresight
 from paceline.serve.messages import (
     Accepted,
+    Add,
     Apply,
     Arrived,
     Beat,
@@ -80,7 +81,7 @@ from paceline.serve.wire import Channel, Closed, Pieces, Reader, WireError
 log = logging.getLogger(__name__)
 
 FROM_COORDINATOR = Reader(
-    Challenge | Accepted | Refused | Setup | Giver | Apply | Stream | Drop | Keep | Fence | Save | Stop
+    Challenge | Accepted | Refused | Setup | Giver | Add | Apply | Stream | Drop | Keep | Fence | Save | Stop
 )
 BEAT_SECONDS = 1.0
 STRANGERS = 64  # connections that may be in the midst of their greeting

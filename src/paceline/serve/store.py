@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from paceline.model.correction import Correction
 from paceline.model.similarity import Products, products
 from paceline.model.slice import Slice
-from paceline.serve.messages import Apply, Drop, Fence, Identity, Keep
+from paceline.serve.messages import Add, Apply, Drop, Fence, Identity, Keep
 
 
 class Fenced(ValueError):
@@ -27,6 +28,15 @@ class Held(NamedTuple):
 
     gradient: torch.Tensor
     rates: tuple[float, ...]
+
+
+@dataclass
+class Sum:
+    """Updates added up, and the learning rates of the last of them."""
+
+    total: torch.Tensor
+    rates: tuple[float, ...]
+    count: int = 1
 
 
 def in_step(correct: Correction, turns: int) -> Correction:
@@ -104,6 +114,8 @@ class Store(Shared):
         self._newest: dict[int, tuple[int, int]] = {}  # worker → the newest (incarnation, iteration) that is in
         self._kept: dict[int, Held] = {}
         self._slot_of: dict[Identity, int] = {}
+        self._sums: dict[int, Sum] = {}
+        self._sum_of: dict[Identity, int] = {}
         self.products: Products | None = None  # of the updates last applied, if they were to be compared
 
     def put(self, update: Identity, held: Held) -> bool:
@@ -118,6 +130,10 @@ class Store(Shared):
         self._waiting[update] = held
         return True
 
+    def is_added(self, update: Identity) -> bool:
+        """Is it in a running sum?"""
+        return update in self._sum_of
+
     def held(self, update: Identity) -> Held:
         """An update that the log names."""
         slot = self._slot_of.get(update)
@@ -125,14 +141,18 @@ class Store(Shared):
 
     def apply(self, order: Apply) -> None:
         """Change the weights. The version follows with `applied`, so that both can be done under different locks."""
-        parts = [self.held(update) for update in order.updates]
+        if order.sums:
+            parts = [Held(each.total, each.rates) for each in (self._sums[number] for number, _ in order.sums)]
+            weights = tuple(factor for _, factor in order.sums)
+        else:
+            parts, weights = [self.held(update) for update in order.updates], order.weights
         gradients = [part.gradient for part in parts]
-        self.products = products(gradients, order.weights) if order.compare else None
+        self.products = products(gradients, weights) if order.compare and not order.sums else None
         if order.mix is None:
             correct = in_step(self.correct, order.turns)
-            self.slice.step(gradients, order.weights, parts[-1].rates, correct, order.turns)
+            self.slice.step(gradients, weights, parts[-1].rates, correct, order.turns)
         else:
-            self.slice.mix(gradients, order.weights, order.mix)
+            self.slice.mix(gradients, weights, order.mix)
 
     def applied(self, order: Apply) -> None:
         """The weights have changed: this is the new version."""
@@ -140,9 +160,11 @@ class Store(Shared):
         for update in order.updates:
             self._release(update)
 
-    def carry_out(self, order: Drop | Keep | Fence) -> None:
+    def carry_out(self, order: Add | Drop | Keep | Fence) -> None:
         """The orders that do not touch the weights."""
         match order:
+            case Add(update, number, weight):
+                self._add(update, number, weight)
             case Drop(update):
                 self._release(update)
             case Keep(update, slot):
@@ -157,4 +179,22 @@ class Store(Shared):
         """An update is decided: its buffer may be used again."""
         held = self._waiting.pop(update, None)
         if held is not None:
+            self.free(0, held.gradient)
+        number = self._sum_of.pop(update, None)
+        if number is not None:
+            known = self._sums[number]
+            known.count -= 1
+            if not known.count:  # the last of them: all were applied, or all dropped
+                self.free(0, self._sums.pop(number).total)
+
+    def _add(self, update: Identity, number: int, weight: float) -> None:
+        held = self._waiting.pop(update)
+        self._sum_of[update] = number
+        known = self._sums.get(number)
+        if known is None:
+            held.gradient.mul_(weight)
+            self._sums[number] = Sum(held.gradient, held.rates)
+        else:
+            known.total.add_(held.gradient, alpha=weight)
+            known.count, known.rates = known.count + 1, held.rates
             self.free(0, held.gradient)

@@ -1,0 +1,119 @@
+"""Updates that are added up as they come: the same model, and no more memory than it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.model.layout import Layout, Tensor
+from paceline.model.slice import Slice
+from paceline.model.spec import OptimizerSpec
+from paceline.serve import checkpoint, replay
+from paceline.serve.client import Client
+from paceline.serve.messages import Add, Apply, Drop, Identity
+from paceline.serve.saving import Plan
+from paceline.serve.store import Held, Store
+from paceline.serve.variables import address
+from serve.workers import described
+from train.jobs import job
+
+SIZE, WORKERS, ROUNDS = 1000, 6, 5
+
+
+def store() -> Store:
+    layout = Layout((Tensor("w", (4,)),))
+    return Store(Slice(layout, 0, 4, OptimizerSpec("SGD", ({"lr": 1.0},))))
+
+
+def put(into: Store, worker: int, value: float, iteration: int = 1) -> Identity:
+    update = Identity(worker, 1, iteration)
+    buffer = into.room()
+    buffer.fill_(value)
+    assert into.put(update, Held(buffer, (1.0,)))
+    return update
+
+
+def test_a_sum_is_applied_as_its_updates_would_be() -> None:
+    shard = store()
+    updates = [put(shard, worker, worker + 1.0) for worker in range(3)]
+    for update, weight in zip(updates, (10.0, 20.0, 30.0), strict=True):
+        shard.carry_out(Add(update, 7, weight))
+    order = Apply(1, tuple(updates), (1 / 6, 2 / 6, 3 / 6), None, sums=((7, 1 / 60),))
+    shard.apply(order)
+    shard.applied(order)
+    assert torch.allclose(shard.slice.weights, torch.full((4,), -(1 / 6 + 4 / 6 + 9 / 6)))
+    assert len(shard._spare[0]) == 3 and not shard._sums and not shard._sum_of
+
+
+def test_however_many_are_added_there_is_one_buffer() -> None:
+    shard = store()
+    updates = []
+    for worker in range(50):
+        updates.append(put(shard, worker, 1.0))
+        shard.carry_out(Add(updates[-1], 0, 1.0))
+        assert len(shard._spare[0]) <= 1  # besides the sum's own
+    order = Apply(1, tuple(updates), (0.5,) * 50, 0.25, sums=((0, 0.5),))
+    shard.slice.weights.fill_(8.0)
+    shard.apply(order)
+    shard.applied(order)
+    assert torch.allclose(shard.slice.weights, torch.full((4,), 0.75 * 8 + 0.25 * 25.0))
+    assert len(shard._spare[0]) == 2
+
+
+def test_what_is_dropped_with_all_of_its_sum_leaves_nothing() -> None:
+    shard = store()
+    for update in [put(shard, worker, 5.0) for worker in range(3)]:
+        shard.carry_out(Add(update, 3, 1.0))
+    for worker in range(3):
+        shard.carry_out(Drop(Identity(worker, 1, 1)))
+    assert not shard._sums and not shard._sum_of
+    again = put(shard, 0, 1.0, iteration=2)
+    shard.carry_out(Add(again, 3, 2.0))
+    order = Apply(1, (again,), (1.0,), None, sums=((3, 0.5),))
+    shard.apply(order)
+    assert torch.allclose(shard.slice.weights, torch.full((4,), -1.0))
+
+
+def trained(policy: str, folder: Path, **more: Any) -> np.ndarray[Any, Any]:
+    gradients = np.random.default_rng(0).normal(size=(WORKERS, SIZE)).astype(np.float32)
+
+    def run(where: str, worker: int) -> None:
+        weights = np.zeros(SIZE, np.float32)
+        client = Client(address(where), described(SIZE), worker=worker)
+        client.begin(weights.data.cast("B"))
+        for _ in range(ROUNDS):
+            client.exchange(
+                (gradients[worker] + 0.1 * weights).data.cast("B"),
+                weights.data.cast("B"),
+                batch_size=worker + 1,
+                compute_seconds=0.0,
+                rates=(1.0,),
+            )
+        client.close()
+
+    with job(policy, shards=2, workers=WORKERS, saving=Plan(folder, updates=1000), **more) as running:
+        running.work(*[lambda where, worker=worker: run(where, worker) for worker in range(WORKERS)])
+        running.finish()
+    found = checkpoint.newest(folder)
+    assert found is not None and found.version == ROUNDS
+    return np.concatenate([array.reshape(-1) for array in checkpoint.weights(found).values()])
+
+
+@pytest.mark.parametrize("weights", ["sum", "mean", "equal"])
+def test_on_real_shards_it_is_the_same_model(weights: str, tmp_path: Path) -> None:
+    held = trained(f"bsp:weights={weights}", tmp_path / "held")
+    added = trained(f"bsp:weights={weights},running=true", tmp_path / "added")
+    assert np.allclose(held, added, rtol=1e-4, atol=1e-5)
+    assert np.abs(held).max() > 0.1
+
+
+def test_a_recording_of_it_can_be_replayed(tmp_path: Path) -> None:
+    trained("bsp:running=true", tmp_path / "kept", record=tmp_path / "recorded")
+    parts = replay.weights(tmp_path / "recorded")
+    assert len(parts) == 2
+    assert all(part.whole and part.same and part.updates == WORKERS * ROUNDS for part in parts)
