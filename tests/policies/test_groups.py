@@ -266,6 +266,12 @@ def test_groups_follow_one_another_by_number_whoever_comes_first() -> None:
     assert line == [3, 4, 0, 1, 2]
 
 
+def test_T_is_recalled_also_where_nobody_was_there_at_the_end() -> None:
+    policy: Any = make("fl-r2sp")
+    policy.recall({"T": 2.5, "turn": None, "blacklist": {}})
+    assert (policy.outer.pace.T, policy.outer.first_turn) == (2.5, None)
+
+
 @pytest.mark.parametrize("memory", [{}, {"T": None, "turn": None}, {"T": "x", "turn": 1}, {"T": -1.0, "turn": 0}])
 def test_a_memory_that_makes_no_sense_is_passed_over(memory: dict[str, Any]) -> None:
     policy: Any = make("fl-r2sp")

@@ -91,6 +91,9 @@ class FLR2SP(Filtered):
     def recall(self, memory: Mapping[str, Any]) -> None:
         """The blacklist, T, and whose turn it is. With T known groups start one after the other, a gap apart."""
         super().recall(memory)
-        match memory:
-            case {"T": float(T), "turn": int(turn)} if T > 0:
-                self.outer.pace.T, self.outer.first_turn = T, turn
+        match memory.get("T"):
+            case float() | int() as T if T > 0:
+                self.outer.pace.T = float(T)
+        match memory.get("turn"):
+            case int() as turn:
+                self.outer.first_turn = turn
