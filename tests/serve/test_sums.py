@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.model.layout import Layout, Tensor
+from paceline.model.layout import STATISTICS, Layout, Tensor
 from paceline.model.slice import Slice
 from paceline.model.spec import OptimizerSpec
 from paceline.serve import checkpoint, replay
@@ -48,6 +48,24 @@ def test_a_sum_is_applied_as_its_updates_would_be() -> None:
     shard.applied(order)
     assert torch.allclose(shard.slice.weights, torch.full((4,), -(1 / 6 + 4 / 6 + 9 / 6)))
     assert len(shard._spare[0]) == 3 and not shard._sums and not shard._sum_of
+
+
+@pytest.mark.parametrize("weights", [(1 / 6, 2 / 6, 3 / 6), (1 / 48, 2 / 48, 3 / 48), (1.0, 2.0, 3.0)])
+def test_running_statistics_of_a_sum_are_averaged_as_those_of_its_updates(weights: tuple[float, ...]) -> None:
+    """They are values and not changes, so what the updates weigh together counts, and not what the sum counts times."""
+    layout = Layout((Tensor("w", (2,)), Tensor("mean", (2,), group=STATISTICS)))
+    both = [Store(Slice(layout, 0, 4, OptimizerSpec("SGD", ({"lr": 1.0},)))) for _ in range(2)]
+    for shard, added in zip(both, (False, True), strict=True):
+        shard.slice.weights.copy_(torch.tensor([1.0, 2.0, 10.0, 20.0]))
+        updates = tuple(put(shard, worker, worker + 4.0) for worker in range(3))
+        for update, raw in zip(updates, (10.0, 20.0, 30.0), strict=True):
+            if added:
+                shard.carry_out(Add(update, 0, raw))
+        order = Apply(1, updates, weights, None, sums=((0, weights[0] / 10),) if added else ())
+        shard.apply(order)
+    held, summed = (shard.slice.weights for shard in both)
+    assert torch.allclose(held, summed)
+    assert float(held[2]) != 10.0
 
 
 def test_however_many_are_added_there_is_one_buffer() -> None:

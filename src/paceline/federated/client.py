@@ -17,15 +17,12 @@ from typing import Any
 
 import torch
 
-from paceline.model.spec import OptimizerSpec
+from paceline.model.spec import SUMS
 from paceline.serve.client import Client as Wire
 from paceline.serve.description import Description
 from paceline.serve.tls import Tls
 from paceline.serve.variables import CONNECT, TOKEN, address, worker_number
 from paceline.train.flat import Flat
-
-#: What the server does with changes: it adds them up.
-SUMS = OptimizerSpec("SGD", ({"lr": 1.0},))
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]

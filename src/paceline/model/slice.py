@@ -73,8 +73,11 @@ class Slice:
         rates: Sequence[float],
         correct: Correction = "none",
         turns: int = 1,
+        whole: float | None = None,
     ) -> None:
         """One optimizer step by Σ weight·gradient, with one learning rate for each parameter group.
+
+        whole: what the updates weigh together, where `gradients` are sums of several; else the sum of `weights`.
 
         correct, turns: how staleness is taken into account (`correction.py`), and how many steps make up a round.
 
@@ -108,7 +111,7 @@ class Slice:
         finally:
             for parameter in self._parameters:
                 parameter.grad = None  # The caller's buffer is the caller's again.
-        sum_of_weights = sum(weights)
+        sum_of_weights = sum(weights) if whole is None else whole
         if sum_of_weights > 0:
             share = min(1.0, sum_of_weights)
             for statistic, part in zip(self._statistics, self._where, strict=True):

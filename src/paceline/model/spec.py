@@ -81,3 +81,7 @@ def _is_setting(value: object) -> bool:
 def _is_number(value: object) -> bool:
     """None is one: Adafactor has it in a tuple. NaN and infinity are not: JSON has no word for them."""
     return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+#: What a server does with changes of a model: it adds them up.
+SUMS = OptimizerSpec("SGD", ({"lr": 1.0},))

@@ -91,9 +91,7 @@ class R2SP(Policy):
         self.began: dict[WorkerId, float] = {}  # when an iteration began, put off by any wait for a Turn
         self.pace = Pace()
         self.starts_together = False  # may all begin at once, while T is unknown?
-        self.numbers: list[WorkerId] | None = (
-            None  # the order of the ring, where it is by number; else by who came first
-        )
+        self.numbers: list[WorkerId] | None = None  # those in the ring, where its order is by number
         self.first_turn: WorkerId | None = None  # where that order begins, until somebody has had a turn
         self.weigher = Weigher(weights, tuned=tune_batches)
         self.tuner = BatchTuner(max_growth) if tune_batches else None

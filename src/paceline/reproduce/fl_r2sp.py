@@ -221,11 +221,7 @@ def fig15(ask: Ask) -> Figure:
                 missing.append(f"{case.title}: {scheme} was not trained.")
                 continue
             final = bars[scheme] = 100 * mean(run.final for run in runs)
-            note = (
-                f"seeds: {len(runs)}; {DRAWN[:-1].lower()}"
-                if len(rows)
-                else f"seeds: {len(runs)}; the paper's is drawn only"
-            )
+            note = f"seeds: {len(runs)}; the paper's is drawn only"
             rows.append(
                 Row("fig15", f"{case.title}: {scheme}, final accuracy", None, round(final, 2), "%", ask.where, note)
             )

@@ -150,7 +150,7 @@ class Store(Shared):
         self.products = products(gradients, weights) if order.compare and not order.sums else None
         if order.mix is None:
             correct = in_step(self.correct, order.turns)
-            self.slice.step(gradients, weights, parts[-1].rates, correct, order.turns)
+            self.slice.step(gradients, weights, parts[-1].rates, correct, order.turns, sum(order.weights))
         else:
             self.slice.mix(gradients, weights, order.mix)
 

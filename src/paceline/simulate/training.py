@@ -20,7 +20,7 @@ import torch
 from paceline.model.correction import chosen
 from paceline.model.similarity import products
 from paceline.model.slice import Slice
-from paceline.model.spec import OptimizerSpec
+from paceline.model.spec import SUMS
 from paceline.observe.observer import Observer
 from paceline.policies import Apply, Keep, Policy, Update, WorkerId
 from paceline.simulate.cluster import Cluster
@@ -32,7 +32,6 @@ from paceline.workloads.networks import accuracy, loss, make
 
 DIVERGED = 1e3  # times the loss of the first round: beyond it, or at NaN, nothing will come of it
 CALIBRATED = 2048  # samples that batch norm's statistics are taken from before a test
-SUMS = OptimizerSpec("SGD", ({"lr": 1.0},))  # what the server does with changes of a model
 TESTED = 1000  # samples tested at once
 
 
