@@ -125,6 +125,15 @@ def test_without_transformers_it_says_so(monkeypatch: pytest.MonkeyPatch, ask: A
     assert {row.where for row in figure.rows} == {"simulated"}
 
 
+def test_schemes_that_were_not_trained_are_named(monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    figure = nlp.fig14(replace(ask, quick=False, runs=Runs(stop_at=lambda: True)))
+    for name in ("BERT", "T5-small"):
+        (said,) = [line for line in figure.missing if line.startswith(name)]
+        assert all(scheme.name in said for scheme in nlp.SCHEMES)
+    assert {row.where for row in figure.rows} == {"simulated"}
+
+
 def test_held_up_workers_hold_up_a_barrier_most(ask: Ask) -> None:
     """Four of eight take half a second or a second more: BSP waits for them, turns hide it, ASP does not mind."""
     figure = nlp.fig14(ask)

@@ -142,3 +142,15 @@ def test_outliers_are_found_and_left_out_while_it_learns() -> None:
     train(federation(clients), policy, task(local=Local(20, 16)), None, 15, shares=Shares(shares, 0))
     assert set(policy.blacklist) == {3, 8}  # type: ignore[attr-defined]
     assert all(len(cosines) == 5 for cosines in policy.blacklist.values())  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("network", ["mlp", "cnn", "lstm"])
+def test_a_gpu_trains_clients_as_a_cpu_does(network: str) -> None:
+    outcomes = [
+        train(federation(), make("fl-r2sp:groups=2"), replace(task(network), device=device), None, 6)
+        for device in ("cpu", "cuda")
+    ]
+    there, here = ([point.loss for point in outcome.curve] for outcome in outcomes)
+    assert len(there) >= 3
+    assert there == pytest.approx(here, rel=1e-2)  # products are rounded to TF32 there

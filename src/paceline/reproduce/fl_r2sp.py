@@ -180,15 +180,15 @@ def cases(ask: Ask) -> tuple[list[Case], list[str]]:
         like = Federation("fl-cnn", BSP, "mlp", "digits", 14, 10, rate=0.02, samples=64, every=1)
         return [Case("CNN", like, "an MLP on digits")], [f"The paper's models were not trained ({why})."]
     found = [
-        Case("CNN", Federation("fl-cnn", BSP, "cnn", "cifar10", 300, 100)),
-        Case("ResNet20", Federation("fl-resnet20", BSP, "resnet20", "cifar10", 150, 100, precision=ask.precision)),
+        Case("CNN", Federation("fl-cnn", BSP, "cnn", "cifar10", 120, 100, every=2)),
+        Case("ResNet20", Federation("fl-resnet20", BSP, "resnet20", "cifar10", 60, 100, every=2)),
     ]
     missing = []
     if not ask.lacks("speech"):
-        found.append(Case("LSTM", Federation("fl-lstm", BSP, "lstm", "speech", 200, 100, rate=0.05)))
+        found.append(Case("LSTM", Federation("fl-lstm", BSP, "lstm", "speech", 80, 100, rate=0.05, every=2)))
     elif not (lacks := ask.lacks("fashion-mnist")):
         missing.append("Speech Commands is not there: the LSTM reads Fashion-MNIST's images row by row.")
-        like = Federation("fl-lstm", BSP, "lstm", "fashion-mnist", 200, 100, rate=0.05)
+        like = Federation("fl-lstm", BSP, "lstm", "fashion-mnist", 80, 100, rate=0.05, every=2)
         found.append(Case("LSTM", like, "Fashion-MNIST by rows"))
     else:
         missing.append(f"The LSTM was not trained: {lacks}")

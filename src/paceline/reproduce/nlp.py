@@ -70,11 +70,10 @@ def fig14(ask: Ask) -> Figure:
         for case in CASES:
             like, goal = case.like(ask), Goal("loss", case.target)
             table = at_own_best(ask.runs, like, SCHEMES, case.rates, ask.seeds[:1], goal)
-            if len(table) < len(SCHEMES):
-                missing.append(f"{case.name}: not all trainings were done.")
-                continue
+            if left := [scheme.name for scheme in SCHEMES if scheme not in [each.scheme for each in table]]:
+                missing.append(f"{case.name}: {' and '.join(left)} was not trained at all rates, and is left out.")
             rows += _trained(case, like.network, table, ask)
-            bars = Line("", tuple(scheme.name for scheme in SCHEMES), tuple(each.seconds for each in table))
+            bars = Line("", tuple(each.scheme.name for each in table), tuple(each.seconds for each in table))
             plots.append(Plot(f"{case.name} ({like.network}): s to loss {case.target:g}", "", "", (bars,), kind="bars"))
     title = "Transformers: BERT and T5-small, four of eight workers held up"
     return Figure("fig14", title, tuple(rows), tuple(plots), tuple(missing))
@@ -98,17 +97,23 @@ def _iterations(case: Case, like: Run) -> list[Row]:
 
 def _trained(case: Case, network: str, table: Sequence[Measured], ask: Ask) -> list[Row]:
     rows = []
-    base = table[0]
+    base = next((each for each in table if each.scheme == SCHEMES[0]), None)
     for each in table:
         what = f"{case.name} ({network}): {each.scheme.name}"
-        for part, ours, theirs in (("rounds", each.rounds, base.rounds), ("time", each.seconds, base.seconds)):
+        pairs = (
+            ("rounds", each.rounds, base and base.rounds),
+            ("time", each.seconds, base and base.seconds),
+        )
+        for part, ours, theirs in pairs:
             value = None if ours is None or theirs is None else round(ours / theirs, 3)
             best = f"loss {case.target:g} not reached; the best was {each.best:.3g}"
             note = best if ours is None else f"rate {each.rate:g}"
             to = f"{what}, {part} to loss {case.target:g}"
             rows.append(Row("fig14", to, None, value, "× BSP's", ask.where, note))
-    tuned = next(each.seconds for each in table if each.scheme == TUNED)
+    tuned = next((each for each in table if each.scheme == TUNED), None)
+    if tuned is None:
+        return rows
     others = [each.seconds for each in table if each.seconds is not None and not each.scheme.policy.startswith("r2sp")]
-    value = None if tuned is None or not others else round(100 * (1 - tuned / min(others)), 1)
+    value = None if tuned.seconds is None or not others else round(100 * (1 - tuned.seconds / min(others)), 1)
     what = f"{case.name} ({network}): R²SP with tuning, against the second best"
     return [*rows, Row("fig14", what, case.paper, value, "% less time", ask.where)]

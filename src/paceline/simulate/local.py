@@ -1,25 +1,31 @@
 """Local training: what a federated client does between two exchanges with the server, many steps of SGD by itself.
 
-On a GPU all steps of a client are one captured graph, and the graphs of several clients run side by side. On a CPU
-clients are stacked, where the layers are matrix products, and make each step together; with convolutions they are
-taken one after the other. Whichever way, the result depends on a client's weights and samples alone.
+Clients are stacked: their weights are the rows of one tensor, and each step is made for all of them together. On a GPU
+that step is a captured graph, and convolutions are written as matrix products (`convolution.py`), because stacked ones
+would be grouped convolutions. On a CPU those are slower than one client after the other, which is how networks with
+convolutions are trained there. Whichever way, the result depends on a client's weights and samples alone.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from paceline.model.spec import OptimizerSpec
+from paceline.simulate.convolution import as_products
 from paceline.simulate.gradients import Fetch, Job, Judge, Slot, has_convolutions, stacked_gradients
 from paceline.simulate.task import Local
 
-SLOTS = 16  # clients side by side: their networks are small
-WARM_UP = 2  # steps that cuDNN and cuBLAS want to have seen
+STACK = 64  # clients at once, on a GPU: more are no quicker, and need as much more memory
+FULL = 8  # stacks there are filled up to a multiple of this, so that few sizes need a graph
+WARM_UP = 2  # steps that cuBLAS wants to have seen
+
+#: Gradients and losses, of weights and samples of several clients.
+Stacked = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class LocalTraining:
@@ -35,62 +41,66 @@ class LocalTraining:
         together: bool = True,
     ) -> None:
         """The optimizer's settings are SGD's; each client begins with no momentum."""
-        self._network, self._judge, self._fetch, self._local = network, judge, fetch, local
+        self._judge, self._fetch, self._local = judge, fetch, local
         self._device = next(network.parameters()).device
         (settings, *_) = optimizer.settings_of_groups
         momentum, decay = (float(settings.get(key) or 0.0) for key in ("momentum", "weight_decay"))  # type: ignore[arg-type]
         rate = torch.zeros((), device=self._device)  # there, so that graphs need not be made anew
         self._descent = _Descent(rate, momentum, decay, local.proximal)
-        self._stackable = together and self._device.type != "cuda" and not has_convolutions(network)
-        self._slots: list[_Client] = []
+        on_gpu = self._device.type == "cuda"
+        self._together = together and (on_gpu or not has_convolutions(network))
+        self._network = as_products(network) if on_gpu and together else network
+        self._alone: Slot | None = None
+        self._graphs: dict[int, _Graph] = {}
+        self._pool: Any = torch.cuda.graph_pool_handle() if on_gpu else None  # they run one after the other
 
     def compute(self, jobs: Sequence[Job], rate: float) -> None:
         """Train each job's model from its weights, at this learning rate."""
         self._descent.rate.fill_(rate)
-        if self._device.type == "cuda":
-            self._side_by_side(jobs)
-        elif self._stackable and len(jobs) > 1:
-            self._stacked(jobs)
-        else:
-            self._have_slots(1)
+        if not self._together:
             for job in jobs:
-                job.model, loss = self._slots[0].run(job)
-                job.loss = float(loss)
+                self._one(job)
+        elif self._device.type == "cuda":
+            for first in range(0, len(jobs), STACK):
+                self._captured(jobs[first : first + STACK])
+        else:
+            self._stack(jobs)
 
-    def _have_slots(self, count: int) -> None:
-        while len(self._slots) < count:
-            slot = Slot(copy.deepcopy(self._network), self._judge, self._fetch)
-            self._slots.append(_Client(slot, self._local.steps, self._descent))
+    def _one(self, job: Job) -> None:
+        slot = self._alone = self._alone or Slot(copy.deepcopy(self._network), self._judge, self._fetch)
+        slot.weights.copy_(job.weights)
+        memory = self._descent.begin(slot.weights)
+        losses = torch.zeros((), device=self._device)
+        for samples in job.samples:
+            losses += slot.passed(samples)
+            self._descent.step(slot.weights, slot.gradient, memory)
+        job.model, job.loss = slot.weights.clone(), float(losses) / self._local.steps
 
-    def _stacked(self, jobs: Sequence[Job]) -> None:
+    def _stack(self, jobs: Sequence[Job]) -> None:
         weights = torch.stack([job.weights for job in jobs])
         memory = self._descent.begin(weights)
-        losses = torch.zeros(len(jobs))
+        losses = torch.zeros(len(jobs), device=self._device)
         for step in range(self._local.steps):
-            samples = torch.stack([job.samples[step] for job in jobs])
-            gradients, of_step = stacked_gradients(self._network, self._judge, self._fetch, weights, samples)
+            gradients, of_step = self._gradients(weights, torch.stack([job.samples[step] for job in jobs]))
             losses += of_step
             self._descent.step(weights, gradients, memory)
-        for job, model, loss in zip(jobs, weights, losses.tolist(), strict=True):
+        self._done(jobs, weights, losses)
+
+    def _captured(self, jobs: Sequence[Job]) -> None:
+        size = -(-len(jobs) // FULL) * FULL
+        filled = [*jobs, *[jobs[-1]] * (size - len(jobs))]
+        weights = torch.stack([job.weights for job in filled])
+        samples = torch.stack([job.samples for job in filled], 1)
+        if size not in self._graphs:
+            self._graphs[size] = _Graph(self._gradients, self._descent, weights, samples, self._pool)
+        self._done(jobs, *self._graphs[size].run(weights, samples))
+
+    def _done(self, jobs: Sequence[Job], weights: torch.Tensor, losses: torch.Tensor) -> None:
+        for job, model, loss in zip(jobs, weights, losses.tolist(), strict=False):
             job.model, job.loss = model.clone(), loss / self._local.steps
 
-    def _side_by_side(self, jobs: Sequence[Job]) -> None:
-        self._have_slots(min(len(jobs), SLOTS))
-        for slot, job in zip(self._slots, jobs, strict=False):  # captures first: nothing else may run meanwhile
-            slot.capture(job)
-        main = torch.cuda.current_stream()
-        streams = [slot.stream for slot in self._slots[: len(jobs)]]
-        losses = torch.empty(len(jobs), device=self._device)
-        for stream in streams:
-            stream.wait_stream(main)
-        for index, job in enumerate(jobs):
-            slot = self._slots[index % SLOTS]
-            with torch.cuda.stream(slot.stream):
-                job.model, losses[index] = slot.replay(job)
-        for stream in streams:
-            main.wait_stream(stream)
-        for job, loss in zip(jobs, losses.tolist(), strict=True):
-            job.loss = loss
+    def _gradients(self, weights: torch.Tensor, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return stacked_gradients(self._network, self._judge, self._fetch, weights, samples)
 
 
 @dataclass
@@ -134,49 +144,37 @@ class _Descent:
         weights.sub_(gradient * self.rate)
 
 
-class _Client:
-    """A client's network, and the steps that it makes."""
+class _Graph:
+    """A step of so many clients together, captured."""
 
-    def __init__(self, slot: Slot, steps: int, descent: _Descent) -> None:
-        self._slot, self._count, self._descent = slot, steps, descent
-        self._memory = descent.begin(slot.weights)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._samples: torch.Tensor | None = None
-        self._loss: torch.Tensor | None = None
-        self.stream: Any = torch.cuda.Stream() if slot.weights.is_cuda else None  # type: ignore[no-untyped-call]
-
-    def run(self, job: Job) -> tuple[torch.Tensor, torch.Tensor]:
-        self._slot.weights.copy_(job.weights)
-        loss = self._steps(job.samples, self._count)
-        return self._slot.weights.clone(), loss
-
-    def capture(self, job: Job) -> None:
-        """Make a graph of all the steps."""
-        if self._graph is not None:
-            return
-        self._samples = job.samples.clone()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            self._slot.weights.copy_(job.weights)
-            self._steps(self._samples, min(WARM_UP, self._count))
+    def __init__(
+        self, gradients: Stacked, descent: _Descent, weights: torch.Tensor, samples: torch.Tensor, pool: Any
+    ) -> None:
+        self._gradients, self._descent = gradients, descent
+        self._weights, self._samples = weights.clone(), samples[0].clone()
+        self._memory = descent.begin(self._weights)
+        self._losses = torch.zeros(len(weights), device=weights.device)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self._step()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
-            self._loss = self._steps(self._samples, self._count)
-        self._graph = graph
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool, stream):
+            self._step()
 
-    def replay(self, job: Job) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self._graph is not None and self._samples is not None and self._loss is not None
-        self._slot.weights.copy_(job.weights)
-        self._samples.copy_(job.samples)
-        self._graph.replay()
-        return self._slot.weights.clone(), self._loss
+    def _step(self) -> None:
+        gradients, losses = self._gradients(self._weights, self._samples)
+        self._losses += losses
+        self._descent.step(self._weights, gradients, self._memory)
 
-    def _steps(self, samples: torch.Tensor, count: int) -> torch.Tensor:
-        """So many steps from where the weights are; the mean of their losses."""
-        self._memory.start(self._slot.weights)
-        losses = torch.zeros((), device=self._slot.weights.device)
-        for step in range(count):
-            losses += self._slot.passed(samples[step])
-            self._descent.step(self._slot.weights, self._slot.gradient, self._memory)
-        return losses / count
+    def run(self, weights: torch.Tensor, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights and the sums of losses after all steps; they are there until it runs again."""
+        self._weights.copy_(weights)
+        self._memory.start(weights)
+        self._losses.zero_()
+        for of_step in samples:
+            self._samples.copy_(of_step)
+            self._graph.replay()
+        return self._weights, self._losses
