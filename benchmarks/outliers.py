@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from paceline.federated.partition import Skew, dirichlet
 from paceline.model.similarity import Products
@@ -45,18 +46,22 @@ def collected(asked: argparse.Namespace) -> tuple[list[Cohort], set[int]]:
     optimizer = OptimizerSpec("SGD", ({"lr": asked.rate},))
     task = Task(asked.network, data, optimizer, asked.seed, local=Local(asked.steps, 16))
     cohorts: list[Cohort] = []
-    products, apply = training.products, training.Training.apply
+    within: Any = training  # both kinds of cosines are wanted, and a policy hears of one
+    products, apply = within.products, within.Training.apply
     seen: list[Products] = []
-    training.products = lambda *of: seen.append(products(*of)) or seen[-1]  # type: ignore[func-returns-value]
+
+    def seen_too(*of: Any) -> Products:
+        seen.append(products(*of))
+        return seen[-1]
 
     def noted(self: training.Training, what: Apply, time: float) -> list[float]:
-        found = apply(self, what, time)
+        found: list[float] = apply(self, what, time)
         if found:
             clients = [update.worker for update in what.updates]
             cohorts.append(list(zip(clients, seen[-1].cosines(False), seen[-1].cosines(True), strict=True)))
         return found
 
-    training.Training.apply = noted  # type: ignore[method-assign]
+    within.products, within.Training.apply = seen_too, noted
     training.train(spec, Collecting(groups=asked.clients // 16), task, None, asked.rounds, shares=shares)
     return cohorts, {client for client, alpha in enumerate(alphas) if alpha < 1}
 

@@ -72,4 +72,7 @@ def test_gradients_of_many_at_once_are_those_of_each(name: str) -> None:
 
 def _split(row: torch.Tensor, network: nn.Module) -> list[torch.Tensor]:
     sizes = [parameter.numel() for parameter in network.parameters()]
-    return [part.view(parameter.shape) for part, parameter in zip(row.split(sizes), network.parameters(), strict=True)]
+    return [
+        part.view(parameter.shape)
+        for part, parameter in zip(torch.split(row, sizes), network.parameters(), strict=True)
+    ]

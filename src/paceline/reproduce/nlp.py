@@ -101,8 +101,8 @@ def _trained(case: Case, network: str, table: Sequence[Measured], ask: Ask) -> l
     for each in table:
         what = f"{case.name} ({network}): {each.scheme.name}"
         pairs = (
-            ("rounds", each.rounds, base and base.rounds),
-            ("time", each.seconds, base and base.seconds),
+            ("rounds", each.rounds, base.rounds if base else None),
+            ("time", each.seconds, base.seconds if base else None),
         )
         for part, ours, theirs in pairs:
             value = None if ours is None or theirs is None else round(ours / theirs, 3)
