@@ -88,6 +88,11 @@ class Client:
         """Which client this is."""
         return self._wire.worker
 
+    @property
+    def pull_seconds(self) -> float:
+        """What the last pull took: where it is long, too many pull at the same time."""
+        return self._wire.pull_seconds
+
     def run(self, rounds: int | None = None) -> int:
         """Take part for so many rounds, or until the server is gone; how many there were. Then leave."""
         flat, wire = self._flat, self._wire

@@ -75,6 +75,11 @@ class Client:
         return self._life.version
 
     @property
+    def pull_seconds(self) -> float:
+        """What the last pull took, from asking to the last byte."""
+        return self._life.pull_seconds
+
+    @property
     def granted(self) -> Granted:
         """The Grant under which this worker runs."""
         assert self._life.granted is not None

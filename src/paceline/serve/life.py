@@ -105,6 +105,7 @@ class Life:
         """
         self._door, self._patience = door, patience
         self.version = 0  # of the model that was last pulled
+        self.pull_seconds = 0.0  # that it took
         self.granted: Granted | None = None  # the last one
         self._control, self.generation = door.open(FROM_COORDINATOR)
         try:
@@ -140,7 +141,9 @@ class Life:
             if isinstance(message, Give):
                 self._on_all(partial(self._begin, weights))
         if message.pull:
+            began = time.perf_counter()
             self._pull_all(message.version, weights, message.expected)
+            self.pull_seconds = time.perf_counter() - began
         else:
             self.version = message.version
         self.granted = message

@@ -1,0 +1,214 @@
+"""A federation on real links: how long its clients' pulls take, and what is lost when a client and the server die.
+
+    sudo python benchmarks/federation_lab.py [--rounds 12] 2> log
+
+24 client processes, each on a host with a 50 Mbit/s link, and a server with 400 Mbit/s; a model of 1 MB. Clients train
+for real, and then wait for as long as a device of their own would have taken: two cores are not 24 devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from paceline.federated.client import Client, plain_sgd
+from paceline.federated.partition import Skew
+from paceline.federated.share import Share, share_of, tested
+from paceline.launch.lab import SPARSE, Command, Lab
+from paceline.serve import checkpoint
+from paceline.serve.messages import Push
+from paceline.serve.wire import Channel
+
+CLIENTS, GROUPS = 24, 4
+CLIENT_RATE, SERVER_RATE = 50e6 / 8, 400e6 / 8  # bytes per second
+UNITS = 3500  # of a hidden layer: a model of 1.05 MB
+COMPUTE = 2.0  # seconds that a device takes for a round, and a log-normal delay (the paper's: μ = -2, σ = 1)
+STEPS = 4
+BSP, FL = "bsp:fraction=0.75,weights=mean", f"fl-r2sp:groups={GROUPS}"
+VICTIM, DIES_IN = 5, 4  # which client dies, while it pushes what came of which round
+PATIENCE = 300.0  # seconds
+
+
+class Slow:
+    """A share of the samples, on a device that takes its time."""
+
+    def __init__(self, share: Share, seed: int) -> None:
+        self.dataset, self._share, self._chance = share.dataset, share, random.Random(seed)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for batch in self._share:
+            time.sleep((COMPUTE + self._chance.lognormvariate(-2, 1)) / STEPS)
+            yield batch
+
+
+def take_part(tell: Any, address: str, token: bytes, number: int, rounds: int) -> None:
+    """A client, in a process of its own. It tells of each round; the victim also when it begins to push its last."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    share = share_of(number, CLIENTS, "digits", None, Skew(0.0), 0, 16, 0)
+    layers = (torch.nn.Flatten(), torch.nn.Linear(64, UNITS), torch.nn.ReLU(), torch.nn.Linear(UNITS, 10))
+    model = torch.nn.Sequential(*layers)
+    client = Client(
+        model,
+        Slow(share, number),
+        connect=address,
+        steps=STEPS,
+        optimizer=plain_sgd(0.05),
+        client=number,
+        token=token,
+        progress=lambda done, loss: tell.send((done, client.pull_seconds, loss)),
+    )
+    send: Callable[..., None] = Channel.send
+
+    def send_and_tell(channel: Channel, message: Any, *payload: Any) -> None:
+        if isinstance(message, Push) and client.rounds == DIES_IN - 1:
+            tell.send("pushing")
+        send(channel, message, *payload)
+
+    if number == VICTIM:
+        Channel.send = send_and_tell  # type: ignore[method-assign]
+    client.run(rounds)
+    tell.send(tested(model, share.data))
+
+
+@dataclass
+class Federation:
+    """A server and its clients in a lab, and what the clients have told."""
+
+    lab: Lab
+    folder: Path
+    policy: str
+    rounds: int
+    pulls: dict[int, list[float]] = field(default_factory=dict)  # seconds, by client
+    accuracy: dict[int, float] = field(default_factory=dict)
+    pushing: bool = False  # the victim, its last
+
+    def __post_init__(self) -> None:
+        self._secret = secrets.token_hex(16)
+        (self.folder / "token").write_text(self._secret)
+        self.server = self._serve("--checkpoint")
+        self.clients, self._pipes = {}, {}
+        for number in range(CLIENTS):
+            ours, theirs = self.lab.pipe()
+            where = f"{self.lab.address('server')}:{SPARSE}"
+            what = (theirs, where, self._secret.encode(), number, self.rounds)
+            self.clients[number] = self.lab.start(f"client{number}", take_part, *what)
+            self._pipes[number] = ours
+            self.pulls[number] = []
+            theirs.close()
+
+    def _serve(self, kept: str) -> Command:
+        """The server. It keeps every version, and gives up a client that was not heard of for five seconds."""
+        command = [sys.executable, "-m", "paceline", "federate", "serve", "-p", self.policy]
+        where = ["--host", self.lab.address("server"), "--port", str(SPARSE), "--token-file", str(self.folder / "token")]
+        how = ["--clients", str(CLIENTS), "--lease", "5", "--checkpoint-every", "1", kept, str(self.folder / "kept")]
+        return self.lab.spawn("server", [*command, *where, *how], os.environ)
+
+    @property
+    def version(self) -> int:
+        """The newest version that was kept."""
+        kept = self.folder / "kept"
+        found = checkpoint.newest(kept) if kept.is_dir() else None
+        return found.version if found else 0
+
+    def restart(self) -> int:
+        """Kill the server at once, and start it again; the version that it goes on with."""
+        self.server.kill()
+        self.server.join()
+        went_on_with = self.version
+        self.server = self._serve("--resume")
+        return went_on_with
+
+    def listen(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Hear the clients until then, or until all have hung up."""
+        end = time.monotonic() + PATIENCE
+        while self._pipes and not until():
+            if time.monotonic() > end:
+                raise TimeoutError(f"The clients were not done after {PATIENCE:.0f} s.")
+            for number, pipe in list(self._pipes.items()):
+                try:
+                    while pipe.poll(0.002):
+                        self._note(number, pipe.recv())
+                except (EOFError, OSError):
+                    del self._pipes[number]
+
+    def _note(self, number: int, said: Any) -> None:
+        if said == "pushing":
+            self.pushing = True
+        elif isinstance(said, tuple):
+            self.pulls[number].append(said[1])
+        else:
+            self.accuracy[number] = said
+
+    def settled(self) -> list[float]:
+        """All pulls but those of the first two rounds, in which everybody comes at once."""
+        return [seconds for pulls in self.pulls.values() for seconds in pulls[2:]]
+
+
+def undisturbed(lab: Lab, policy: str, rounds: int) -> Federation:
+    """A run in which nobody dies."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Federation(lab, Path(folder), policy, rounds)
+        run.listen()
+        run.server.join(30)
+    return run
+
+
+def disturbed(lab: Lab, policy: str, rounds: int) -> None:
+    """A client is killed in mid-push, and the server in mid-round."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Federation(lab, Path(folder), policy, rounds)
+        run.listen(lambda: run.pushing)
+        time.sleep(0.08)  # half of the 0.17 s that a push takes
+        lab.cut(f"client{VICTIM}")  # with the plug, or the kernel would send on what it was given
+        run.clients[VICTIM].kill()
+        at_death = run.version
+        print(f"  client {VICTIM} killed in mid-push of its round {DIES_IN}; the model was at version {at_death}")
+        run.listen(lambda: min(len(pulls) for number, pulls in run.pulls.items() if number != VICTIM) >= rounds // 2)
+        before = run.version
+        went_on_with = run.restart()
+        print(f"  server killed at version {before}, went on with {went_on_with}")
+        run.listen()
+        run.server.join(30)
+        others = [number for number in range(CLIENTS) if number != VICTIM]
+        done = [len(run.pulls[number]) for number in others]
+        print(f"  {sum(each == rounds for each in done)} of {len(others)} others did all their {rounds} rounds")
+        print(f"  the model came to version {run.version}, {100 * mean(run.accuracy.values()):.1f}% on the test set")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    rounds = parser.parse_args().rounds
+    rates = {"server": SERVER_RATE} | {f"client{number}": CLIENT_RATE for number in range(CLIENTS)}
+    with Lab(rates) as lab:
+        alone = (64 * UNITS + UNITS + 10 * UNITS + 10) * 4 / CLIENT_RATE
+        print(f"a pull of one client alone takes {alone:.3f} s")
+        means = {}
+        for policy in (BSP, FL):
+            run = undisturbed(lab, policy, rounds)
+            pulls = sorted(run.settled())
+            means[policy] = mean(pulls)
+            nine_in_ten = pulls[9 * len(pulls) // 10]
+            accuracy = 100 * mean(run.accuracy.values())
+            print(f"{policy}: a pull takes {means[policy]:.3f} s on average, {nine_in_ten:.3f} s at the 90th percentile")
+            print(f"  {len(pulls)} pulls; {accuracy:.1f}% on the test set")
+        print(f"FL-R²SP's pulls take {means[FL] / means[BSP]:.2f} of BSP's (target ≤ 0.5)")
+        print("FL-R²SP, disturbed:")
+        disturbed(lab, FL, rounds)
+
+
+if __name__ == "__main__":
+    main()
