@@ -78,7 +78,7 @@ def take_part(tell: Any, address: str, token: bytes, number: int, rounds: int) -
         send(channel, message, *payload)
 
     if number == VICTIM:
-        Channel.send = send_and_tell  # type: ignore[method-assign]
+        Channel.send = send_and_tell  # type: ignore[method-assign, assignment]
     client.run(rounds)
     tell.send(tested(model, share.data))
 
@@ -112,7 +112,14 @@ class Federation:
     def _serve(self, kept: str) -> Command:
         """The server. It keeps every version, and gives up a client that was not heard of for five seconds."""
         command = [sys.executable, "-m", "paceline", "federate", "serve", "-p", self.policy]
-        where = ["--host", self.lab.address("server"), "--port", str(SPARSE), "--token-file", str(self.folder / "token")]
+        where = [
+            "--host",
+            self.lab.address("server"),
+            "--port",
+            str(SPARSE),
+            "--token-file",
+            str(self.folder / "token"),
+        ]
         how = ["--clients", str(CLIENTS), "--lease", "5", "--checkpoint-every", "1", kept, str(self.folder / "kept")]
         return self.lab.spawn("server", [*command, *where, *how], os.environ)
 
@@ -203,7 +210,9 @@ def main() -> None:
             means[policy] = mean(pulls)
             nine_in_ten = pulls[9 * len(pulls) // 10]
             accuracy = 100 * mean(run.accuracy.values())
-            print(f"{policy}: a pull takes {means[policy]:.3f} s on average, {nine_in_ten:.3f} s at the 90th percentile")
+            print(
+                f"{policy}: a pull takes {means[policy]:.3f} s on average, {nine_in_ten:.3f} s at the 90th percentile"
+            )
             print(f"  {len(pulls)} pulls; {accuracy:.1f}% on the test set")
         print(f"FL-R²SP's pulls take {means[FL] / means[BSP]:.2f} of BSP's (target ≤ 0.5)")
         print("FL-R²SP, disturbed:")

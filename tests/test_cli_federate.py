@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,23 @@ def test_a_client_takes_part_and_says_what_came_of_it(federate: Shell) -> None:
     assert "client 0: round 3 of 3, loss" in ended.err
     assert ended.out.startswith("Client 0: 3 rounds in ")
     assert float(ended.out.split(";")[1].split("%")[0]) > 50
+
+
+def test_the_blacklist_of_a_running_server_is_read_and_cleared(federate: Shell) -> None:
+    with job("fl-r2sp:groups=1", workers=1) as running:
+        policy: Any = running.coordinator.ledger.policy
+        policy.recall({"blacklist": {"17": [0.31, 0.22, 0.4], "3": [0.1]}})
+        ended = federate("blacklist", running.address)
+        assert (ended.code, ended.out) == (0, "client 3: 0.10\nclient 17: 0.31, 0.22, 0.40\n")
+        ended = federate("blacklist", running.address, "--pardon", 3, "--pardon", 5)
+        assert ended.out == "client 3: taken back\nclient 5: was not blacklisted\nclient 17: 0.31, 0.22, 0.40\n"
+        assert federate("blacklist", running.address, "--pardon-all").out == "client 17: taken back\n"
+        assert federate("blacklist", running.address).out == "Nobody is blacklisted.\n"
+    with job("bsp") as running:
+        ended = federate("blacklist", running.address)
+        assert ended.code == 2 and "leaves nobody out; serve with -p fl-r2sp" in ended.err
+    ended = federate("blacklist", "127.0.0.1:1")
+    assert ended.code == 2 and "127.0.0.1:1 cannot be asked" in ended.err and "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ PADDING = 1 << 14  # elements, for some pieces on each of two shards
 assert {policies.registry.split_spec(spec)[0] for spec in POLICIES} >= set(policies.names()), "a policy is missing"
 
 SAID_BY_OTHERS = {"Register", "Loaded", "Begun", "Arrived", "Compared", "Saved", "Failed", "Faulted", "Subscribe"}
+NEVER = {"Barred", "Inspect"}  # these jobs have no outliers
 #: What comes again and again; the fault strikes at the second, in the midst of training.
 AGAIN_AND_AGAIN = {
     *("Want", "Given", "Ready", "Push", "Pushed", "Pull", "Weights", "Granted", "Cancelled"),
@@ -41,7 +42,8 @@ AFTER_A_CUT = {"Resume", "Resumed"}
 
 def names(*readers: Reader) -> list[str]:
     """The messages that these readers take."""
-    return list(dict.fromkeys(kind.__name__ for reader in readers for kind in get_args(reader.taken)))
+    found = dict.fromkeys(kind.__name__ for reader in readers for kind in get_args(reader.taken))
+    return [name for name in found if name not in NEVER]
 
 
 def worker_steps() -> list[tuple[str, str, str]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,11 @@ from paceline.policies import Apply, Update, make
 from paceline.serve.client import Client
 from paceline.serve.comparison import Comparison
 from paceline.serve.coordinator import Terms
+from paceline.serve.door import Door
 from paceline.serve.messages import Compared
 from paceline.serve.server import Server, ServerError
 from paceline.serve.variables import address
+from paceline.serve.watch import inspect
 from serve.workers import described
 from train.jobs import job
 
@@ -70,6 +74,62 @@ def test_a_worker_that_pulls_the_other_way_is_left_out(shards: int) -> None:
     assert all(cosine < -0.5 for cosine in blacklisted[ODD])
     applied = [event for event in running.events if isinstance(event, Applied)]
     assert all((ODD in event.workers) == (event.version <= 5) for event in applied[:ROUNDS])
+
+
+def test_who_is_left_out_is_told_and_can_be_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    """From outside: who it is and why, and a pardon, after which it is granted again."""
+    gradients, pardoned = directions(), threading.Event()
+
+    with job("filtered:policy=(bsp:weights=mean)", workers=WORKERS, token=b"secret") as running:
+        door = Door(*address(running.address), token=b"secret")
+
+        def run(where: str, worker: int) -> None:
+            weights, gradient = np.zeros(SIZE, np.float32), gradients[worker]
+            client = Client(address(where), described(SIZE), b"secret", worker)
+            client.begin(weights.data.cast("B"))
+            rounds = 0
+            while rounds < 6 or not pardoned.is_set():
+                rounds += 1
+                client.exchange(gradient.data.cast("B"), weights.data.cast("B"), batch_size=1, rates=(1.0,))
+                if worker == ODD and client.granted.iteration > 6:
+                    break
+            client.close()
+
+        def judge() -> None:
+            for _ in range(400):
+                found = asyncio.run(inspect(door))
+                if found.blacklist:
+                    break
+                time.sleep(0.05)
+            assert found.filters and not found.pardoned
+            ((client, cosines),) = found.blacklist
+            assert client == ODD and all(cosine < -0.5 for cosine in cosines)
+            found = asyncio.run(inspect(door, [ODD, 77]))
+            assert found.pardoned == (ODD,) and not found.blacklist
+            pardoned.set()
+
+        judging = threading.Thread(target=judge)
+        judging.start()
+        running.work(*[lambda where, worker=worker: run(where, worker) for worker in range(WORKERS)])
+        judging.join(30)
+        running.finish()
+    assert pardoned.is_set()
+    (said,) = [record.message for record in caplog.records if "left out" in record.message]
+    assert said.startswith(f"Worker {ODD} is left out: its updates point elsewhere")
+
+
+def test_where_nobody_is_left_out_it_is_said() -> None:
+    with job("bsp") as running:
+        found = asyncio.run(inspect(Door(*address(running.address)), everyone=True))
+    assert not found.filters and not found.blacklist and not found.pardoned
+
+
+def test_a_stranger_may_not_pardon() -> None:
+    with (
+        job("fl-r2sp:groups=1", token=b"secret") as running,
+        pytest.raises(ConnectionError, match="token is wrong"),
+    ):
+        asyncio.run(inspect(Door(*address(running.address), token=b"guess"), everyone=True))
 
 
 def test_the_parts_of_all_shards_make_the_whole() -> None:

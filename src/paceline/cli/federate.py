@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from pathlib import Path
@@ -99,3 +100,39 @@ def client(
     typer.echo(
         f"Client {number}: {done} rounds in {seconds:.1f} s; {100 * tested(model, share.data):.1f}% on the test set."
     )
+
+
+@federate.command()
+def blacklist(
+    connect: Annotated[str, typer.Argument(help="The server's address, host:port.")],
+    pardon: Annotated[list[int] | None, typer.Option(min=0, help="Take this client back; may be repeated.")] = None,
+    pardon_all: Annotated[bool, typer.Option("--pardon-all", help="Take all of them back.")] = False,
+    token_file: train.TokenFile = None,
+    tls_cert: train.TlsCert = None,
+    tls_key: train.TlsKey = None,
+    tls_ca: train.TlsCa = None,
+) -> None:
+    """Whom a running server leaves out as outliers, and for which cosines; and take them back."""
+    from paceline.serve.door import Door
+    from paceline.serve.variables import address
+    from paceline.serve.watch import inspect
+
+    try:
+        door = Door(*address(connect), train.token_of(token_file), train.tls_of(tls_cert, tls_key, tls_ca))
+        found = asyncio.run(inspect(door, pardon or (), pardon_all))
+    except ValueError as error:
+        refuse(str(error))
+    except OSError as error:
+        refuse(f"{connect} cannot be asked: {error}.")
+    if not found.filters:
+        refuse(
+            f"The policy at {connect} leaves nobody out; serve with -p fl-r2sp or -p 'filtered:policy=(…)' for that."
+        )
+    for client in found.pardoned:
+        typer.echo(f"client {client}: taken back")
+    for client in sorted(set(pardon or ()) - set(found.pardoned)):
+        typer.echo(f"client {client}: was not blacklisted")
+    for client, cosines in found.blacklist:
+        typer.echo(f"client {client}: {', '.join(f'{cosine:.2f}' for cosine in cosines)}")
+    if not found.blacklist and not found.pardoned:
+        typer.echo("Nobody is blacklisted.")

@@ -72,7 +72,7 @@ def tell(teller: Any, entry: Entry) -> list[Any]:
     if entry.told == "arrived":
         of = [Update(*of[0])]
     elif entry.told == "measured" and isinstance(of[1], list):
-        of = [of[0], Update(*of[1]), of[2]]
+        of = [of[0], tuple(of[1]) if of[0] == "pardon" else Update(*of[1]), of[2]]
     # Through JSON and back, since a tuple is a list there.
     decided: list[Any] = json.loads(json.dumps(_plain(getattr(teller, entry.told)(*of, entry.now))))
     return decided

@@ -209,7 +209,10 @@ class Policy(ABC):
         """A whole push is in. Its worker waits for a Grant."""
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
-        """Something was measured outside: a validation loss, the `cosine` of an Update. Most policies do not mind."""
+        """Something was measured outside: a validation loss, the `cosine` of an Update. Most policies do not mind.
+
+        A `pardon` of several workers is a person's word: they are to be taken back.
+        """
         return []
 
     @abstractmethod
@@ -222,6 +225,10 @@ class Policy(ABC):
     def woke(self, now: float) -> Decisions:
         """A WakeAt has come due."""
         return []
+
+    def barred(self, worker: WorkerId) -> str:
+        """Why this member is not granted any more, in a sentence; empty where it takes part."""
+        return ""
 
     def memory(self) -> dict[str, Any]:
         """What is worth knowing after a restart, when everybody has to join anew; values that JSON knows."""

@@ -104,6 +104,12 @@ class Filtered(Policy):
                     out += self._pass(self.policy.joined(client, now))
         return out
 
+    def barred(self, worker: WorkerId) -> str:
+        if worker not in self.aside:
+            return self.policy.barred(worker)
+        cosines = ", ".join(f"{cosine:.2f}" for cosine in self.blacklist[worker])
+        return f"its updates point elsewhere than those of the others (cosines {cosines})"
+
     def memory(self) -> dict[str, Any]:
         return self.policy.memory() | {"blacklist": {str(client): list(of) for client, of in self.blacklist.items()}}
 
@@ -154,6 +160,8 @@ class Filtered(Policy):
         return self._pass(self.policy.woke(now))
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
+        if kind == "pardon" and isinstance(subject, tuple):  # a worker speaks of itself alone
+            return self.pardon([client for client in subject if isinstance(client, int)], now)
         if kind != "cosine" or not isinstance(subject, Update):
             return self._pass(self.policy.measured(kind, subject, value, now))
         cohort = next((each for each in self.cohorts if subject in each), None)

@@ -34,6 +34,7 @@ from paceline.serve.alarm import Alarm
 from paceline.serve.checkpoint import Checkpoint, CheckpointError
 from paceline.serve.comparison import Comparison
 from paceline.serve.description import Description
+from paceline.serve.door import CALLERS
 from paceline.serve.lull import Lull
 from paceline.serve.messages import (
     MOST_STALENESS,
@@ -41,6 +42,7 @@ from paceline.serve.messages import (
     Add,
     Apply,
     Arrived,
+    Barred,
     Beat,
     Begun,
     Cancelled,
@@ -58,6 +60,8 @@ from paceline.serve.messages import (
     Granted,
     Happened,
     Identity,
+    Inspect,
+    Inspected,
     Join,
     Keep,
     Leave,
@@ -109,6 +113,7 @@ HEARD_HERE = Reader(
     | Failed
     | Faulted
     | Subscribe
+    | Inspect
 )
 GREETING_SECONDS = 10.0
 MOST_WORKERS = 1 << 31
@@ -249,7 +254,7 @@ class Coordinator:
         """Begin to listen; the port."""
         within = GREETING_SECONDS if self.terms.tls else None
         self._server = await asyncio.start_server(
-            self._meet, host, port, ssl=self.terms.tls, ssl_handshake_timeout=within
+            self._meet, host, port, backlog=CALLERS, ssl=self.terms.tls, ssl_handshake_timeout=within
         )
         self._watch = self._loop.create_task(self._watch_leases())
         return int(self._server.sockets[0].getsockname()[1])
@@ -314,6 +319,8 @@ class Coordinator:
                     await self._serve_worker(peer, first)
                 case Subscribe():
                     await self._serve_subscriber(peer)
+                case Inspect():
+                    peer.send(self._inspected(first))
                 case _:
                     raise WireError(f"A {type(first).__name__} is out of place here.")
         except asyncio.CancelledError:
@@ -575,6 +582,8 @@ class Coordinator:
         peer.send(Resumed())
         if member is self._giver and len(self._begun) < self.terms.shards:
             peer.send(Give())
+        if member.barred:
+            peer.send(Barred(member.barred))
         if member.finished:
             peer.send(member.finished)
         elif member.granted:
@@ -604,6 +613,7 @@ class Coordinator:
             if not member.admitted:
                 member.admitted = self.joined_ever = True
                 self._carry_out(self.ledger.joined(member.worker, self.now, member.incarnation))
+                self._tell_if_barred(member.worker)
 
     def _leave(self, member: Member, given_up: bool = False) -> None:
         """It takes no part any more. One who was given up is expected back for a while."""
@@ -885,6 +895,31 @@ class Coordinator:
         cosines = comparison.cosines(without_itself=self.ledger.policy.compares == "others")
         for update, cosine in zip(comparison.updates, cosines, strict=True):
             self._carry_out(self.ledger.measured("cosine", update, cosine, self.now))
+        for update in comparison.updates:
+            self._tell_if_barred(update.worker)
+
+    def _tell_if_barred(self, worker: int) -> None:
+        """Who is not granted any more is told so, once: it would wait without a word."""
+        member = self.roster.members.get(worker)
+        if member:
+            before, member.barred = member.barred, self.ledger.policy.barred(worker)
+            if member.barred and not before:
+                member.peer.send(Barred(member.barred))
+
+    def _inspected(self, asked: Inspect) -> Inspected:
+        """Whom the policy leaves out, when it has taken back those who were named."""
+        blacklist = self._blacklist()
+        pardoned = sorted(blacklist) if asked.everyone else [each for each in asked.pardon if each in blacklist]
+        if pardoned:
+            self._carry_out(self.ledger.measured("pardon", tuple(pardoned), 1.0, self.now))
+            for worker in pardoned:
+                self._tell_if_barred(worker)
+        left = tuple(sorted(self._blacklist().items()))
+        return Inspected(bool(self.ledger.policy.compares), left, tuple(pardoned))
+
+    def _blacklist(self) -> dict[int, tuple[float, ...]]:
+        found = self.ledger.policy.memory().get("blacklist", {})
+        return {int(client): tuple(cosines) for client, cosines in found.items()}
 
     def _turns_of(self, updates: Iterable[Identity]) -> int:
         """How many Applies like one of these updates make up a round, as far as the policy knows; the most, if any."""

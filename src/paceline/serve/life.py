@@ -8,6 +8,7 @@ the shard bears. What ends it is the server's word (Expelled), or a server of an
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ from paceline.serve.door import Door
 from paceline.serve.exchange import Backward, Exchange, Part, visits
 from paceline.serve.messages import (
     Accepted,
+    Barred,
     Beat,
     Begin,
     Begun,
@@ -55,6 +57,8 @@ from paceline.serve.messages import (
 )
 from paceline.serve.wire import Channel, Reader, WireError
 
+log = logging.getLogger(__name__)
+
 FROM_COORDINATOR = Reader(
     Challenge
     | Accepted
@@ -67,6 +71,7 @@ FROM_COORDINATOR = Reader(
     | Granted
     | Given
     | Cancelled
+    | Barred
     | Finished
     | Beat
     | Leave
@@ -106,6 +111,7 @@ class Life:
         self._door, self._patience = door, patience
         self.version = 0  # of the model that was last pulled
         self.pull_seconds = 0.0  # that it took
+        self.barred = ""  # why it is not granted any more, if it is not
         self.granted: Granted | None = None  # the last one
         self._control, self.generation = door.open(FROM_COORDINATOR)
         try:
@@ -281,6 +287,12 @@ class Life:
             if message.iteration <= self._newest:
                 return  # said again on a new connection
             self._newest = message.iteration
+            self.barred = ""
+        if isinstance(message, Barred):
+            if not self.barred:
+                log.warning("Worker %d is left out: %s.", self.welcome.worker, message.why)
+            self.barred = message.why
+            return
         kind = type(message).__name__
         if kind in self._unanswered:
             with self._sending:

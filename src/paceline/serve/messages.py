@@ -1,12 +1,12 @@
 """What is said on the wire, by whom to whom. Every message is a small typed struct; bytes travel beside it as a body.
 
     worker ── Join, Resume, Want, Soon, Ready, Measured, Finish, Beat, Leave ──▶ coordinator
-    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Finished, Beat, Leave, Expelled ── coordinator
+    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Barred, Finished, … ── coordinator
     worker ── Begin (+ weights), May, Push (+ gradient), Pull ──▶ shard
     worker ◀── Begun, Go, Pushed or Returned (+ weights), Weights (+ weights), Expelled ── shard
     shard ── Register, Loaded, Begun, Arrived, Compared, Saved, Failed, Beat ──▶ coordinator
     shard ◀── Setup, Giver, Add, Apply or Stream, Drop, Keep, Fence, Save, Stop ── coordinator
-    anybody ── Subscribe ──▶ coordinator ── Happened … ──▶ anybody
+    anybody ── Subscribe, Inspect ──▶ coordinator ── Happened …, Inspected ──▶ anybody
 
 An update's identity is (worker, incarnation, iteration): sent twice, it is applied once. An incarnation is a number
 that the coordinator gives a worker when it joins; of an older one nothing is accepted any more. A worker whose
@@ -183,6 +183,12 @@ class Given(Message, frozen=True):
 
 class Finish(Message, frozen=True):
     """I have no more to train on: leave me out of the order, and tell me when the others are done too."""
+
+
+class Barred(Message, frozen=True):
+    """Until further notice there will be no Grant, and this is why."""
+
+    why: str
 
 
 class Finished(Message, frozen=True):
@@ -412,3 +418,18 @@ class Happened(Message, frozen=True):
     """One trace event, as a line of JSON."""
 
     line: str
+
+
+class Inspect(Message, frozen=True):
+    """Whom does the policy leave out? Take these back first; everyone: all of them."""
+
+    pardon: tuple[int, ...] = ()
+    everyone: bool = False
+
+
+class Inspected(Message, frozen=True):
+    """Who is blacklisted, and for which cosines; and who has just been taken back. filters: does the policy at all?"""
+
+    filters: bool
+    blacklist: tuple[tuple[int, tuple[float, ...]], ...]
+    pardoned: tuple[int, ...]

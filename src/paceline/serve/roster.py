@@ -22,6 +22,7 @@ class Member:
         self.ready: Ready | None = None
         self.parts: set[int] = set()  # shards at which this iteration's update is in
         self.answered = False  # has this iteration's update arrived, whole?
+        self.barred = ""  # why the policy leaves it out, if it does
         self.finished: Finished | None = None  # what it was told at the end
 
     @property

@@ -38,7 +38,7 @@ from paceline.model.optimizer import without_compiler
 from paceline.model.slice import Slice
 from paceline.serve import checkpoint, greeting
 from paceline.serve.description import Description
-from paceline.serve.door import Door, answer
+from paceline.serve.door import CALLERS, Door, answer
 from paceline.serve.flow import Flow
 from paceline.serve.foresight import Foreseen, Foresight
 from paceline.serve.messages import (
@@ -85,6 +85,7 @@ FROM_COORDINATOR = Reader(
 )
 BEAT_SECONDS = 1.0
 STRANGERS = 64  # connections that may be in the midst of their greeting
+QUEUEING = 0.5  # seconds that the next one is made to wait for a place among them, before it is turned away
 WORTH_A_THREAD = 1 << 23  # elements: with less, threads spend more time waiting for each other, and spin meanwhile
 CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for so long is ended
 
@@ -129,7 +130,7 @@ class Shard:
         self._tls: ssl.SSLContext | None = coordinator.tls.listening() if coordinator.tls else None
         self._coordinator, self._generation = coordinator.open(FROM_COORDINATOR)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=512)
+        self._listener = socket.create_server((host, 0), family=family, backlog=CALLERS)
         self._sending = threading.Lock()  # on the coordinator's channel
         self._over = threading.Event()
         self._strangers = threading.BoundedSemaphore(STRANGERS)
@@ -465,10 +466,15 @@ class Shard:
                 if self._over.wait(0.05):
                     return
                 continue
-            if not self._strangers.acquire(blocking=False):
-                sock.close()  # too many who have not said who they are
+            if not self._strangers.acquire(timeout=QUEUEING):  # a crowd that greets is through by then
+                sock.close()  # too many who do not say who they are
                 continue
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+            except RuntimeError:  # the system allows no more threads: who is here is served on
+                log.warning("a worker was turned away: the system allows no more threads; raise `ulimit -u`")
+                self._strangers.release()
+                sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         channel: Channel | None = None

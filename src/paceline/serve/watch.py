@@ -1,22 +1,44 @@
-"""Watching a job from outside: the coordinator streams its trace events to whoever subscribes."""
+"""A job from outside: what happens, for whoever subscribes, and whom its policy leaves out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from paceline.observe.events import Event, from_line
 from paceline.serve import greeting
 from paceline.serve.door import Door
-from paceline.serve.messages import Accepted, Challenge, Happened, Refused, Subscribe
+from paceline.serve.messages import Accepted, Challenge, Happened, Inspect, Inspected, Refused, Subscribe
 from paceline.serve.peer import Peer
 from paceline.serve.wire import Reader, WireError
 
-HEARD = Reader(Challenge | Accepted | Refused | Happened)
+HEARD = Reader(Challenge | Accepted | Refused | Happened | Inspected)
 
 
 async def watch(door: Door) -> AsyncIterator[Event]:
     """Everything that happens from now on, first a Began. It ends when the server does."""
+    async with _called(door) as peer:
+        peer.send(Subscribe())
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
+            while True:
+                yield from_line(_heeded(await peer.receive()).line)
+
+
+async def inspect(door: Door, pardon: Sequence[int] = (), everyone: bool = False) -> Inspected:
+    """Whom the policy leaves out, once it has taken these back, or everyone."""
+    async with _called(door) as peer:
+        peer.send(Inspect(tuple(pardon), everyone))
+        answer = _heeded(await peer.receive())
+        if not isinstance(answer, Inspected):
+            raise WireError(f"The server answered with {type(answer).__name__} instead of Inspected.")
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def _called(door: Door) -> AsyncIterator[Peer]:
+    """A connection on which both have shown that they know the token."""
     context = door.tls.calling() if door.tls else None
     reader, writer = await asyncio.open_connection(door.host, door.port, ssl=context)
     peer = Peer(reader, writer, HEARD)
@@ -27,14 +49,15 @@ async def watch(door: Door) -> AsyncIterator[Event]:
         answer = greeting.proof(door.token, asked)
         peer.send(answer)
         greeting.verify(door.token, asked, answer, await peer.receive())
-        peer.send(Subscribe())
-        while True:
-            message = await peer.receive()
-            if isinstance(message, Refused):
-                raise WireError(message.reason)
-            yield from_line(message.line)
-    except (asyncio.IncompleteReadError, ConnectionResetError):
-        return
+        yield peer
+    except asyncio.IncompleteReadError:
+        raise WireError("The server hung up.") from None
     finally:
         peer.close()
         await peer.closed()
+
+
+def _heeded(message: Any) -> Any:
+    if isinstance(message, Refused):
+        raise WireError(message.reason)
+    return message
