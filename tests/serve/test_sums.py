@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ torch = pytest.importorskip("torch")
 from paceline.model.layout import STATISTICS, Layout, Tensor
 from paceline.model.slice import Slice
 from paceline.model.spec import OptimizerSpec
+from paceline.observe.events import Arrived
 from paceline.serve import checkpoint, replay
 from paceline.serve.client import Client
-from paceline.serve.messages import Add, Apply, Drop, Identity
+from paceline.serve.messages import Add, Apply, Drop, Identity, Ready
 from paceline.serve.saving import Plan
 from paceline.serve.store import Held, Store
 from paceline.serve.variables import address
@@ -135,3 +139,60 @@ def test_a_recording_of_it_can_be_replayed(tmp_path: Path) -> None:
     parts = replay.weights(tmp_path / "recorded")
     assert len(parts) == 2
     assert all(part.whole and part.same and part.updates == WORKERS * ROUNDS for part in parts)
+
+
+def test_two_lives_of_a_worker_may_push_what_looks_the_same(tmp_path: Path) -> None:
+    """Pushed, lost, back again and pushed once more, before the round is over: both were added, and both count."""
+
+    def push(where: str, value: float) -> Client:
+        """And go on without waiting for the answer."""
+        weights, gradient = np.zeros(SIZE, np.float32), np.full(SIZE, value, np.float32)
+        client = Client(address(where), described(SIZE), worker=0)
+        client.begin(weights.data.cast("B"))
+        client._life.answer(
+            lambda iteration, version: Ready(iteration, version, 1, 0.0, None, ()),
+            gradient.data.cast("B"),
+            weights.data.cast("B"),
+            (1.0,),
+            "float32",
+        )
+        return client
+
+    with job("bsp:running=true", shards=1, workers=2, saving=Plan(tmp_path, updates=1), lease=1.0) as running:
+
+        def arrived() -> int:
+            return sum(isinstance(event, Arrived) for event in running.events)
+
+        def twice(where: str) -> None:
+            first = push(where, 1.0)
+            wait_for(lambda: arrived() == 1)
+            first._life.end(ConnectionError("the plug was pulled"))
+            second = push(where, 10.0)
+            wait_for(lambda: arrived() == 2)
+            ready.set()
+            second.go_on(memoryview(bytearray(4 * SIZE)))
+            second.close()
+
+        def once(where: str) -> None:
+            client = Client(address(where), described(SIZE), worker=1)
+            weights, gradient = np.zeros(SIZE, np.float32), np.full(SIZE, 100.0, np.float32)
+            client.begin(weights.data.cast("B"))
+            assert ready.wait(30)
+            client.exchange(gradient.data.cast("B"), weights.data.cast("B"), batch_size=1, rates=(1.0,))
+            client.close()
+
+        ready = threading.Event()
+        running.work(twice, once)
+        running.finish()
+    arrivals = [(event.worker, event.iteration) for event in running.events if isinstance(event, Arrived)]
+    assert sorted(arrivals) == [(0, 1), (0, 1), (1, 1)]
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert all(np.allclose(weights, -111.0) for weights in checkpoint.weights(found).values())
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
