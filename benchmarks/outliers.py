@@ -13,25 +13,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from paceline.federated.partition import Skew, dirichlet
-from paceline.model.similarity import Products
 from paceline.model.spec import OptimizerSpec
-from paceline.policies import Apply, Update
-from paceline.policies.filtered import Filtered
+from paceline.policies import Update
+from paceline.policies.contract import Decisions
+from paceline.policies.filtered import SMALLEST, Filtered
 from paceline.policies.flr2sp import FLR2SP
-from paceline.simulate import load_cluster, training
+from paceline.simulate import load_cluster
 from paceline.simulate.task import Local, Task
+from paceline.simulate.training import Shares, train
 from paceline.workloads.data import load
 
-Cohort = list[tuple[int, float, float]]  # client, its cosine with the whole and with the others
+Cohort = list[tuple[int, float]]  # client, its cosine with the whole
 
 
 class Collecting(FLR2SP):
     """Hears of cosines and judges nobody."""
 
-    def measured(self, kind: str, subject: object, value: float, now: float):  # type: ignore[no-untyped-def]
+    def __init__(self, groups: int) -> None:
+        super().__init__(groups)
+        self.heard: list[Cohort] = []
+
+    def _judge(self, cosines: dict[Update, float], now: float) -> Decisions:
+        self.heard.append([(update.worker, cosine) for update, cosine in cosines.items()])
         return []
 
 
@@ -42,44 +47,27 @@ def collected(asked: argparse.Namespace) -> tuple[list[Cohort], set[int]]:
     spec = replace(spec, workers=spec.workers[: asked.clients])
     alphas = Skew(asked.outliers).alphas(asked.clients, asked.seed)
     each = min(390, max(64, len(data.labels) // asked.clients))
-    shares = training.Shares(dirichlet(data.labels, alphas, each, asked.seed), asked.seed)
+    shares = Shares(dirichlet(data.labels, alphas, each, asked.seed), asked.seed)
     optimizer = OptimizerSpec("SGD", ({"lr": asked.rate},))
     task = Task(asked.network, data, optimizer, asked.seed, local=Local(asked.steps, 16))
-    cohorts: list[Cohort] = []
-    within: Any = training  # both kinds of cosines are wanted, and a policy hears of one
-    products, apply = within.products, within.Training.apply
-    seen: list[Products] = []
-
-    def seen_too(*of: Any) -> Products:
-        seen.append(products(*of))
-        return seen[-1]
-
-    def noted(self: training.Training, what: Apply, time: float) -> list[float]:
-        found: list[float] = apply(self, what, time)
-        if found:
-            clients = [update.worker for update in what.updates]
-            cohorts.append(list(zip(clients, seen[-1].cosines(False), seen[-1].cosines(True), strict=True)))
-        return found
-
-    within.products, within.Training.apply = seen_too, noted
-    training.train(spec, Collecting(groups=asked.clients // 16), task, None, asked.rounds, shares=shares)
-    return cohorts, {client for client, alpha in enumerate(alphas) if alpha < 1}
+    policy = Collecting(asked.clients // asked.group)
+    train(spec, policy, task, None, asked.rounds, shares=shares)
+    return policy.heard, {client for client, alpha in enumerate(alphas) if alpha < 1}
 
 
 def tried(rule: Filtered, cohorts: list[Cohort]) -> set[int]:
     """Whom a rule would have blacklisted: it hears of the cosines of those whom it has not."""
-    rule.granted = {client: 1 for cohort in cohorts for client, _, _ in cohort}
+    rule.granted = {client: 1 for cohort in cohorts for client, _ in cohort}
     for at, cohort in enumerate(cohorts):
-        left = [entry for entry in cohort if entry[0] not in rule.blacklist]
-        if len(left) >= 5:
-            column = 2 if rule.compares == "others" else 1
-            rule._judge({Update(entry[0], at, 0, 1, 0.0): entry[column] for entry in left}, float(at))
+        left = {Update(client, at, 0, 1, 0.0): value for client, value in cohort if client not in rule.blacklist}
+        if len(left) >= SMALLEST:
+            rule._judge(left, float(at))
     return set(rule.blacklist)
 
 
 RULES: dict[str, Callable[[], Filtered]] = {
-    "below 0.5, three in a row, with the whole (the paper's)": lambda: Filtered(beta=0.5, relative=False, strikes=3),
-    "below 0.3, three in a row, with the whole": lambda: Filtered(beta=0.3, relative=False, strikes=3),
+    "below 0.5, three in a row (the paper's)": lambda: Filtered(beta=0.5, relative=False, strikes=3),
+    "below 0.3, three in a row": lambda: Filtered(beta=0.3, relative=False, strikes=3),
     "the default": Filtered,
 }
 
@@ -89,7 +77,13 @@ def main() -> None:
     parser.add_argument("--network", default="mlp")
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--data", type=Path)
-    for name, kind, usual in (("rounds", int, 30), ("clients", int, 48), ("steps", int, 20), ("seed", int, 0)):
+    for name, kind, usual in (
+        ("rounds", int, 30),
+        ("clients", int, 48),
+        ("steps", int, 20),
+        ("seed", int, 0),
+        ("group", int, 16),
+    ):
         parser.add_argument(f"--{name}", type=kind, default=usual)
     parser.add_argument("--outliers", type=float, default=0.25)
     parser.add_argument("--rate", type=float, default=0.02)
@@ -99,12 +93,11 @@ def main() -> None:
         asked.keep.write_text(json.dumps({"cohorts": cohorts, "outliers": sorted(odd)}))
     others = asked.clients - len(odd)
     for name, part in (("first", cohorts[: len(cohorts) // 4]), ("last", cohorts[-len(cohorts) // 4 :])):
-        for column, what in ((1, "the whole"), (2, "the others")):
-            for who, wanted in (("outliers", True), ("others", False)):
-                found = sorted(entry[column] for cohort in part for entry in cohort if (entry[0] in odd) == wanted)
-                if found:
-                    low, high = found[len(found) // 10], found[9 * len(found) // 10]
-                    print(f"{name} quarter, with {what:10}: {who:8} {low:6.2f} {median(found):6.2f} {high:6.2f}")
+        for who, wanted in (("outliers", True), ("others", False)):
+            found = sorted(value for cohort in part for client, value in cohort if (client in odd) == wanted)
+            if found:
+                low, high = found[len(found) // 10], found[9 * len(found) // 10]
+                print(f"{name} quarter: {who:8} {low:6.2f} {median(found):6.2f} {high:6.2f}")
     for name, rule in RULES.items():
         black = tried(rule(), cohorts)
         share = f"{len(black & odd) / len(odd):.0%}" if odd else "–"

@@ -1,4 +1,4 @@
-"""Cosines of updates with what they come to together, and with the others."""
+"""Cosines of updates with what they come to together."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ def test_cosines_are_those_of_the_vectors(weights: tuple[float, ...]) -> None:
     updates = [torch.randn(500) + 0.3 for _ in weights]
     whole = sum(weight * update for weight, update in zip(weights, updates, strict=True))
     assert isinstance(whole, torch.Tensor)
-    found = products(updates, weights)
-    assert found.cosines(without_itself=False) == pytest.approx([cosine(each, whole) for each in updates], abs=1e-5)
-    others = [whole - weight * update for weight, update in zip(weights, updates, strict=True)]
-    expected = [cosine(update, other) for update, other in zip(updates, others, strict=True)]
-    assert found.cosines(without_itself=True) == pytest.approx(expected, abs=1e-5)
+    found = products(updates, weights).cosines()
+    assert found == pytest.approx([cosine(each, whole) for each in updates], abs=1e-5)
 
 
 def test_parts_of_a_model_add_up() -> None:
@@ -33,22 +30,18 @@ def test_parts_of_a_model_add_up() -> None:
     whole = products(updates, weights)
     parts = [products([update[a:b] for update in updates], weights) for a, b in ((0, 100), (100, 130), (130, 300))]
     together = parts[0] + parts[1] + parts[2]
-    for without_itself in (True, False):
-        assert together.cosines(without_itself) == pytest.approx(whole.cosines(without_itself), abs=1e-5)
+    assert together.cosines() == pytest.approx(whole.cosines(), abs=1e-5)
 
 
 def test_of_mere_noise_only_the_part_of_itself_is_seen() -> None:
     torch.manual_seed(2)
     updates = [torch.randn(100_000) for _ in range(12)]
-    found = products(updates, [1 / 12] * 12)
-    assert found.cosines(without_itself=False) == pytest.approx([1 / math.sqrt(12)] * 12, abs=0.02)
-    assert found.cosines(without_itself=True) == pytest.approx([0.0] * 12, abs=0.02)
+    found = products(updates, [1 / 12] * 12).cosines()
+    assert found == pytest.approx([1 / math.sqrt(12)] * 12, abs=0.02)
 
 
 @pytest.mark.parametrize("odd", [torch.zeros(10), torch.full((10,), math.nan), torch.full((10,), 1e30)])
 def test_what_has_no_direction_has_no_cosine(odd: torch.Tensor) -> None:
-    found = products([odd, torch.ones(10), torch.ones(10)], [1 / 3] * 3)
-    for without_itself in (True, False):
-        cosines = found.cosines(without_itself)
-        assert all(math.isfinite(cosine) for cosine in cosines)
-        assert cosines[0] == 0.0
+    cosines = products([odd, torch.ones(10), torch.ones(10)], [1 / 3] * 3).cosines()
+    assert all(math.isfinite(cosine) for cosine in cosines)
+    assert cosines[0] == 0.0

@@ -87,8 +87,8 @@ def test_it_is_the_mean_that_counts_so_one_lucky_round_saves_nobody() -> None:
 def test_what_is_usual_is_what_the_others_have() -> None:
     some = Federation(8)
     for _ in range(10):
-        some.round({3: 0.13}, usual=0.2)  # below the paper's 0.5 are all
-    assert not some.policy.blacklist  # 0.65 of the median
+        some.round({3: 0.17}, usual=0.2)  # below the paper's 0.5 are all
+    assert not some.policy.blacklist  # 0.85 of the median
     for _ in range(5):
         some.round({3: 0.05}, usual=0.2)
     assert list(some.policy.blacklist) == [3]
@@ -102,10 +102,18 @@ def test_where_cosines_are_wide_apart_anyway_a_low_one_is_not_odd() -> None:
     assert not some.policy.blacklist
 
 
-def test_where_the_median_is_noise_nobody_is_judged() -> None:
+def test_among_noise_who_is_small_is_odd() -> None:
+    """Of twelve that are noise each has a cosine of 1/√12 with the whole, and one half as long half of that."""
+    some = Federation(12)
+    for _ in range(5):
+        some.round({2: 0.15}, usual=0.29)
+    assert list(some.policy.blacklist) == [2]
+
+
+def test_where_updates_cancel_one_another_out_nobody_is_judged() -> None:
     some = Federation(12)
     for _ in range(10):
-        some.round({2: -0.5}, usual=0.09)
+        some.round({2: -0.5}, usual=0.0)
     assert not some.policy.blacklist
 
 
@@ -115,7 +123,6 @@ def by_the_letter(clients: int) -> Federation:
 
 def test_by_the_letter_of_the_paper() -> None:
     some = by_the_letter(9)
-    assert some.policy.compares == "whole"
     for _ in range(2):
         some.round({3: 0.49, 4: 0.51}, usual=0.9)
     assert not some.policy.blacklist

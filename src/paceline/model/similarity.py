@@ -19,32 +19,25 @@ if TYPE_CHECKING:
 class Products:
     """Of some updates: each with what they come to together, each with itself, and that with itself."""
 
-    weights: tuple[float, ...]  # of each in the whole
     with_whole: tuple[float, ...]
     with_itself: tuple[float, ...]
     whole: float
 
     def __add__(self, other: Products) -> Products:
         return Products(
-            self.weights,
             tuple(a + b for a, b in zip(self.with_whole, other.with_whole, strict=True)),
             tuple(a + b for a, b in zip(self.with_itself, other.with_itself, strict=True)),
             self.whole + other.whole,
         )
 
-    def cosines(self, without_itself: bool) -> list[float]:
-        """Of each update with the whole, or with the whole of the others.
+    def cosines(self) -> list[float]:
+        """Of each update with the whole. What has no direction, being zero or not finite, has a cosine of 0.
 
-        An update is a part of the whole: even where all are noise, and n weigh the same, its cosine with it is 1/√n.
-        With the others it is 0 then. What has no direction, being zero or not finite, has a cosine of 0.
+        An update is a part of the whole: even where all are noise, and n are as long, its cosine with it is 1/√n.
         """
         found = []
-        for weight, product, square in zip(self.weights, self.with_whole, self.with_itself, strict=True):
-            whole = self.whole
-            if without_itself:
-                whole += weight * (weight * square - 2 * product)
-                product -= weight * square
-            length = math.sqrt(square) * math.sqrt(whole) if square > 0 and whole > 0 else 0.0
+        for product, square in zip(self.with_whole, self.with_itself, strict=True):
+            length = math.sqrt(square) * math.sqrt(self.whole) if square > 0 and self.whole > 0 else 0.0
             found.append(product / length if length > 0 and math.isfinite(product / length) else 0.0)
         return found
 
@@ -57,4 +50,4 @@ def products(updates: Sequence[torch.Tensor], weights: Sequence[float]) -> Produ
     for update, weight in zip(updates, weights, strict=True):
         whole.add_(update, alpha=weight)
     both = torch.stack([torch.stack((update @ whole, update @ update)) for update in updates]).double().tolist()
-    return Products(tuple(weights), tuple(a for a, _ in both), tuple(b for _, b in both), float(whole @ whole))
+    return Products(tuple(a for a, _ in both), tuple(b for _, b in both), float(whole @ whole))

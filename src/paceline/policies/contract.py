@@ -26,7 +26,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from paceline.policies.options import checked
 
@@ -169,9 +169,9 @@ class Policy(ABC):
     keeps: bool = False
     #: Are weights of a model pushed instead of gradients, to be mixed into the server's?
     mixes: bool = False
-    #: Of which cosine is it to be told (`measured`), of every update, after each Apply of several: with the whole of
-    #: what was applied, or with the others? Empty: of none.
-    compares: Literal["", "whole", "others"] = ""
+    #: Is it to be told (`measured`) the cosine of every update with the whole of what was applied, after each Apply of
+    #: several?
+    compares: bool = False
     #: May a shard answer with its slice as soon as all members' slices are in, before the barrier's Apply? Which
     #: members those are is said by a Stream.
     pipelined: bool = False

@@ -5,14 +5,11 @@ stay low is blacklisted: as far as the policy inside knows, it has left. It is n
 comes from it is dropped.
 
 The paper's rule (`relative=false,beta=0.5,strikes=3`): the cosine with the mean is below β = 0.5 three times in a row.
-But an update is a part of that mean: even where n updates are mere noise, each has a cosine of 1/√n with it. And
-as training goes on honest updates become noise: their cosines fall below any fixed β, and so near to that of outliers
-that three in a row come by chance.
+But as training goes on updates become noise, and the cosine of any of n falls to 1/√n, below any fixed β.
 
-So by default the cosine is with the *others*, which is 0 for noise, and what counts is where it lies among those of
-the same Apply: over the last `strikes` of them a client must be, on average, `SPREADS` spreads below the median, and
-below β times the median. Where the median itself is hardly above noise nobody is judged: there is nothing to be seen.
-(How this was chosen: docs/decisions/0013.)
+So by default what counts is where a cosine lies among those of the same Apply: over the last `strikes` of them a client
+must be, on average, `SPREADS` spreads below the median, and below β times the median. That finds also who is small
+among noise: of one or two classes there is soon nothing left to learn. (How this was chosen: docs/decisions/0013.)
 """
 
 from __future__ import annotations
@@ -28,9 +25,8 @@ from paceline.policies.options import PolicyError, Range
 from paceline.policies.registry import make
 
 SMALLEST = 5  # updates applied together: with fewer there is no telling who is the outlier
-SIGNAL = 0.1  # what the median cosine with the others must be, where it would be 0 for noise
 SPREADS = 2.5  # by how many a client must be below the median
-LEAST_SPREAD = 0.02  # of cosines: less is not worth a word
+LEAST_SPREAD = 0.06  # of the median: less is not worth a word
 NORMAL = 1.4826  # a normal distribution's deviation, in units of its median distance from the median
 AWAITED = 16  # Applies of which cosines may still come
 
@@ -52,7 +48,7 @@ class Filtered(Policy):
     def __init__(
         self,
         policy: Annotated[Policy | str, "the policy for the others"] = "bsp:weights=mean",
-        beta: Annotated[float, Range(-1, 1), "β, the cosine below which a client is an outlier"] = 0.6,
+        beta: Annotated[float, Range(-1, 1), "β, the cosine below which a client is an outlier"] = 0.8,
         relative: Annotated[bool, "β is in units of what is usual among those applied together"] = True,
         strikes: Annotated[int, Range(1), "over how many of its updates"] = 5,
         retest: Annotated[int, Range(0), "model versions after which a blacklisted one is tried again; 0: never"] = 0,
@@ -67,7 +63,7 @@ class Filtered(Policy):
         self.version = 0
         self.granted: dict[WorkerId, int] = {}  # member → Grants it was given
         self.running: set[WorkerId] = set()  # members with a Grant not yet answered
-        self.compares = "others" if relative else "whole"
+        self.compares = True
         self.seen: dict[WorkerId, list[Seen]] = {}  # of a member, the last `strikes`
         #: Client → the cosines it was blacklisted for. Who leaves and comes back is still on it.
         self.blacklist: dict[WorkerId, tuple[float, ...]] = {}
@@ -179,9 +175,9 @@ class Filtered(Policy):
     def _judge(self, cosines: dict[Update, float], now: float) -> Decisions:
         values = [cosine if cosine == cosine else -1.0 for cosine in cosines.values()]
         usual = median(values)
-        spread = max(NORMAL * median(abs(value - usual) for value in values), LEAST_SPREAD)
-        if usual < (SIGNAL if self.relative else self.beta):  # most are below it: then it is not they who are odd
-            return []
+        spread = max(NORMAL * median(abs(value - usual) for value in values), LEAST_SPREAD * usual)
+        if usual <= 0 or (usual < self.beta and not self.relative):
+            return []  # most are below it: then it is not they who are odd
         out: Decisions = []
         for update, value in zip(cosines, values, strict=True):
             worker = update.worker

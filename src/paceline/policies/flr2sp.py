@@ -62,7 +62,7 @@ class FLR2SP(Filtered):
             Literal["update", "model"], "update: by the group's mean change; model: toward its mean, as printed"
         ] = "update",
         filter: Annotated[bool, "leave outliers out"] = True,
-        beta: Annotated[float, Range(-1, 1), "β, the cosine below which a client is an outlier"] = 0.6,
+        beta: Annotated[float, Range(-1, 1), "β, the cosine below which a client is an outlier"] = 0.8,
         relative: Annotated[bool, "β is in units of what is usual among those applied together"] = True,
         strikes: Annotated[int, Range(1), "over how many of its updates"] = 5,
         retest: Annotated[int, Range(0), "model versions after which a blacklisted one is tried again; 0: never"] = 0,
@@ -75,7 +75,7 @@ class FLR2SP(Filtered):
         self.outer.starts_together = True  # a round is long, and clients are many: nobody waits for a pilot
         of = _Mixing if moves == "model" else Groups
         super().__init__(of(groups, inner, self.outer), beta, relative, strikes, retest)
-        self.compares = self.compares if filter else ""
+        self.compares = filter
         # A client's link is the narrow one: those of a group fill the server's link only together.
         self.takes_turns = False
         self.count = groups

@@ -14,7 +14,7 @@ class Comparison:
         self.updates = apply.updates
         self.parts = 0  # shards that have said theirs
         none = (0.0,) * len(apply.updates)
-        self._products = Products(apply.weights, none, none, 0.0)
+        self._products = Products(none, none, 0.0)
 
     def fits(self, part: Compared) -> bool:
         """Is it of as many updates?"""
@@ -22,8 +22,8 @@ class Comparison:
 
     def add(self, part: Compared) -> None:
         self.parts += 1
-        self._products += Products(self._products.weights, part.with_whole, part.with_itself, part.whole)
+        self._products += Products(part.with_whole, part.with_itself, part.whole)
 
-    def cosines(self, without_itself: bool) -> list[float]:
+    def cosines(self) -> list[float]:
         """When all shards have said theirs."""
-        return self._products.cosines(without_itself)
+        return self._products.cosines()

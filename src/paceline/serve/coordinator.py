@@ -868,7 +868,7 @@ class Coordinator:
         kept = dict(self._kept.values())
         identities = tuple(kept.get(update) or self._decided(update) for update in apply.updates)
         if not self._streams:  # there they have applied it
-            turns, compare = self._turns_of(identities), bool(self.ledger.policy.compares) and len(identities) > 1
+            turns, compare = self._turns_of(identities), self.ledger.policy.compares and len(identities) > 1
             if compare and self._shards:
                 self._comparing[self.ledger.version] = Comparison(apply)
             self._tell_shards(
@@ -892,8 +892,7 @@ class Coordinator:
         if comparison.parts < len(self._shards):
             return
         del self._comparing[part.version]
-        cosines = comparison.cosines(without_itself=self.ledger.policy.compares == "others")
-        for update, cosine in zip(comparison.updates, cosines, strict=True):
+        for update, cosine in zip(comparison.updates, comparison.cosines(), strict=True):
             self._carry_out(self.ledger.measured("cosine", update, cosine, self.now))
         for update in comparison.updates:
             self._tell_if_barred(update.worker)
@@ -915,7 +914,7 @@ class Coordinator:
             for worker in pardoned:
                 self._tell_if_barred(worker)
         left = tuple(sorted(self._blacklist().items()))
-        return Inspected(bool(self.ledger.policy.compares), left, tuple(pardoned))
+        return Inspected(self.ledger.policy.compares, left, tuple(pardoned))
 
     def _blacklist(self) -> dict[int, tuple[float, ...]]:
         found = self.ledger.policy.memory().get("blacklist", {})

@@ -14,7 +14,7 @@ from paceline.serve.wire import Channel, Reader
 
 T = TypeVar("T")
 SECONDS = 10.0  # to connect and to greet
-CALLERS = 4096  # that may wait to be let in (or as many as the system allows): whoever finds no place waits for seconds
+CALLERS = 4096  # that may wait to be let in, if the system allows so many: who finds no place there waits for seconds
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from paceline.observe.observer import Observer
 from paceline.policies import Policy
-from paceline.serve import checkpoint
+from paceline.serve import checkpoint, files
 from paceline.serve.checkpoint import Checkpoint, CheckpointError
 from paceline.serve.coordinator import Coordinator, Terms
 from paceline.serve.saving import Plan
@@ -71,6 +71,10 @@ class Server:
         """
         self._address = address or Address()
         self._address.check(terms.token)
+        if (most := files.allow(terms.workers)) < terms.workers:
+            raise ServerError(
+                f"{terms.workers} workers need as many open files, and there may be {most}: raise `ulimit -Hn`."
+            )
         made = make_policy()
         if made.compares and made.mixes:
             raise ServerError(

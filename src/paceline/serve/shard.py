@@ -86,6 +86,9 @@ FROM_COORDINATOR = Reader(
 BEAT_SECONDS = 1.0
 STRANGERS = 64  # connections that may be in the midst of their greeting
 QUEUEING = 0.5  # seconds that the next one is made to wait for a place among them, before it is turned away
+AT_ONCE = 1 << 28  # bytes of pushes that are received at a time; the others wait in their sockets
+LEAST_AT_ONCE = 64  # pushes that are, however large
+SLOW = 10.0  # seconds without a stretch of a push, after which it keeps nobody waiting any more
 WORTH_A_THREAD = 1 << 23  # elements: with less, threads spend more time waiting for each other, and spin meanwhile
 CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for so long is ended
 
@@ -143,12 +146,16 @@ class Shard:
         self._foreseeing = 0  # predictions that are being made
         self._pulls: set[Pieces] = set()  # under way, of the weights themselves
         self._copied: dict[Pieces, Copied] = {}  # under way, of a copy
-        self._workers: dict[Channel, Hello] = {}
+        self._workers: dict[int, dict[Channel, Hello]] = {}  # worker → its connections
         self._given_pieces: set[int] = set()
         self._recording: Recording | None = None
         self.flow: Flow | None = None  # where updates are streamed
         self.pushes: Turnstile | None = None  # where workers take turns on the link, in either direction
         self._pulling: Turnstile | None = None
+        self._alone = False  # is there no other shard?
+        self._adds = False  # are updates added up as they come, and wait for no other shard before?
+        self._places: dict[Identity, Pass] = {}  # of those that have come and are not added up yet
+        self.receiving = Turnstile(LEAST_AT_ONCE, stuck=SLOW, adapts=False)  # where they take none
 
     def run(self) -> None:
         """Serve until the coordinator says stop, or is gone. Unwanted: it would not have this shard."""
@@ -175,8 +182,9 @@ class Shard:
             if self._recording and isinstance(self._store, Store):
                 self._recording.close(self._store)
             with self._state:
-                for channel in self._workers:
-                    channel.close()
+                for channels in self._workers.values():
+                    for channel in channels:
+                        channel.close()
             self._coordinator.close()
 
     # What workers ask for; each from its own thread
@@ -235,9 +243,10 @@ class Shard:
     def _is_over(self, hello: Hello) -> bool:
         return self._over.is_set() or not self.opened().accepts(hello.worker, hello.incarnation)
 
-    def put(self, update: Identity, piece: int, held: Held, total: float) -> bool:
+    def put(self, update: Identity, piece: int, held: Held, total: float, place: Pass | None = None) -> bool:
         """An update is in, of this sum. A NaN in it, and it is as if it had never come.
 
+        place: it has among those that are received; it is left when the update is held for good, or decided.
         True if it is answered as a piece that comes back, when it has been applied, and needs no other answer.
         """
         store = self.opened()
@@ -246,11 +255,17 @@ class Shard:
             self.free(piece, held.gradient)
             raise WireError(f"The update was refused: {fault}.")
         if self.flow:
+            if place:
+                place.leave()
             self.flow.put(update, piece, held)
             return True
         assert isinstance(store, Store)
         with self._state:
             new = store.put(update, held)
+            if place and new and self._adds:
+                self._places[update] = place
+            elif place:
+                place.leave()
         if new:
             self.tell(Arrived(update))
         return False
@@ -374,6 +389,9 @@ class Shard:
             case _ if isinstance(store, Store):
                 with self._state:
                     store.carry_out(order)
+                    self._adds = self._adds or (isinstance(order, Add) and self._alone)
+                    if isinstance(order, Add | Drop) and (place := self._places.pop(order.update, None)):
+                        place.leave()
 
     def _set_up(self, order: Setup) -> None:
         described = Description.from_json(bytes(self._body))
@@ -393,6 +411,8 @@ class Shard:
             self._store, self._key = store, order.key
             self.flow = Flow(store, self._state, self.tell) if isinstance(store, Streams) else None
             self._foresight = Foresight(store) if isinstance(store, Store) else None
+            self._alone = order.pieces[-1][1] - order.pieces[0][0] == described.layout.size
+            self.receiving.slots = max(LEAST_AT_ONCE, AT_ONCE // max(1, 4 * largest))
             if order.at_a_time:
                 self.pushes, self._pulling = Turnstile(order.at_a_time), Turnstile(order.at_a_time)
             self._state.notify_all()
@@ -430,8 +450,8 @@ class Shard:
 
     def _hang_up_on(self, fence: Fence) -> None:
         """Whoever was given up, and perhaps neither reads nor writes any more, holds nothing here any longer."""
-        for channel, hello in self._workers.items():
-            if hello.worker == fence.worker and hello.incarnation < fence.incarnation:
+        for channel, hello in self._workers.get(fence.worker, {}).items():
+            if hello.incarnation < fence.incarnation:
                 channel.cut()
 
     def _save(self, store: Store | Streams, order: Save) -> None:
@@ -478,6 +498,7 @@ class Shard:
 
     def _serve(self, sock: socket.socket) -> None:
         channel: Channel | None = None
+        hello: Any = None
         try:
             try:
                 channel = answer(sock, FROM_WORKER, self._token, self._generation, self._tls)
@@ -494,7 +515,7 @@ class Shard:
                     raise WireError(f"This is not worker {hello.worker}: it does not have its ticket.")
                 if not opened.accepts(hello.worker, hello.incarnation):
                     raise Fenced("This worker has been given up; it must join again.")
-                self._workers[channel] = hello
+                self._workers.setdefault(hello.worker, {})[channel] = hello
             if self._pulling:
                 channel.hold_little_back(NEARLY)
             Visit(self, channel, hello).run()
@@ -504,12 +525,20 @@ class Shard:
             log.info("a worker's connection ended: %s", error)
             self._turn_away(channel, error)
         finally:
-            with self._state:
-                if channel and (gone := self._workers.pop(channel, None)) and self.flow:
-                    self.flow.left(gone, channel)
             if channel:
+                if isinstance(hello, Hello):
+                    self._visited(channel, hello)
                 channel.close()
             sock.close()
+
+    def _visited(self, channel: Channel, hello: Hello) -> None:
+        """A worker's connection is over."""
+        with self._state:
+            channels = self._workers.get(hello.worker, {})
+            if channels.pop(channel, None) and self.flow:
+                self.flow.left(hello, channel)
+            if not channels:
+                self._workers.pop(hello.worker, None)
 
     def _turn_away(self, channel: Channel | None, error: Exception) -> None:
         if channel:

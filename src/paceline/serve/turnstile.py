@@ -7,6 +7,9 @@ so that the link is never idle. Who gets stuck (a peer that hangs, a link that i
 How many at a time? As many as it takes to fill the link: one, where workers' links are as fast as the server's; more,
 where a worker has several shards to talk to at once, or where its link is slower. That is found out: now and then one
 more is let in, and if more gets through in all, it stays so.
+
+Where nobody takes turns, the same bounds how many pushes are received at a time, so that a crowd does not fill the
+memory: the others wait in their sockets. Then the number is fixed, and who is slow is given more time.
 """
 
 from __future__ import annotations
@@ -44,46 +47,67 @@ class Pass:
 class Turnstile:
     """First come, first served. Any thread may call."""
 
-    def __init__(self, slots: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        slots: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        stuck: float = STUCK,
+        adapts: bool = True,
+    ) -> None:
+        """stuck: seconds without a byte after which one is passed by. adapts: may it be more than so many slots?"""
         self.slots = slots
-        self._clock = clock
-        self._state = threading.Condition()
+        self._clock, self._stuck = clock, stuck
+        self._state = threading.Lock()
         self._inside: set[Pass] = set()
-        self._queue: deque[object] = deque()
-        self._pace = _Pace()
+        self._queue: deque[threading.Event] = deque()  # of those who wait, by which each is woken alone
+        self._pace = _Pace() if adapts else None
 
     def enter(self) -> Pass:
         """Wait until it is our turn."""
-        ticket = object()
+        called = threading.Event()
         with self._state:
-            self._queue.append(ticket)
-            self._pace.crowd(self._clock())
-            while self._queue[0] is not ticket or not self._has_room():
-                self._state.wait(STUCK / 4)
-            self._queue.popleft()
-            entered = Pass(self, self._clock())
-            self._inside.add(entered)
-            self._state.notify_all()
-            return entered
+            self._queue.append(called)
+            if self._pace:
+                self._pace.crowd(self._clock())
+        while True:
+            with self._state:
+                first = self._queue[0] is called
+                if first and self._has_room():
+                    self._queue.popleft()
+                    entered = Pass(self, self._clock())
+                    self._inside.add(entered)
+                    self._call_next()
+                    return entered
+                called.clear()
+            called.wait(self._stuck / 4 if first else None)  # the first looks whether somebody is stuck
+
+    def _call_next(self) -> None:
+        if self._queue:
+            self._queue[0].set()
 
     def _has_room(self) -> bool:
+        if len(self._inside) < self.slots:
+            return True
         now = self._clock()
-        for inside in [inside for inside in self._inside if now - inside.moved_at > STUCK]:
+        for inside in [inside for inside in self._inside if now - inside.moved_at > self._stuck]:
             self._inside.discard(inside)
             inside.counts = False
         return len(self._inside) < self.slots
 
     def _moved(self, who: Pass, size: int) -> None:
         who.moved_at = self._clock()
-        self._pace.moved += size
+        if self._pace:
+            self._pace.moved += size
 
     def _leave(self, who: Pass) -> None:
         with self._state:
             if who.counts:
                 who.counts = False
                 self._inside.discard(who)
-                self.slots = self._pace.after(self.slots, self._clock(), crowded=bool(self._queue))
-                self._state.notify_all()
+                if self._pace:
+                    self.slots = self._pace.after(self.slots, self._clock(), crowded=bool(self._queue))
+                self._call_next()
 
 
 class _Pace:

@@ -51,7 +51,7 @@ class Visit:
         self._narrow: memoryview | None = None  # where two-byte elements are received
         self._looked_at, self._sum = 0, math.nan  # elements that have come, and their sum if it is known
         self._size = self._seen = 0  # bytes of a body, and those that have come
-        self._pass: Pass | None = None  # it may push
+        self._pass: Pass | None = None  # it may push, or what it pushes is being received
         self._out: queue.SimpleQueue[tuple[Any, torch.Tensor | None, Callable[[], None] | None] | None]
         self._out = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
@@ -136,6 +136,8 @@ class Visit:
         due = elements * WIDTH[dtype]
         if size != due:
             raise WireError(f"{elements} elements of {dtype} are {due} bytes, not {size}.")
+        if isinstance(message, Push) and not self._pass:
+            self._pass = self._shard.receiving.enter()  # it depends on nobody but this worker how soon it is through
         self._buffer = self._shard.room(message.piece)
         self._looked_at, self._sum = 0, 0.0 if dtype == "float32" else math.nan
         self._size, self._seen = due, 0
@@ -150,7 +152,7 @@ class Visit:
         if self._pass:
             self._pass.moved(received - self._seen)
             self._seen = received
-            if self._size - received <= NEARLY:
+            if self._size - received <= NEARLY and self._shard.pushes:
                 self._pass.leave()
         there = received // WIDTH["float32"]
         if self._buffer is None or math.isnan(self._sum):
@@ -166,12 +168,15 @@ class Visit:
         return buffer
 
     def _pushed(self, push: Push) -> None:
-        self._let_next_push()
+        if self._shard.pushes:
+            self._let_next_push()
         buffer = self._received("A push")
         if push.dtype != "float32" and self._narrow is not None:
             widen(self._narrow[: buffer.numel() * WIDTH[push.dtype]], push.dtype, buffer.numpy())
         update = Identity(self._hello.worker, self._hello.incarnation, push.iteration)
-        if not self._shard.put(update, push.piece, Held(buffer, push.rates), self._sum):
+        returned = self._shard.put(update, push.piece, Held(buffer, push.rates), self._sum, self._pass)
+        self._pass = None
+        if not returned:
             self.channel.send(Pushed(push.iteration))
 
 

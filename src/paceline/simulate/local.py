@@ -57,7 +57,7 @@ class LocalTraining:
     def compute(self, jobs: Sequence[Job], rate: float) -> None:
         """Train each job's model from its weights, at this learning rate."""
         self._descent.rate.fill_(rate)
-        if not self._together:
+        if not self._together or (len(jobs) == 1 and self._device.type != "cuda"):
             for job in jobs:
                 self._one(job)
         elif self._device.type == "cuda":

@@ -44,7 +44,7 @@ class Training:
         workers: int,
         mixes: bool = False,
         goal: Goal | None = None,
-        compares: Literal["", "whole", "others"] = "",
+        compares: bool = False,
         shares: Shares | None = None,
     ) -> None:
         """shares: whose samples are which, where they are not simply dealt out."""
@@ -143,7 +143,8 @@ class Training:
         rate = self.task.rate(self.seen / len(self.task.data.labels))
         self._work(apply, jobs, rate)
         pushed = [job.gradient for job in jobs if job.gradient is not None]
-        cosines = self._cosines(pushed, apply.weights) if self._compares and len(jobs) > 1 else []
+        compared = self._compares and len(jobs) > 1
+        cosines = products(pushed, apply.weights).cosines() if compared else []
         if apply.mix is None:
             turns = max(self._turns.get(update.worker, 1) for update in apply.updates)
             self.slice.step(pushed, apply.weights, [1.0 if self._locals else rate], self._correct, turns)
@@ -155,9 +156,6 @@ class Training:
             self._count(update, job, time)
         self.version += 1
         return cosines
-
-    def _cosines(self, pushed: list[torch.Tensor], weights: Sequence[float]) -> list[float]:
-        return products(pushed, weights).cosines(without_itself=self._compares == "others")
 
     def _work(self, apply: Apply, jobs: list[Job], rate: float) -> None:
         """See that what these workers push is there."""

@@ -1,0 +1,534 @@
+"""Very many clients at one real server, all connected at the same time, beside a bare TCP server of the same bytes.
+
+One process holds them all: each is a coroutine that says what `paceline.serve.client` would say, over sockets of its
+own. All of them push the same change, so the model that belongs to a version is known, and every pull is checked
+against it.
+
+`python -m paceline.bench.crowd BYTES` is the bare server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.bench.load import ELEMENT, as_bytes
+from paceline.model.layout import Layout, Tensor
+from paceline.model.spec import SUMS
+from paceline.policies import make
+from paceline.policies.bsp import BSP
+from paceline.policies.flr2sp import FLR2SP
+from paceline.policies.groups import Groups
+from paceline.serve import files, greeting, loop
+from paceline.serve.description import Description
+from paceline.serve.door import CALLERS, SECONDS
+from paceline.serve.life import FROM_COORDINATOR, FROM_SHARD, attempts
+from paceline.serve.messages import (
+    Beat,
+    Begin,
+    Begun,
+    Expelled,
+    Give,
+    Granted,
+    Hello,
+    Join,
+    Leave,
+    Pull,
+    Push,
+    Pushed,
+    Ready,
+    Refused,
+    Weights,
+    Welcome,
+)
+from paceline.serve.shard import AT_ONCE, LEAST_AT_ONCE
+from paceline.serve.wire import CHUNK, PREFIX, Reader, decode_prefix, encode
+
+PATIENCE = 60.0  # seconds for which a connection is tried
+LONGEST = 600.0  # seconds for a crowd to connect, to pull, or to do its rounds
+STOPPING = 10.0  # seconds that a server has to stop before it is killed
+SETTLING = 1.0  # seconds after the last push, before memory is looked at again
+# Bytes that a shard takes once its threads are at work, in all and for each, beside what they receive: measured with a
+# model of 4 kB, where 50, 1,000 and 2,000 of them took 67, 110 and 140 MB.
+AT_WORK, EACH_AT_WORK = 80_000_000, 40_000
+CLOSE = 1e-5  # of a weight: what float32 may lose over a few thousand versions
+
+
+class CrowdError(RuntimeError):
+    """It cannot be measured here, or the server did not do what it must; the message says which."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the crowd does: each of so many clients exchanges a model of so many bytes at least so often."""
+
+    clients: int = 2000
+    rounds: int = 3
+    bytes: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if self.clients < 3 or self.rounds < 1 or self.bytes < ELEMENT or self.bytes % ELEMENT:
+            raise ValueError("A load is of 3 clients or more, a round or more, and a model of 4 bytes or a multiple.")
+
+    @property
+    def at_work(self) -> int:
+        """Bytes, about, that the threads of a shard take besides, once they are at work."""
+        return AT_WORK + EACH_AT_WORK * self.clients
+
+    @property
+    def elements(self) -> int:
+        return self.bytes // ELEMENT
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one process, in bytes: when nobody had come, when all were connected, at most, and when all was over."""
+
+    empty: int
+    connected: int
+    peak: int
+    settled: int
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How one server bore it."""
+
+    seconds: float  # in which all of them did their rounds
+    exchanges: int  # that were made then, in all: some clients are quicker
+    least: int  # that any client made
+    cpu_seconds: float  # of the server meanwhile, all its processes
+    memory: tuple[Memory, ...]  # of each of its processes
+    connecting: float  # seconds until all were connected
+    turned_away: int = 0  # connections that had to be tried again
+    versions: int = 0  # of the model, at the end
+
+    @property
+    def cpu_each(self) -> float:
+        """CPU seconds of an exchange."""
+        return self.cpu_seconds / self.exchanges
+
+
+def serve(load: Load, policy: str, progress: Callable[[str], None] = lambda _said: None) -> Figure:
+    """Load `paceline federate serve` with a crowd of clients."""
+    _allow(2 * load.clients)
+    command = ["-m", "paceline", "federate", "serve", "--clients", str(load.clients), "--policy", policy]
+    with _process(command) as (process, port):
+        crowd = _Crowd(load, port, process.pid, progress)
+        figure = loop.run(crowd.run())
+        try:
+            code = process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise CrowdError(f"The server went on for {PATIENCE:g} s after all clients had left.") from None
+        if code:
+            raise CrowdError(f"The server ended with exit code {code}; its output above says why.")
+        return figure
+
+
+def bare(load: Load) -> Figure:
+    """The same bytes to and from a server that does nothing with them."""
+    _allow(load.clients)
+    with _process(["-m", "paceline.bench.crowd", str(load.bytes)]) as (process, port):
+        return loop.run(_exchange_bare(load, port, process.pid))
+
+
+def bound(load: Load, policy: str) -> int:
+    """Bytes that a shard may take for updates and copies of the model under fl-r2sp, whatever clients do at once.
+
+    The model; what is held for each group, a sum or a quorum; pushes that are being received; and a copy for the
+    pulls of each version that the model has left behind, which is one for each group at the most.
+    """
+    made = make(policy)
+    if not (isinstance(made, FLR2SP) and isinstance(made.policy, Groups) and isinstance(made.policy.inner, BSP)):
+        raise CrowdError(f"{policy} is not fl-r2sp, and its memory is not known: give fl-r2sp, with options.")
+    groups, fraction = made.count, made.policy.inner.fraction
+    sizes = [len(range(group, load.clients, groups)) for group in range(groups)]
+    held = sum(max(1, math.floor(fraction * size + 1e-9)) for size in sizes) if made.compares else groups
+    received = min(load.clients, max(LEAST_AT_ONCE, AT_ONCE // load.bytes))
+    return load.bytes * (1 + held + received + groups)
+
+
+def _allow(connections: int) -> None:
+    if (most := files.allow(connections)) < connections:
+        raise CrowdError(f"{connections} open files are needed, and there may be {most}: raise `ulimit -Hn`.")
+
+
+# A server's process
+
+
+@contextlib.contextmanager
+def _process(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server, and the port that it says it listens at, which is the last thing on its first line."""
+    command = [sys.executable, "-W", "ignore", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline().strip().rstrip(".").rpartition(":")[2]
+        if not said.isdigit():
+            raise CrowdError("The server did not start; its output above says why.")
+        yield process, int(said)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOPPING)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+
+
+def _family(process: int) -> list[int]:
+    """A process and those that it started."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [process, *(each for child in children for each in _family(int(child)))]
+
+
+def _cpu_seconds(process: int) -> float:
+    """Of a process, user and system."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _bytes(process: int, what: str) -> int:
+    """VmRSS, or VmHWM, of a process."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(what)).split()[1]) * 1024
+
+
+class _Watched:
+    """What the processes of a server use, looked at step by step."""
+
+    def __init__(self, process: int) -> None:
+        self._processes = _family(process)
+        self._resident: list[list[int]] = []
+        self.look()
+
+    def look(self) -> None:
+        """Note how much memory there is in use now."""
+        self._resident.append([_bytes(process, "VmRSS") for process in self._processes])
+
+    def cpu_seconds(self) -> float:
+        return sum(map(_cpu_seconds, self._processes))
+
+    def memory(self) -> tuple[Memory, ...]:
+        """Of each process, if it was looked at three times."""
+        peaks = [_bytes(process, "VmHWM") for process in self._processes]
+        empty, connected, settled = self._resident
+        return tuple(Memory(*each) for each in zip(empty, connected, peaks, settled, strict=True))
+
+
+# Clients of a federation
+
+
+class _Wire:
+    """Frames over a socket of an event loop, as `serve.wire.Channel` has them over one that blocks."""
+
+    def __init__(self, sock: socket.socket, reader: Reader) -> None:
+        self._socket, self._reader = sock, reader
+        self._loop = asyncio.get_running_loop()
+        self._sending = asyncio.Lock()
+        self._prefix = memoryview(bytearray(PREFIX.size))
+
+    @classmethod
+    async def open(cls, host: str, port: int, reader: Reader) -> _Wire:
+        """Connect and greet."""
+        async with asyncio.timeout(SECONDS):
+            return await cls._greeted(cls(await _connected(host, port), reader))
+
+    @classmethod
+    async def _greeted(cls, wire: _Wire) -> _Wire:
+        try:
+            asked = await wire.receive()
+            answer = greeting.proof(b"", asked)
+            await wire.send(answer)
+            greeting.verify(b"", asked, answer, await wire.receive())
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    async def send(self, message: Any, body: memoryview | None = None) -> None:
+        async with self._sending:
+            await self._loop.sock_sendall(self._socket, encode(message, len(body) if body else 0))
+            if body:
+                await self._loop.sock_sendall(self._socket, body)
+
+    async def receive(self, body: memoryview | None = None) -> Any:
+        """The next message, and its body if it has one."""
+        await _fill(self._loop, self._socket, self._prefix)
+        head_size, body_size = decode_prefix(self._prefix)
+        head = bytearray(head_size)
+        await _fill(self._loop, self._socket, memoryview(head))
+        message = self._reader.head(head)
+        if isinstance(message, Refused | Expelled):
+            raise CrowdError(f"The server refused a client: {message.reason}")
+        if body_size:
+            if body is None or len(body) != body_size:
+                raise CrowdError(f"The server sent a {type(message).__name__} of {body_size} bytes.")
+            await _fill(self._loop, self._socket, body)
+        return message
+
+    async def expect(self, kind: type, body: memoryview | None = None) -> Any:
+        """The next message, which must be one of these."""
+        message = await self.receive(body)
+        if not isinstance(message, kind):
+            raise CrowdError(f"The server answered with {type(message).__name__} instead of {kind.__name__}.")
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    sock = socket.socket()
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, (host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _fill(on: asyncio.AbstractEventLoop, sock: socket.socket, place: memoryview) -> None:
+    while len(place):
+        count = await on.sock_recv_into(sock, place[:CHUNK])
+        if count == 0:
+            raise ConnectionError("the server has hung up")
+        place = place[count:]
+
+
+class _Crowd:
+    """All clients of a federation."""
+
+    def __init__(self, load: Load, port: int, process: int, progress: Callable[[str], None]) -> None:
+        self._load, self._port, self._progress = load, port, progress
+        self._process = process
+        layout = Layout((Tensor("weights", (load.elements,)),))
+        self._description = memoryview(Description(layout, SUMS).as_json())
+        self._change = (torch.arange(load.elements) % 7 + 1).to(torch.float32)
+        self._unit: torch.Tensor | None = None  # what one version moves the model by, once one is known
+        self._spare: list[torch.Tensor] = []  # to pull into
+        self._wires: list[_Wire] = []
+        self._controls: dict[int, _Wire] = {}
+        self._lease = PATIENCE
+        self._rounds = [0] * load.clients
+        self._connected = self._pulled = self._done = 0  # clients that are
+        self._first_connected, self._others_connected = asyncio.Event(), asyncio.Event()
+        self._all_pulled, self._go, self._all_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._turned_away = 0
+        self._version = 0
+
+    async def run(self) -> Figure:
+        """Connect all, let them exchange until each has done its rounds, and leave."""
+        last = self._load.clients - 1
+        tasks = [asyncio.ensure_future(doing) for doing in (self._client(0), self._beat())]
+        try:
+            await self._unless_lost(self._first_connected, tasks)
+            server, began = _Watched(self._process), time.monotonic()
+            tasks += [asyncio.ensure_future(self._client(number)) for number in range(1, last)]
+            await self._unless_lost(self._others_connected, tasks)
+            tasks.append(asyncio.ensure_future(self._client(last)))  # with the last, the federation begins
+            connecting = time.monotonic() - began
+            self._progress(f"{self._load.clients} clients are connected after {connecting:.1f} s")
+            await self._unless_lost(self._all_pulled, tasks)
+            server.look()
+            cpu, began = server.cpu_seconds(), time.monotonic()
+            self._go.set()
+            await self._unless_lost(self._all_done, tasks)
+            seconds, cpu = time.monotonic() - began, server.cpu_seconds() - cpu
+            exchanges = sum(self._rounds)
+        finally:
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(SETTLING)
+        server.look()
+        memory = server.memory()
+        for control in self._controls.values():
+            await control.send(Leave())
+        for wire in self._wires:
+            wire.close()
+        least = min(self._rounds)
+        return Figure(seconds, exchanges, least, cpu, memory, connecting, self._turned_away, self._version)
+
+    async def _unless_lost(self, event: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+        """Until it happens; what a client stumbles over is raised here."""
+        awaited: asyncio.Future[Any] = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait((awaited, *tasks), timeout=LONGEST, return_when=asyncio.FIRST_COMPLETED)
+            for each in tasks:
+                if each.done():
+                    each.result()
+            if not event.is_set():
+                raise CrowdError(f"The clients were not through after {LONGEST:g} s: the server does not hold.")
+        finally:
+            awaited.cancel()
+
+    async def _client(self, number: int) -> None:
+        control = self._controls[number] = await self._open("127.0.0.1", self._port, FROM_COORDINATOR)
+        await control.send(Join(number), self._description)
+        welcome = await control.expect(Welcome)
+        self._lease = welcome.lease
+        ((host, port, _),) = welcome.shards
+        shard = await self._open(host or "127.0.0.1", port, FROM_SHARD)
+        await shard.send(Hello(welcome.worker, welcome.incarnation, welcome.ticket))
+        self._connected += 1
+        self._first_connected.set()
+        if self._connected == self._load.clients - 1:
+            self._others_connected.set()
+        granted, version = await self._pull(control, shard, 0)
+        self._pulled += 1
+        if self._pulled == self._load.clients:
+            self._all_pulled.set()
+        await self._go.wait()
+        gradient = as_bytes(self._change)
+        while True:
+            await control.send(Ready(granted.iteration, version, 1, 0.0, None))
+            await shard.send(Push(granted.iteration, (1.0,)), gradient)
+            await shard.expect(Pushed)
+            granted, version = await self._pull(control, shard, granted.iteration)
+            self._rounds[number] += 1
+            if self._rounds[number] == self._load.rounds:
+                self._done += 1
+                if self._done % max(1, self._load.clients // 4) == 0:
+                    self._progress(f"{self._done} clients have done {self._load.rounds} rounds")
+                if self._done == self._load.clients:
+                    self._all_done.set()
+
+    async def _open(self, host: str, port: int, reader: Reader) -> _Wire:
+        """As a client does it: again and again, if it is not let in."""
+        for pause in attempts(PATIENCE):
+            try:
+                wire = await _Wire.open(host, port, reader)
+            except OSError:  # TimeoutError is one too
+                self._turned_away += 1
+                await asyncio.sleep(pause)
+            else:
+                self._wires.append(wire)
+                return wire
+        raise CrowdError(f"The server at {host}:{port} let a client wait for {PATIENCE:g} s: it does not hold.")
+
+    async def _pull(self, control: _Wire, shard: _Wire, after: int) -> tuple[Granted, int]:
+        """Wait for the next Grant, and pull the model. If asked to, give it first: all zeros."""
+        while not (isinstance(heard := await control.receive(), Granted) and heard.iteration > after):
+            if isinstance(heard, Give):
+                await shard.send(Begin(), as_bytes(torch.zeros(self._load.elements)))
+                await shard.expect(Begun)
+        place = self._spare.pop() if self._spare else torch.empty(self._load.elements)
+        await shard.send(Pull(heard.version))
+        version = (await shard.expect(Weights, as_bytes(place))).version
+        self._check(place, version, heard.version)
+        self._version = max(self._version, version)
+        self._spare.append(place)
+        return heard, version
+
+    def _check(self, weights: torch.Tensor, version: int, granted: int) -> None:
+        """Is it the model of this version? As nobody leaves, each moves it as far as the one before."""
+        if version < granted:
+            raise CrowdError(f"Version {granted} was granted, and version {version} was sent.")
+        if version and self._unit is None:
+            share = -float(weights[0] / self._change[0]) / version
+            self._unit = self._change * -share
+        expected = torch.zeros(1) if self._unit is None else self._unit * version
+        if float((weights - expected).abs().max()) > CLOSE * float(expected.abs().max()):
+            raise CrowdError(f"Version {version} of the model is not what the pushes come to.")
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease / 3)
+            for control in list(self._controls.values()):
+                await control.send(Beat())
+
+
+# Bare sockets
+
+
+async def _exchange_bare(load: Load, port: int, process: int) -> Figure:
+    on, server = asyncio.get_running_loop(), _Watched(process)
+    began = time.monotonic()
+    sent, spare = memoryview(bytes(range(250)) * (load.bytes // 250 + 1))[: load.bytes], list[bytearray]()
+    sockets = await asyncio.gather(*(_connected("127.0.0.1", port) for _ in range(load.clients)))
+
+    async def exchange(sock: socket.socket) -> None:
+        for _ in range(load.rounds):
+            await on.sock_sendall(sock, sent)
+            place = spare.pop() if spare else bytearray(load.bytes)
+            await _fill(on, sock, memoryview(place))
+            spare.append(place)
+
+    try:
+        connecting = time.monotonic() - began
+        server.look()
+        cpu, began = server.cpu_seconds(), time.monotonic()
+        await asyncio.gather(*map(exchange, sockets))
+        seconds, cpu = time.monotonic() - began, server.cpu_seconds() - cpu
+        server.look()
+        exchanges = load.clients * load.rounds
+        return Figure(seconds, exchanges, load.rounds, cpu, server.memory(), connecting)
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+class _Bare:
+    """A connection of the bare server: so many bytes in, and then so many out."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.there = 0  # bytes of this direction that are through
+
+
+def serve_bare(size: int) -> None:
+    """Receive so many bytes from a connection and send as many, for as many connections as there are."""
+    place = memoryview(bytearray(size))  # one for all: nobody asks what was in it
+    with socket.create_server(("127.0.0.1", 0), backlog=CALLERS) as listener, selectors.DefaultSelector() as selector:
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ)
+        sys.stdout.write(f"{listener.getsockname()[1]}\n")
+        sys.stdout.flush()
+        while True:
+            for key, events in selector.select():
+                if key.data is None:
+                    sock, _ = listener.accept()
+                    sock.setblocking(False)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    selector.register(sock, selectors.EVENT_READ, _Bare(sock))
+                    continue
+                one: _Bare = key.data
+                if events & selectors.EVENT_READ:
+                    count = one.socket.recv_into(place[one.there :][:CHUNK])
+                    if not count:
+                        selector.unregister(one.socket)
+                        one.socket.close()
+                        continue
+                else:
+                    count = one.socket.send(place[one.there :])
+                one.there += count
+                if one.there == size:
+                    one.there = 0
+                    onward = selectors.EVENT_WRITE if events & selectors.EVENT_READ else selectors.EVENT_READ
+                    selector.modify(one.socket, onward, one)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        serve_bare(int(sys.argv[1]))

@@ -1,0 +1,59 @@
+"""Very many clients at one server: all get through, what they pull is right, and nothing is left running."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("msgspec")
+
+import torch
+
+from paceline.bench import crowd
+from paceline.bench.crowd import CrowdError, Load
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["fl-r2sp:groups=4", "fl-r2sp:groups=4,filter=false"])
+def test_a_small_crowd_does_its_rounds(policy: str) -> None:
+    load = Load(clients=50, rounds=2, bytes=40_000)
+    figure = crowd.serve(load, policy)
+    assert figure.least >= 2 and figure.exchanges >= 100
+    assert figure.versions >= 4, "each of four groups has moved the model"
+    assert figure.cpu_seconds > 0
+    coordinator, shard = figure.memory
+    for process in (coordinator, shard):
+        assert process.empty <= process.connected <= process.peak
+    assert shard.peak <= shard.connected + load.at_work + crowd.bound(load, policy)
+
+
+def test_bare_sockets_exchange_the_same_bytes() -> None:
+    figure = crowd.bare(Load(clients=20, rounds=3, bytes=100_000))
+    assert (figure.exchanges, figure.least) == (60, 3)
+
+
+def test_a_model_that_is_not_what_the_pushes_come_to_is_seen() -> None:
+    made = crowd._Crowd(Load(clients=3, rounds=1, bytes=4000), 0, 0, lambda _said: None)
+    made._check(torch.zeros(1000), 0, 0)
+    made._check(made._change * -0.25, 1, 1)
+    made._check(made._change * -0.75, 3, 2)
+    with pytest.raises(CrowdError, match="Version 3 was granted"):
+        made._check(made._change * -0.5, 2, 3)
+    wrong = made._change * -0.75
+    wrong[500] += 0.01
+    with pytest.raises(CrowdError, match="not what the pushes come to"):
+        made._check(wrong, 3, 3)
+
+
+def test_what_memory_is_bounded_by() -> None:
+    load = Load(clients=2000, rounds=1, bytes=1_000_000)
+    received = (1 << 28) // 1_000_000
+    assert crowd.bound(load, "fl-r2sp:groups=125") == 1_000_000 * (1 + 125 * 12 + received + 125)
+    assert crowd.bound(load, "fl-r2sp:groups=125,filter=false") == 1_000_000 * (1 + 125 + received + 125)
+    with pytest.raises(CrowdError, match="give fl-r2sp"):
+        crowd.bound(load, "asp")
+
+
+def test_a_load_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="multiple"):
+        Load(bytes=10)
