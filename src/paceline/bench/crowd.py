@@ -63,7 +63,7 @@ LONGEST = 600.0  # seconds for a crowd to connect, to pull, or to do its rounds
 STOPPING = 10.0  # seconds that a server has to stop before it is killed
 SETTLING = 1.0  # seconds after the last push, before memory is looked at again
 # Bytes that a shard takes once its threads are at work, in all and for each, beside what they receive: measured with a
-# model of 4 kB, where 50, 1,000 and 2,000 of them took 67, 110 and 140 MB.
+# small model (4 kB; 40 kB for the 50), where 50, 1,000 and 2,000 of them took 67, 110 and 140 MB.
 AT_WORK, EACH_AT_WORK = 80_000_000, 40_000
 CLOSE = 1e-5  # of a weight: what float32 may lose over a few thousand versions
 
