@@ -115,7 +115,7 @@ def test_who_is_left_out_is_told_and_can_be_taken_back(caplog: pytest.LogCapture
         running.finish()
     assert pardoned.is_set()
     (said,) = [record.message for record in caplog.records if "left out" in record.message]
-    assert said.startswith(f"Worker {ODD} is left out: its updates point elsewhere")
+    assert said.startswith(f"Worker {ODD} is left out: its updates have little in common")
 
 
 def test_where_nobody_is_left_out_it_is_said() -> None:

@@ -104,7 +104,7 @@ class Filtered(Policy):
         if worker not in self.aside:
             return self.policy.barred(worker)
         cosines = ", ".join(f"{cosine:.2f}" for cosine in self.blacklist[worker])
-        return f"its updates point elsewhere than those of the others (cosines {cosines})"
+        return f"its updates have little in common with those of the others (cosines {cosines})"
 
     def memory(self) -> dict[str, Any]:
         return self.policy.memory() | {"blacklist": {str(client): list(of) for client, of in self.blacklist.items()}}
