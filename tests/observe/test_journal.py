@@ -38,3 +38,13 @@ def test_a_stream_is_written_down_and_said_again(spec: str, streamed: bool) -> N
 def test_who_is_ready_is_always_written_down() -> None:
     journal, _ = journalled("asp", streamed=False)
     assert not Ledger(journal, Observer()).pushes_freely  # type: ignore[arg-type]
+
+
+def test_a_pardon_is_said_again_as_it_was() -> None:
+    lines: list[str] = []
+    spec = "filtered:policy=(bsp:weights=mean)"
+    Journal(make(spec), spec, lines.append).measured("pardon", (4, 77), 1.0, 2.5)
+    policy, entries = read(lines)
+    policy.blacklist[4], policy.since[4] = (0.1,), 0  # type: ignore[attr-defined]
+    assert [tell(policy, entry) for entry in entries] == [[]]
+    assert not policy.blacklist  # type: ignore[attr-defined]

@@ -110,6 +110,14 @@ def test_among_noise_who_is_small_is_odd() -> None:
     assert list(some.policy.blacklist) == [2]
 
 
+def test_what_counts_as_a_spread_shrinks_with_the_cosines() -> None:
+    """Of a hundred that are noise each has 0.1, all alike: 0.07 is far below that, in units of it."""
+    some = Federation(12)
+    for _ in range(5):
+        some.round({2: 0.07}, usual=0.1)
+    assert list(some.policy.blacklist) == [2]
+
+
 def test_where_updates_cancel_one_another_out_nobody_is_judged() -> None:
     some = Federation(12)
     for _ in range(10):

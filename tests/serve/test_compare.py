@@ -118,6 +118,29 @@ def test_who_is_left_out_is_told_and_can_be_taken_back(caplog: pytest.LogCapture
     assert said.startswith(f"Worker {ODD} is left out: its updates have little in common")
 
 
+def test_who_comes_back_blacklisted_is_told_again_and_also_on_a_new_connection() -> None:
+    with job("filtered:policy=(bsp:weights=mean)", workers=2) as running:
+        running.coordinator.ledger.policy.recall({"blacklist": {"1": [0.1, 0.2]}})
+        here, barred = (Client(address(running.address), described(SIZE), worker=worker) for worker in range(2))
+        here.begin(memoryview(bytearray(4 * SIZE)))
+        assert here.pull_seconds > 0
+        told(barred)
+        assert "(cosines 0.10, 0.20)" in barred._life.barred and not here._life.barred
+        barred._life.barred = ""  # as if it had been lost with the connection
+        barred._life._control.cut()
+        told(barred)
+        barred.close()
+        here.close()
+        running.finish()
+
+
+def told(client: Client) -> None:
+    end = time.monotonic() + 20
+    while not client._life.barred:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_where_nobody_is_left_out_it_is_said() -> None:
     with job("bsp") as running:
         found = asyncio.run(inspect(Door(*address(running.address)), everyone=True))

@@ -29,6 +29,7 @@ import torch
 from paceline.bench.load import ELEMENT, as_bytes
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import SUMS
+from paceline.observe.processes import cpu_seconds, memory
 from paceline.policies import make
 from paceline.policies.bsp import BSP
 from paceline.policies.flr2sp import FLR2SP
@@ -200,18 +201,6 @@ def _family(process: int) -> list[int]:
     return [process, *(each for child in children for each in _family(int(child)))]
 
 
-def _cpu_seconds(process: int) -> float:
-    """Of a process, user and system."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _bytes(process: int, what: str) -> int:
-    """VmRSS, or VmHWM, of a process."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(what)).split()[1]) * 1024
-
-
 class _Watched:
     """What the processes of a server use, looked at step by step."""
 
@@ -222,14 +211,14 @@ class _Watched:
 
     def look(self) -> None:
         """Note how much memory there is in use now."""
-        self._resident.append([_bytes(process, "VmRSS") for process in self._processes])
+        self._resident.append([memory(process) for process in self._processes])
 
     def cpu_seconds(self) -> float:
-        return sum(map(_cpu_seconds, self._processes))
+        return sum(map(cpu_seconds, self._processes))
 
     def memory(self) -> tuple[Memory, ...]:
         """Of each process, if it was looked at three times."""
-        peaks = [_bytes(process, "VmHWM") for process in self._processes]
+        peaks = [memory(process, "VmHWM") for process in self._processes]
         empty, connected, settled = self._resident
         return tuple(Memory(*each) for each in zip(empty, connected, peaks, settled, strict=True))
 

@@ -1,7 +1,7 @@
 """Whose samples are which: label skew by Dirichlet distributions (Yurochkin et al. 2019), as the FL-R²SP paper has it.
 
 Each client's classes are drawn from a Dirichlet distribution of its own. With α = 10 a client has about as much of
-every class; with α = 0.1 nearly all of its samples are of one, and it is an outlier.
+every class; with α = 0.1 two thirds of its samples are of one, on average, and it is an outlier.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from paceline.launch.lab import SPARSE, Command, Lab, LabError
 from paceline.observe.driver import Fault
 from paceline.observe.events import Event
 from paceline.observe.observer import Observer, Recorder, Tee
+from paceline.observe.processes import cpu_seconds
 from paceline.observe.summary import Report, Summary
 from paceline.policies import make
 from paceline.serve import loop
@@ -351,7 +352,6 @@ def _counted(process: BaseProcess | Command) -> tuple[int, int]:
 def _cpu_seconds(process: BaseProcess | Command) -> float:
     """What a process has spent, in user and in kernel mode."""
     try:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        return cpu_seconds(process.pid or 0)
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -35,6 +35,7 @@ class Federation(msgspec.Struct, frozen=True):
     clients: int = 0  # of the cluster; 0: all
     samples: int = 390  # that each client has
     outliers: float = 0.25  # of the clients
+    odd: float = 0.1  # α of outliers
     seed: int = 0
     every: int = 4  # rounds between tests
     proximal: float = 0.0
@@ -48,7 +49,7 @@ class Federation(msgspec.Struct, frozen=True):
 
     def described(self) -> str:
         """In a line."""
-        odd = f"{self.outliers:.0%} outliers"
+        odd = f"{self.outliers:.0%} outliers with α {self.odd:g}"
         return f"{self.network}, {self.policy}, {odd}, seed {self.seed}"
 
 
@@ -96,7 +97,7 @@ def federate(run: Federation, folder: Path | None, device: str) -> Federated:
     if run.clients:
         spec = replace(spec, workers=spec.workers[: run.clients])
     clients = len(spec.workers)
-    alphas = Skew(run.outliers).alphas(clients, run.seed)
+    alphas = Skew(run.outliers, odd=run.odd).alphas(clients, run.seed)
     shares = Shares(dirichlet(data.labels, alphas, run.samples, run.seed), run.seed)
     task = Task(
         run.network,

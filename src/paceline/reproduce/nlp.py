@@ -71,7 +71,7 @@ def fig14(ask: Ask) -> Figure:
             like, goal = case.like(ask), Goal("loss", case.target)
             table = at_own_best(ask.runs, like, SCHEMES, case.rates, ask.seeds[:1], goal)
             if left := [scheme.name for scheme in SCHEMES if scheme not in [each.scheme for each in table]]:
-                missing.append(f"{case.name}: {' and '.join(left)} was not trained at all rates, and is left out.")
+                missing.append(f"{case.name}: left out, since not trained at all rates: {'; '.join(left)}.")
             rows += _trained(case, like.network, table, ask)
             bars = Line("", tuple(each.scheme.name for each in table), tuple(each.seconds for each in table))
             plots.append(Plot(f"{case.name} ({like.network}): s to loss {case.target:g}", "", "", (bars,), kind="bars"))

@@ -1,7 +1,8 @@
 """What is said on the wire, by whom to whom. Every message is a small typed struct; bytes travel beside it as a body.
 
     worker ── Join, Resume, Want, Soon, Ready, Measured, Finish, Beat, Leave ──▶ coordinator
-    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Barred, Finished, … ── coordinator
+    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Barred, Finished ── coordinator
+    worker ◀── Beat, Leave, Expelled ── coordinator
     worker ── Begin (+ weights), May, Push (+ gradient), Pull ──▶ shard
     worker ◀── Begun, Go, Pushed or Returned (+ weights), Weights (+ weights), Expelled ── shard
     shard ── Register, Loaded, Begun, Arrived, Compared, Saved, Failed, Beat ──▶ coordinator
