@@ -12,6 +12,7 @@ import paceline
 from paceline.cli import simulate, train
 from paceline.cli.advise import advise
 from paceline.cli.bench import bench
+from paceline.cli.collective import collective, topology
 from paceline.cli.federate import federate
 from paceline.cli.lab import lab
 from paceline.cli.learn import learn
@@ -67,6 +68,8 @@ app.command()(simulate.clusters)
 app.command()(learn)
 app.command()(lab)
 app.command()(reproduce)
+app.command()(topology)
+app.command()(collective)
 app.command(context_settings=train.THEN_COMMAND)(advise)
 app.command(context_settings=train.THEN_COMMAND)(train.run)
 app.command()(train.serve)

@@ -37,7 +37,7 @@ INTERRUPTED = 130
 
 def reproduce(
     paper: Annotated[
-        str | None, typer.Argument(help="Which paper: r2sp, fl-r2sp or dssp. With --from it may be left out.")
+        str | None, typer.Argument(help="Which paper: r2sp, fl-r2sp, dssp or hips. With --from it may be left out.")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this table or figure, such as fig7a; may be repeated.")
@@ -137,7 +137,7 @@ def _prepared(
 ) -> tuple[Ask, list[Entry], _Progress]:
     """Whatever can be wrong with what was asked for is said here, before anything runs."""
     if name is None:
-        refuse("Name a paper, r2sp, fl-r2sp or dssp; or say with --from where results are.")
+        refuse("Name a paper, r2sp, fl-r2sp, dssp or hips; or say with --from where results are.")
     if data is not None and not data.is_dir():
         refuse(f"--data: there is no folder {str(data)!r}.")
     check_target(keep, "--keep")

@@ -15,6 +15,7 @@ TITLES = {
     "r2sp": "R²SP (INFOCOM 2019, ToN 2026)",
     "fl-r2sp": "FL-R²SP (ToN 2026)",
     "dssp": "DSSP (ICDCS 2019)",
+    "hips": "HiPS (NetAI 2018)",
 }
 
 

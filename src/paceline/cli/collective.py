@@ -1,0 +1,248 @@
+"""`paceline topology` and `paceline collective`: server-centric networks, and how long an all-reduce takes on them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from paceline.cli.shared import errors, refuse
+from paceline.cli.simulate import progress_bar
+from paceline.collectives.algorithms import ALGORITHMS, AlgorithmError, make, stages_of
+from paceline.collectives.choose import best_stages
+from paceline.collectives.draw import draw
+from paceline.collectives.flows import simulate
+from paceline.collectives.formula import gst
+from paceline.collectives.topology import KINDS, Topology, TopologyError
+from paceline.collectives.topology import topology as made
+from paceline.observe.table import duration, ruled
+from paceline.simulate import units
+
+if TYPE_CHECKING:
+    from paceline.launch.fabric import Fabric
+
+GLOO = "gloo"
+MOST_SIMULATED = 600  # servers
+MOST_IN_LAB = 32
+SHOWN = 16
+
+SizeOption = Annotated[int, typer.Option("--n", help="Servers in a group; of a fat tree, ports of a switch.")]
+LevelsOption = Annotated[int, typer.Option(help="Levels, h: NICs of a server in a BCube, dimensions of a torus.")]
+SizesOption = Annotated[str, typer.Option(help="Of a torus with unequal dimensions, such as 3x4, instead of --n.")]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One algorithm, three ways. None: there is no formula, it is too large to simulate, or it was not measured."""
+
+    algorithm: str
+    stages: tuple[str, ...] | None  # of hips
+    formula_seconds: float | None
+    exact: bool  # is the formula not a bound or an estimate?
+    simulated_seconds: float | None
+    measured_seconds: float | None = None
+
+
+def topology(
+    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
+    n: SizeOption = 4,
+    levels: LevelsOption = 2,
+    sizes: SizesOption = "",
+    plot: Annotated[bool, typer.Option("--plot", help="Draw it, to a PNG file in this folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print servers, addresses and cables as JSON.")] = False,
+) -> None:
+    """A server-centric network: its servers, their addresses, and who their peers are."""
+    net = _network(kind, n, levels, sizes)
+    if as_json:
+        servers = [{"server": server, "address": net.address(server)} for server in range(net.servers)]
+        cables = [cable._asdict() for cable in net.cables]
+        typer.echo(json.dumps({"name": net.name, "sizes": net.sizes, "servers": servers, "cables": cables}))
+    else:
+        _show(net)
+    if plot:
+        if importlib.util.find_spec("matplotlib") is None:
+            refuse("--plot needs matplotlib: pip install 'paceline[plot]'.")
+        path = Path(f"{kind}-{sizes or f'{n}-{levels}'}.png")
+        try:
+            draw(net, path)
+        except TopologyError as error:
+            refuse(str(error))
+        errors.print(Text(f"Written: {path}"))
+
+
+def collective(
+    topology: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "bcube",
+    n: SizeOption = 4,
+    levels: LevelsOption = 2,
+    sizes: SizesOption = "",
+    size: Annotated[
+        str, typer.Option("--bytes", help="Of the gradients on each server, such as 100e6 or 100MB.")
+    ] = "100e6",
+    link: Annotated[str, typer.Option(help="The rate of each NIC, each way.")] = "10Gbit",
+    latency: Annotated[str, typer.Option(help="From server to server, such as 20us.")] = "0s",
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", "-a", help=f"Of {', '.join(ALGORITHMS)}; several with commas.")
+    ] = "hips,ring,mesh,ps",
+    stages: Annotated[
+        str, typer.Option(help="HiPS's algorithm at each stage, of ring, mesh, ps; one for all; or auto.")
+    ] = "ring",
+    lab: Annotated[
+        bool, typer.Option("--lab", help="Measure it too, on real links between network namespaces (root).")
+    ] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each is measured; the median counts.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """How long all-reduce takes on a server-centric network: by formula, simulated, and with --lab measured."""
+    net = _network(topology, n, levels, sizes)
+    work, rate = _quantity("--bytes", size, units.size), _quantity("--link", link, units.rate)
+    delay = _quantity("--latency", latency, units.seconds)
+    if work < 4 or rate <= 0 or delay < 0:
+        refuse("--bytes must be 4 or more, --link greater than 0, and --latency not less than 0.")
+    if lab and net.servers > MOST_IN_LAB:
+        refuse(f"{net.name} has {net.servers:,} servers; a lab has room for {MOST_IN_LAB}.")
+    try:
+        names = _listed(algorithm)
+        for name in names:
+            make(name, net, 0)  # or it is refused before anything is begun
+        chosen = best_stages(net, work, rate, delay) if stages == "auto" else stages_of(net, _listed(stages))
+    except (AlgorithmError, TopologyError) as error:
+        refuse(str(error))
+    lines = []
+    with progress_bar(quiet=as_json) as bar:
+        task = bar.add_task("simulating", total=len(names))
+        for name in names:
+            bar.update(task, description=f"simulating {name}")
+            lines.append(_line(net, name, work, rate, delay, chosen))
+            bar.advance(task)
+    if lab:
+        lines = _measured(net, lines, work, rate, chosen, repeats, as_json)
+    if as_json:
+        rows = [asdict(line) for line in lines]
+        typer.echo(json.dumps({"topology": net.name, "servers": net.servers, "bytes": work, "rows": rows}))
+    else:
+        _show_lines(net, lines, work, lab)
+
+
+def _network(kind: str, n: int, levels: int, sizes: str) -> Topology:
+    try:
+        each = [int(part) for part in sizes.lower().replace("×", "x").split("x")] if sizes else []
+    except ValueError:
+        refuse(f"--sizes: {sizes!r} is not a list of numbers such as 3x4.")
+    try:
+        return made(kind, n, levels, each)
+    except TopologyError as error:
+        refuse(str(error))
+
+
+def _quantity(option: str, text: str, unit: object) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return float(unit(text))  # type: ignore[operator]
+    except ValueError:
+        refuse(
+            f"{option}: {text!r} is not understood; write a number, or one with a unit such as 100MB, 10Gbit or 20us."
+        )
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _line(net: Topology, name: str, work: float, rate: float, delay: float, stages: tuple[str, ...]) -> Line:
+    formula = gst(net, name, work, rate, delay, stages)
+    seconds = None
+    if net.servers <= MOST_SIMULATED:
+        seconds = simulate(net, make(name, net, round(work / 4), stages), rate, delay).seconds
+    return Line(
+        name,
+        stages if name == "hips" else None,
+        formula.seconds if formula else None,
+        bool(formula and formula.exact),
+        seconds,
+    )
+
+
+def _measured(
+    net: Topology, lines: Sequence[Line], work: float, rate: float, stages: tuple[str, ...], repeats: int, quiet: bool
+) -> list[Line]:
+    from paceline.launch.collective import measure
+    from paceline.launch.fabric import Fabric
+    from paceline.launch.lab import LabError
+
+    found = []
+    try:
+        with Fabric(net, rate) as fabric, progress_bar(quiet=quiet) as bar:
+            every = [*lines, Line(GLOO, None, None, False, None)]
+            task = bar.add_task("measuring", total=len(every))
+            for line in every:
+                bar.update(task, description=f"measuring {line.algorithm}")
+                _check_routes(fabric, line)
+                seconds = measure(fabric, net, line.algorithm, work, stages, repeats)
+                found.append(Line(**{**asdict(line), "stages": line.stages, "measured_seconds": seconds}))
+                bar.advance(task)
+    except LabError as error:
+        refuse(str(error))
+    return found
+
+
+def _check_routes(fabric: Fabric, line: Line) -> None:
+    from paceline.launch.lab import LabError
+
+    if not fabric.forwards and line.algorithm in ("mesh", "ps", GLOO):
+        raise LabError(
+            f"{line.algorithm} sends over servers in between, and the kernel does not let servers of this lab pass on "
+            "what is not for them; leave it out."
+        )
+
+
+def _show(net: Topology) -> None:
+    console = Console(highlight=False)
+    switches = len({cable.other for cable in net.cables if cable.other >= net.servers})
+    table = ruled(f"{net.name}: {net.servers:,} servers, {net.ports} NICs each; {switches:,} switches")
+    table.add_column("server", justify="right")
+    table.add_column("address")
+    for level in range(net.levels):
+        table.add_column(f"peers of level {level}", overflow="fold")
+    for server in range(min(net.servers, SHOWN)):
+        peers = [
+            " ".join(str(peer) for peer in net.peers(server, level) if peer != server) for level in range(net.levels)
+        ]
+        table.add_row(str(server), "⟨" + " ".join(map(str, net.address(server))) + "⟩", *peers)
+    console.print(table)
+    if net.servers > SHOWN:
+        console.print(f"and {net.servers - SHOWN:,} more.")
+
+
+def _show_lines(net: Topology, lines: Sequence[Line], work: float, lab: bool) -> None:
+    table = ruled(f"{net.name}: all-reduce of {work / 1e6:g} MB on {net.servers:,} servers with {net.ports} NICs each")
+    table.add_column("algorithm", overflow="fold")
+    for heading in ["formula", "simulated", *(["measured", "× formula"] if lab else []), ""]:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    best = [line.measured_seconds or line.simulated_seconds or line.formula_seconds or 0.0 for line in lines]
+    for line, seconds in zip(lines, best, strict=True):
+        name = f"{line.algorithm} ({', '.join(line.stages)})" if line.stages else line.algorithm
+        formula = _time(line.formula_seconds)
+        if line.formula_seconds is not None and not line.exact:
+            formula = f"≥ {formula}" if line.algorithm in ("mesh", "ps") else f"≈ {formula}"
+        ratio = line.measured_seconds / line.formula_seconds if line.measured_seconds and line.formula_seconds else None
+        real = [_time(line.measured_seconds), f"{ratio:.2f}" if ratio else "–"] if lab else []
+        bar = Text("█" * max(1, round(20 * seconds / max(best))), style="green" if seconds == min(best) else "blue")
+        table.add_row(name, formula, _time(line.simulated_seconds), *real, bar)
+    console = Console(highlight=False)
+    console.print(table)
+    if any(line.simulated_seconds is None and line.algorithm != GLOO for line in lines):
+        console.print(f"Networks of more than {MOST_SIMULATED} servers are not simulated.")
+
+
+def _time(seconds: float | None) -> str:
+    return "–" if seconds is None else duration(seconds)

@@ -1,0 +1,238 @@
+"""A schedule in virtual time: every transfer is a flow over its route, and flows share links max-min fairly.
+
+A server begins a step of a process when it has sent and received all of the step before; a transfer flows once both its
+ends have begun, and its latency has passed. What is sent over several servers is passed on as it comes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.collectives.schedule import Numbers, Process, Schedule, Step
+from paceline.collectives.topology import Topology
+
+NEAR = 1e-9  # of a transfer: what is left of it is nothing
+SAME = 1e-9  # shares that differ by less are the same
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What came of it."""
+
+    seconds: float
+    busiest: float  # the share of the time for which the busiest link was full
+
+
+def simulate(net: Topology, schedule: Schedule, rate: float, latency: float = 0.0, element: int = 4) -> Simulated:
+    """Carry it out on links of that rate, in bytes a second, with that latency from server to server, in seconds."""
+    return _Run(net, schedule, rate, latency, element).run()
+
+
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass
+class _Lot:
+    """Transfers that began at the same time."""
+
+    process: int
+    sender: Numbers
+    receiver: Numbers
+    left: Reals  # bytes
+    size: Reals
+    links: Numbers  # of all their routes, one after the other
+    owner: Numbers  # whose each of those is, counted within the lot
+
+
+class _Progress:
+    """How far the servers are in one process."""
+
+    def __init__(self, process: Process, servers: int) -> None:
+        self.process = process
+        self.step = np.zeros(servers, dtype=np.int64)  # each server's
+        self.begun = [np.zeros(len(step), dtype=bool) for step in process.steps]
+        self.due = [_due(step, servers) for step in process.steps]  # transfers to go, by server
+        self._skip(np.arange(servers))
+
+    def done(self, ends: Numbers) -> None:
+        """A transfer of each of these servers is over."""
+        who, count = np.unique(ends, return_counts=True)
+        for step in np.unique(self.step[who]):
+            at = self.step[who] == step
+            self.due[step][who[at]] -= count[at]
+        self._skip(who)
+
+    def _skip(self, servers: Numbers) -> None:
+        """On to the next step that they have a part in."""
+        while len(servers):
+            servers = servers[self.step[servers] < len(self.due)]
+            over = np.array([self.due[self.step[server]][server] == 0 for server in servers], dtype=bool)
+            servers = servers[over] if len(servers) else servers
+            self.step[servers] += 1
+
+    def ready(self) -> list[tuple[Step, Numbers]]:
+        """What can begin now, of each step; it is held to have begun."""
+        found = []
+        for number in np.unique(self.step):
+            if number < len(self.begun):
+                step, begun = self.process.steps[number], self.begun[number]
+                at = np.flatnonzero(~begun & (self.step[step.sender] == number) & (self.step[step.receiver] == number))
+                if len(at):
+                    begun[at] = True
+                    found.append((step, at))
+        return found
+
+
+def _due(step: Step, servers: int) -> Numbers:
+    return np.bincount(step.sender, minlength=servers) + np.bincount(step.receiver, minlength=servers)
+
+
+@dataclass
+class _Run:
+    net: Topology
+    schedule: Schedule
+    rate: float
+    latency: float
+    element: int
+    now: float = 0.0
+    flowing: list[_Lot] = field(default_factory=list)
+    waiting: list[tuple[float, int, _Lot]] = field(default_factory=list)  # heap, by when they flow
+    lots: int = 0
+
+    def __post_init__(self) -> None:
+        self._progress = [_Progress(process, self.schedule.servers) for process in self.schedule.processes]
+        self._carried = np.zeros(len(self.net.links))
+        self._routes: dict[tuple[int, int, int], list[int]] = {}
+        self._hops: dict[tuple[int, int, int], int] = {}
+
+    def run(self) -> Simulated:
+        for number in range(len(self._progress)):
+            self._begin(number)
+        while self.flowing or self.waiting:
+            self._flow()
+        busiest = float(self._carried.max(initial=0.0)) / self.rate
+        return Simulated(self.now, busiest / self.now if self.now else 0.0)
+
+    def _begin(self, number: int) -> None:
+        for step, at in self._progress[number].ready():
+            turn = self.schedule.processes[number].turn
+            sender, receiver = step.sender[at], step.receiver[at]
+            routes = [self._route(a, b, turn) for a, b in zip(sender.tolist(), receiver.tolist(), strict=True)]
+            size = step.elements[at].astype(float) * self.element
+            hops = np.array([len(route) for route in routes])
+            links = np.concatenate([np.array(route) for route in routes])
+            owner = np.repeat(np.arange(len(at)), hops)
+            passed = np.array(
+                [self._passed(a, b, turn) for a, b in zip(sender.tolist(), receiver.tolist(), strict=True)]
+            )
+            for count in np.unique(passed):  # the near are there before the far
+                lot = _lot(number, sender, receiver, size, links, owner, passed == count)
+                self.lots += 1
+                heapq.heappush(self.waiting, (self.now + self.latency * float(count), self.lots, lot))
+
+    def _passed(self, a: int, b: int, turn: int) -> int:
+        """How many times the latency it is, from server to server, by cable or over a switch; if there is one."""
+        if not self.latency:
+            return 0
+        if (a, b, turn) not in self._hops:
+            self._hops[a, b, turn] = sum(node < self.net.servers for node, _ in self.net.hops(a, b, turn))
+        return self._hops[a, b, turn]
+
+    def _route(self, a: int, b: int, turn: int) -> list[int]:
+        if (a, b, turn) not in self._routes:
+            self._routes[a, b, turn] = self.net.route(a, b, turn)
+        return self._routes[a, b, turn]
+
+    def _flow(self) -> None:
+        """Until the next transfer ends, or begins to flow."""
+        while self.waiting and self.waiting[0][0] <= self.now:
+            self.flowing.append(heapq.heappop(self.waiting)[2])
+        if not self.flowing:
+            self.now = self.waiting[0][0]
+            return
+        base = np.cumsum([0, *(len(lot.left) for lot in self.flowing)])
+        links = np.concatenate([lot.links for lot in self.flowing])
+        owner = np.concatenate([lot.owner + first for lot, first in zip(self.flowing, base[:-1], strict=True)])
+        left = np.concatenate([lot.left for lot in self.flowing])
+        rates = max_min(links, owner, len(left), np.full(len(self.net.links), self.rate))
+        seconds = float((left / rates).min())
+        if self.waiting:
+            seconds = min(seconds, self.waiting[0][0] - self.now)
+        self.now += seconds
+        self._carried += np.bincount(links, weights=(rates * seconds)[owner], minlength=len(self._carried))
+        for lot, first, last in zip(self.flowing, base[:-1], base[1:], strict=True):
+            lot.left -= rates[first:last] * seconds
+        self._end()
+
+    def _end(self) -> None:
+        """Take out what has ended, and begin what waited for it."""
+        touched = set()
+        for lot in self.flowing:
+            over = lot.left <= NEAR * lot.size
+            if over.any():
+                self._progress[lot.process].done(np.concatenate([lot.sender[over], lot.receiver[over]]))
+                touched.add(lot.process)
+        self.flowing = [rest for lot in self.flowing if (rest := _rest(lot)) is not None]
+        for number in sorted(touched):
+            self._begin(number)
+
+
+def _lot(
+    process: int,
+    sender: Numbers,
+    receiver: Numbers,
+    size: Reals,
+    links: Numbers,
+    owner: Numbers,
+    chosen: npt.NDArray[np.bool_],
+) -> _Lot:
+    """Some of these transfers."""
+    kept = chosen[owner]
+    renumbered = np.cumsum(chosen) - 1
+    return _Lot(
+        process,
+        sender[chosen],
+        receiver[chosen],
+        size[chosen].copy(),
+        size[chosen],
+        links[kept],
+        renumbered[owner[kept]],
+    )
+
+
+def _rest(lot: _Lot) -> _Lot | None:
+    going = lot.left > NEAR * lot.size
+    if going.all():
+        return lot
+    if not going.any():
+        return None
+    rest = _lot(lot.process, lot.sender, lot.receiver, lot.size, lot.links, lot.owner, going)
+    rest.left = lot.left[going]
+    return rest
+
+
+def max_min(links: Numbers, owner: Numbers, flows: int, capacity: Reals) -> Reals:
+    """The rate of each flow, if none can have more without another having less that has no more than it.
+
+    links and owner: which flow uses which link, pair by pair.
+    """
+    rates = np.zeros(flows)
+    free = np.ones(flows, dtype=bool)
+    room = capacity.astype(float).copy()
+    while free.any():
+        using = free[owner]
+        count = np.bincount(links[using], minlength=len(room))
+        share = np.where(count > 0, room / np.maximum(count, 1), np.inf)
+        least = share.min()
+        full = share <= least * (1 + SAME)
+        stopped = np.zeros(flows, dtype=bool)
+        stopped[owner[using & full[links]]] = True
+        rates[stopped] = least
+        free &= ~stopped
+        room -= np.bincount(links[stopped[owner]], minlength=len(room)) * least
+        room = np.maximum(room, 0.0)
+    return rates

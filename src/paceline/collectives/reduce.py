@@ -1,0 +1,300 @@
+"""A schedule carried out for real, on torch.distributed, over gloo. What is on a GPU goes through the host's memory.
+
+Every process of the schedule has a thread of its own, and with its peers at each level a group of its own: groups are
+never shared, or messages of two processes would cross. Sends and receives of a step are under way together; what is to
+be added is received beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
+
+from paceline.collectives.algorithms import make
+from paceline.collectives.schedule import ANY, Process, Schedule, Transfer
+from paceline.collectives.topology import Topology
+
+TIMEOUT = 300.0  # seconds for which a rank may keep the others waiting
+LOOK = 0.5  # seconds between looks at whether somebody has failed
+FAILED = "failed"
+FAREWELL = 1  # a tag that nothing is ever sent with
+KEPT = 64  # plans, one for each number of elements that there was
+
+
+class CollectiveError(RuntimeError):
+    """The ranks cannot add up what they have. The message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One rank's part in a step."""
+
+    adds: bool
+    sends: list[Transfer]
+    receives: list[Transfer]
+
+
+class AllReduce:
+    """Sums over all ranks, as a schedule has it. All ranks make it, and use it in the same order."""
+
+    def __init__(
+        self,
+        net: Topology,
+        rank: int,
+        store: Any,
+        algorithm: str = "hips",
+        stages: Sequence[str] = ("ring",),
+        *,
+        timeout: float = TIMEOUT,
+        nics: Mapping[int, str] | None = None,
+    ) -> None:
+        """nics: of this machine, by the port in the topology: interfaces or addresses. Without, gloo chooses one.
+
+        store: where the ranks meet, with keys of its own.
+        """
+        self._net, self._rank, self._store = net, rank, store
+        self._schedule: Callable[[int], Schedule] = lambda elements: make(algorithm, net, elements, stages)
+        self._timeout, self._nics = timeout, nics or {}
+        self._plans: dict[int, list[list[_Turn]]] = {}
+        self._failed = ""
+        self._pending: set[torch.futures.Future[torch.Tensor]] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        shape = self._schedule(net.servers * net.servers * net.ports)  # every transfer has something to carry
+        if net.servers == 1 or not 0 <= rank < net.servers:
+            raise CollectiveError(f"{net.name} has {net.servers} servers; there is no rank {rank}.")
+        self._groups = self._made(shape)
+        self._queues: list[queue.SimpleQueue[_Job | None]] = [queue.SimpleQueue() for _ in shape.processes]
+        self._threads = [
+            threading.Thread(target=self._work, args=(number,), name=f"collective-{number}", daemon=True)
+            for number in range(len(shape.processes))
+        ]
+        for thread in (*self._threads, threading.Thread(target=self._watch, name="collective-watch", daemon=True)):
+            thread.start()
+
+    # What one does with it
+
+    def start(self, flat: torch.Tensor, divide: float = 1.0) -> torch.futures.Future[torch.Tensor]:
+        """Begin to add up a flat tensor, in place, and divide the sum."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        if self._failed:
+            _refuse(future, self._failed)
+            return future
+        with self._lock:
+            self._pending.add(future)
+        plan = self._plan(flat.numel())
+        job = _Job(flat, flat.cpu() if flat.is_cuda else flat, divide, future, len(plan))
+        for waiting in self._queues:
+            waiting.put(job)
+        return future
+
+    def __call__(self, flat: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, in place."""
+        return self.start(flat).wait()
+
+    def close(self) -> None:
+        """It is not used any more."""
+        self._closed.set()
+        for waiting in self._queues:
+            waiting.put(None)
+
+    # How it is done
+
+    def _plan(self, elements: int) -> list[list[_Turn]]:
+        """This rank's part in each process."""
+        if elements not in self._plans:
+            if len(self._plans) >= KEPT:
+                self._plans.clear()
+            self._plans[elements] = [self._part(process) for process in self._schedule(elements).processes]
+        return self._plans[elements]
+
+    def _part(self, process: Process) -> list[_Turn]:
+        turns = [_Turn(step.adds, *step.of(self._rank)) for step in process.steps]
+        return [turn for turn in turns if turn.sends or turn.receives]
+
+    def _work(self, number: int) -> None:
+        waiting = self._queues[number]
+        while (job := waiting.get()) is not None and not self._failed:
+            try:
+                for turn in self._plan(job.host.numel())[number]:
+                    self._take(number, turn, job.host)
+                job.done(self._settled)
+            except Exception as error:
+                self._fail(str(error))
+                return
+
+    def _take(self, number: int, turn: _Turn, flat: torch.Tensor) -> None:
+        works, beside = [], []
+        for each in turn.receives:
+            target = flat[each.start : each.stop]
+            room = torch.empty_like(target) if turn.adds else target
+            if turn.adds:
+                beside.append((target, room))
+            group, place = self._to(number, each)
+            works.append((group.recv([room], place, 0), "receive from", each.other))
+        for each in turn.sends:
+            group, place = self._to(number, each)
+            works.append((group.send([flat[each.start : each.stop]], place, 0), "send to", each.other))
+        for work, what, other in works:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise CollectiveError(
+                    f"Rank {self._rank} could not {what} rank {other}, which has died or does not answer; start the "
+                    f"job again, from a checkpoint if there is one ({_said(error)})."
+                ) from None
+        for target, room in beside:
+            target += room
+
+    def _to(self, number: int, transfer: Transfer) -> tuple[Any, int]:
+        group = self._groups[number, transfer.level]
+        if transfer.level == ANY:
+            return group, transfer.other
+        return group, self._net.digit(transfer.other, transfer.level)
+
+    def _settled(self, future: torch.futures.Future[torch.Tensor]) -> bool:
+        """May it be told how it ended? Once it may."""
+        with self._lock:
+            if future not in self._pending:
+                return False
+            self._pending.remove(future)
+            return True
+
+    # When somebody dies
+
+    def _fail(self, said: str) -> None:
+        """All that is under way, and all that is asked for later, fails; and the others hear of it."""
+        with self._lock:
+            first, self._failed = not self._failed, self._failed or said
+        if not first:
+            return
+        with contextlib.suppress(Exception):  # whoever was the first knows best
+            if self._store.check([FAILED]):
+                self._failed = self._store.get(FAILED).decode()
+            else:
+                self._store.set(FAILED, self._failed)
+        self._sever()
+        with self._lock:
+            pending, self._pending = self._pending, set()
+        for future in pending:
+            _refuse(future, self._failed)
+
+    def _sever(self) -> None:
+        """Let go of all peers, so that neither they nor our own threads wait any longer. gloo has no word for that, but
+        gives a connection up once it has waited in vain."""
+        for (_, level), group in self._groups.items():
+            mine = self._rank if level == ANY else self._net.digit(self._rank, level)
+            for place in range(group.size()):
+                if place != mine:
+                    with contextlib.suppress(RuntimeError):
+                        group.recv([torch.empty(1)], place, FAREWELL).wait(timedelta(milliseconds=1))
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(LOOK)
+
+    def _watch(self) -> None:
+        """Who waits for one who waits for one who died does not see it. So whoever does tells the store."""
+        store = self._store
+        with contextlib.suppress(Exception):  # a connection of its own, where a store has connections
+            store = self._store.clone()
+        while not self._closed.wait(LOOK) and not self._failed:
+            try:
+                if store.check([FAILED]):
+                    self._fail(store.get(FAILED).decode())
+            except Exception:
+                if not self._closed.is_set():
+                    self._fail("The rank that the others meet at has died; start the job again.")
+
+    # Groups
+
+    def _made(self, shape: Schedule) -> dict[tuple[int, int], Any]:
+        """By process and level. Each rank makes them in the same order."""
+        made = {}
+        for number, process in enumerate(shape.processes):
+            levels = sorted({int(level) for step in process.steps for level in step.level})
+            for level in levels:
+                made[number, level] = self._group(number, level, process.turn)
+        return made
+
+    def _group(self, number: int, level: int, turn: int) -> Any:
+        if level == ANY:
+            place, members, name = self._rank, self._net.servers, "all"
+        else:
+            place, members = self._net.digit(self._rank, level), self._net.sizes[level]
+            name = str(self._net.peer(self._rank, level, 0))
+        store = PrefixStore(f"{number}/{level}/{name}", self._store)
+        nic = self._nics.get(0 if level == ANY else self._net.port(level, turn), "")
+        try:
+            return gloo(store, place, members, self._timeout, nic)
+        except RuntimeError as error:
+            raise CollectiveError(f"Rank {self._rank} could not meet its peers: {_said(error)}.") from None
+
+
+def _refuse(future: torch.futures.Future[torch.Tensor], said: str) -> None:
+    future.set_exception(CollectiveError(said))  # type: ignore[arg-type]
+
+
+def _said(error: Exception) -> str:
+    """What gloo says, without the place in its source."""
+    return re.sub(r"^\[[^\]]*\] *", "", str(error).strip().splitlines()[0]).rstrip(".")
+
+
+def gloo(store: Any, rank: int, ranks: int, timeout: float, nic: str = "") -> Any:
+    """A group over that NIC: an interface or an address of this machine; without, over one that gloo chooses."""
+    kind: Any = distributed.ProcessGroupGloo
+    options = kind._Options()
+    options._timeout, options._threads = timedelta(seconds=timeout), 2
+    options._devices = [_device(kind, nic)]
+    return kind(store, rank, ranks, options)
+
+
+def _device(kind: Any, nic: str) -> Any:
+    if not nic:
+        return kind.create_default_device()
+    names = [name for _, name in socket.if_nameindex()]
+    try:
+        if nic in names:
+            return kind.create_device(interface=nic)
+        socket.inet_aton(nic)
+        return kind.create_device(hostname=nic)
+    except (OSError, RuntimeError):
+        raise CollectiveError(f"There is no NIC {nic!r} here; there are {', '.join(names)}.") from None
+
+
+class _Job:
+    """A tensor on its way through all processes."""
+
+    def __init__(
+        self,
+        flat: torch.Tensor,
+        host: torch.Tensor,
+        divide: float,
+        future: torch.futures.Future[torch.Tensor],
+        processes: int,
+    ) -> None:
+        self.flat, self.host, self._divide, self._future, self._left = flat, host, divide, future, processes
+        self._lock = threading.Lock()
+
+    def done(self, settled: Callable[[torch.futures.Future[torch.Tensor]], bool]) -> None:
+        """One process is through with it."""
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        if self._divide != 1.0:
+            self.host /= self._divide
+        if self.host is not self.flat:
+            self.flat.copy_(self.host)
+        if settled(self._future):
+            self._future.set_result(self.flat)

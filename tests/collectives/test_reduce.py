@@ -1,0 +1,122 @@
+"""Schedules carried out for real: several ranks in threads of one process, and DDP in processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.collectives.algorithms import AlgorithmError
+from paceline.collectives.hook import hips
+from paceline.collectives.reduce import AllReduce, CollectiveError
+from paceline.collectives.topology import BCube, DCell, Topology, Torus
+
+DDP = Path(__file__).with_name("ddp.py")
+
+
+def on_all(net: Topology, do: Callable[[AllReduce, int], Any], **options: Any) -> list[Any]:
+    """What each rank returns, all of them in threads."""
+    store = torch.distributed.HashStore()
+    results: list[Any] = [None] * net.servers
+
+    def run(rank: int) -> None:
+        try:
+            reduce = AllReduce(net, rank, store, timeout=30.0, **options)
+            results[rank] = do(reduce, rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(net.servers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    return results
+
+
+def summed(elements: int) -> Callable[[AllReduce, int], torch.Tensor]:
+    def do(reduce: AllReduce, rank: int) -> torch.Tensor:
+        found = reduce(torch.arange(elements) * (rank + 1.0))
+        reduce.close()
+        return found
+
+    return do
+
+
+@pytest.mark.parametrize(
+    "net", [BCube(2, 2), Torus([2, 2]), Torus([3]), BCube(2, 3), DCell(2, 2)], ids=lambda net: net.name
+)
+@pytest.mark.parametrize("algorithm", ["hips", "ring", "mesh", "ps"])
+def test_every_rank_has_the_sum(net: Topology, algorithm: str) -> None:
+    for elements in (0, 1, 1003):
+        expected = torch.arange(elements) * (net.servers * (net.servers + 1) / 2)
+        for found in on_all(net, summed(elements), algorithm=algorithm, stages=["mesh"]):
+            assert torch.equal(found, expected)
+
+
+def test_rings_over_all_nics() -> None:
+    for found in on_all(Torus([3, 3]), summed(1000), algorithm="rings"):
+        assert torch.equal(found, torch.arange(1000) * 45.0)
+
+
+def test_many_tensors_are_under_way_together() -> None:
+    def do(reduce: AllReduce, rank: int) -> list[float]:
+        futures = [reduce.start(torch.full((size,), float(rank)), divide=4.0) for size in range(1, 40)]
+        return [float(future.wait().sum()) for future in futures]
+
+    for found in on_all(BCube(2, 2), do, stages=["ring", "mesh"]):
+        assert found == [size * 1.5 for size in range(1, 40)]
+
+
+def test_a_nic_that_is_not_there() -> None:
+    (first, *_) = on_all(BCube(2, 1), summed(3), nics={0: "eth77"})
+    assert isinstance(first, CollectiveError) and "There is no NIC 'eth77' here; there are lo" in str(first)
+
+
+def test_what_does_not_fit() -> None:
+    with pytest.raises(CollectiveError, match="init_process_group first"):
+        hips(BCube(2, 2))
+    with pytest.raises(CollectiveError, match="has 4 servers; there is no rank 4"):
+        AllReduce(BCube(2, 2), 4, None)
+    with pytest.raises(AlgorithmError, match="it takes 2 stages"):
+        AllReduce(BCube(2, 2), 0, None, stages=["ring"] * 3)
+
+
+def job(*arguments: str) -> list[dict[str, Any]]:
+    """What the ranks of a DDP job print."""
+    done = subprocess.run([sys.executable, str(DDP), *arguments], capture_output=True, text=True, timeout=150)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4, 9])
+def test_gradients_are_those_of_plain_ddp(ranks: int) -> None:
+    found = job(str(ranks))
+    assert sorted(each["rank"] for each in found) == list(range(ranks))
+    assert all(each["worst"] <= 1e-6 for each in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4, 9])
+def test_who_dies_is_noticed_by_all(ranks: int) -> None:
+    found = job(str(ranks), "kill")
+    assert sorted(each["rank"] for each in found) == list(range(ranks - 1))
+    assert all("has died or does not answer; start the job again" in each["said"] for each in found)
+    assert max(each["seconds"] for each in found) < 10
+
+
+@pytest.mark.slow
+def test_who_hangs_is_noticed_after_the_timeout() -> None:
+    found = job("4", "hang")
+    assert sorted(each["rank"] for each in found) == [0, 1, 2]
+    assert all("does not answer" in each["said"] for each in found)
+    assert max(each["seconds"] for each in found) < 15

@@ -1,0 +1,128 @@
+"""Schedules: every algorithm on every network is an all-reduce; and the checker knows what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.collectives.algorithms import ALGORITHMS, STAGES, AlgorithmError, disjoint_rings, hips, make
+from paceline.collectives.check import ScheduleError, check
+from paceline.collectives.schedule import Process, Schedule
+from paceline.collectives.topology import BCube, DCell, FatTree, Topology, Torus
+
+SHAPES = [(n, h) for n in (2, 3, 4, 5) for h in (1, 2, 3)]
+SIZES = (0, 1, 7, 1003)
+
+
+def networks(n: int, h: int) -> list[Topology]:
+    return [BCube(n, h), Torus([n] * h)]
+
+
+@pytest.mark.parametrize(("n", "h"), SHAPES)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_ends_with_the_sum_of_all(n: int, h: int, name: str) -> None:
+    for net, elements in product(networks(n, h), SIZES):
+        if name == "rings" and h == 3 and n % 2 == 0:
+            with pytest.raises(AlgorithmError, match="Edge-disjoint"):
+                make(name, net, elements)
+        else:
+            check(make(name, net, elements))
+
+
+@pytest.mark.parametrize(("n", "h"), [(2, 2), (3, 2), (2, 3), (3, 3)])
+def test_every_choice_of_stages(n: int, h: int) -> None:
+    for net, stages in product(networks(n, h), product(STAGES, repeat=h)):
+        check(hips(net, 101, stages))
+
+
+@pytest.mark.parametrize(
+    "net", [DCell(2, 2), DCell(3, 2), DCell(2, 3), FatTree(4), Torus([3, 4]), Torus([2, 3, 4])], ids=str
+)
+def test_other_networks(net: Topology) -> None:
+    for name, elements in product(("hips", "ring", "mesh", "ps"), (1, 250)):
+        check(make(name, net, elements, ["mesh"]))
+        check(make(name, net, elements, ["ring"]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_size_and_any_stages(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(2, 4), min_size=1, max_size=3))
+    net = data.draw(st.sampled_from([Torus(sizes), BCube(sizes[0], len(sizes))]))
+    stages = data.draw(st.lists(st.sampled_from(list(STAGES)), min_size=net.levels, max_size=net.levels))
+    check(hips(net, data.draw(st.integers(0, 500)), stages))
+
+
+def changed(schedule: Schedule, number: int, process: Process) -> Schedule:
+    processes = list(schedule.processes)
+    processes[number] = process
+    return replace(schedule, processes=tuple(processes))
+
+
+@pytest.mark.parametrize(
+    "net", [BCube(2, 1), BCube(3, 2), Torus([3, 3]), Torus([2, 2]), BCube(2, 3)], ids=lambda net: net.name
+)
+@pytest.mark.parametrize("name", ["hips", "ring", "mesh", "ps", "mixed"])
+def test_a_step_removed_doubled_or_swapped_is_found(net: Topology, name: str) -> None:
+    stages = ["ring", "mesh", "ps"][: net.levels] if name == "mixed" else ["ring"]
+    schedule = make("hips" if name == "mixed" else name, net, 60 * net.servers, stages)
+    check(schedule)
+    for number, process in enumerate(schedule.processes):
+        steps = process.steps
+        broken = []
+        for at in range(len(steps)):
+            broken.append((*steps[:at], *steps[at + 1 :]))
+            broken.append((*steps[:at], steps[at], *steps[at:]))
+            if at + 1 < len(steps):
+                broken.append((*steps[:at], steps[at + 1], steps[at], *steps[at + 2 :]))
+        for each in broken:
+            with pytest.raises(ScheduleError):
+                check(changed(schedule, number, replace(process, steps=each)))
+
+
+def test_a_process_that_is_not_there_is_found() -> None:
+    schedule = make("hips", BCube(2, 2), 100)
+    with pytest.raises(ScheduleError, match="are not of one process"):
+        check(replace(schedule, processes=schedule.processes[1:]))
+    with pytest.raises(ScheduleError, match="of no process"):
+        check(replace(schedule, processes=schedule.processes[:1]))
+
+
+def test_hips_of_one_level_is_ring_all_reduce() -> None:
+    net = BCube(4, 1)
+    assert repr(hips(net, 64)) == repr(make("ring", net, 64))
+
+
+def test_in_every_stage_each_process_has_nics_of_its_own() -> None:
+    schedule = hips(BCube(3, 2), 900)
+    first, second = schedule.processes
+    for a, b in zip(first.steps, second.steps, strict=True):
+        assert not set(a.level) & set(b.level)
+
+
+@pytest.mark.parametrize("net", [BCube(4, 2), Torus([5, 5]), BCube(3, 3), Torus([5, 5, 5])], ids=lambda net: net.name)
+def test_edge_disjoint_rings_are_disjoint(net: Topology) -> None:
+    left: dict[tuple[int, int], int] = {}
+    come: dict[tuple[int, int], int] = {}
+    for ring in disjoint_rings(net):
+        assert sorted(ring) == list(range(net.servers))
+        for a, b in zip(ring, [*ring[1:], ring[0]], strict=True):
+            (level,) = (each for each in range(net.levels) if net.digit(a, each) != net.digit(b, each))
+            left[a, level] = left.get((a, level), 0) + 1
+            come[b, level] = come.get((b, level), 0) + 1
+    assert set(left.values()) == set(come.values()) == {1}
+
+
+def test_what_there_is_not() -> None:
+    net = BCube(2, 2)
+    with pytest.raises(AlgorithmError, match="there are hips, ring, rings, mesh, ps"):
+        make("mush", net, 10)
+    with pytest.raises(AlgorithmError, match="There is no stage 'tree'"):
+        make("hips", net, 10, ["tree"])
+    with pytest.raises(AlgorithmError, match="has 2 levels, so it takes 2 stages, or one for all, not 3"):
+        make("hips", net, 10, ["ring"] * 3)
+    assert make("rs", net, 10).steps == make("ring", net, 10).steps
