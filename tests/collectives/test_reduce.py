@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from paceline.collectives.algorithms import AlgorithmError
 from paceline.collectives.hook import hips

@@ -47,7 +47,9 @@ def test_variables_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatc
             from_environment()
 
 
-def run(running: Job, folder: Path, how: str, ranks: int = 2) -> tuple[list[dict[str, Any]], list[str]]:
+def run(
+    running: Job, folder: Path, how: str, ranks: int = 2, reduce: str = ""
+) -> tuple[list[dict[str, Any]], list[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,6 +58,7 @@ def run(running: Job, folder: Path, how: str, ranks: int = 2) -> tuple[list[dict
         "PACELINE_CONNECT": running.address,
         "PACELINE_WORKER": "0",
         "PACELINE_RANKS": str(ranks),
+        "PACELINE_RANKS_REDUCE": reduce,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
@@ -91,6 +94,28 @@ def test_ranks_train_as_one_process_would_on_all_their_samples(tmp_path: Path) -
     assert not Counter(order) - seen
     batches = [event.batch_size for event in running.events if isinstance(event, Arrived)]
     assert batches == [6, 6, 6, 6, 6, 6, 2] * ranked.EPOCHS
+
+
+@pytest.mark.slow
+def test_ranks_may_add_up_as_a_network_has_it(tmp_path: Path) -> None:
+    """The policy does not notice."""
+    with job("bsp:weights=mean") as running:
+        results, errors = run(running, tmp_path, "", ranks=4, reduce="bcube:n=2,levels=2,stages=ring/mesh")
+        running.finish()
+    assert len(results) == 4, errors
+    alone = ranked.model()
+    ranked.train(alone, ranked.BATCH // 4 * 4)
+    expected = torch.cat([parameter.detach().flatten() for parameter in alone.parameters()])
+    for result in results:
+        torch.testing.assert_close(torch.tensor(result["weights"]), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_who_dies_while_ranks_add_up_so_is_noticed(tmp_path: Path) -> None:
+    with job("bsp:weights=mean") as running:
+        results, errors = run(running, tmp_path, "dies", reduce="torus:n=2,levels=1")
+    assert not results
+    assert "ConnectionError: Another rank of this worker is gone" in errors[0].strip().splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -69,6 +69,31 @@ TokenFile = Annotated[Path | None, typer.Option(help="A file with the job's toke
 THEN_COMMAND = {"allow_interspersed_args": False}  # what follows the script's name is the script's
 
 
+Reduce = Annotated[
+    str,
+    typer.Option(
+        help="How the ranks of a worker add up, such as bcube:n=2,levels=2,stages=ring/mesh (docs/collectives.md); "
+        "by the backend's own all-reduce if left out."
+    ),
+]
+
+
+def check_reduce(text: str, ranks: int) -> None:
+    """What ranks cannot be joined by is said before anything is started."""
+    from paceline.collectives.algorithms import AlgorithmError
+    from paceline.collectives.named import named
+    from paceline.collectives.topology import TopologyError
+
+    if not text:
+        return
+    if ranks == 1:
+        refuse("--reduce is how several ranks add up; say how many with --ranks-per-worker.")
+    try:
+        named(text).fits(ranks)
+    except (AlgorithmError, TopologyError) as error:
+        refuse(f"--reduce: {error}")
+
+
 def run(
     script: Script,
     workers: Annotated[int, typer.Option(min=1, help="How many workers.")] = 2,
@@ -84,6 +109,7 @@ def run(
     ranks_per_worker: Annotated[
         int, typer.Option(min=1, help="Processes that make up one worker; they reduce among themselves first.")
     ] = 1,
+    reduce: Reduce = "",
     hosts: Annotated[str | None, typer.Option(help="Start the workers on these machines over ssh: a,b,c.")] = None,
     host: Annotated[
         str | None, typer.Option(help="Where the server listens: loopback if left out, everywhere with --hosts.")
@@ -126,6 +152,7 @@ def run(
         record=record,
         tls=tls_of(tls_cert, tls_key, tls_ca),
     )
+    check_reduce(reduce, ranks_per_worker)
     named = [name for name in (hosts or "").split(",") if name]
 
     async def ran(spec: str, display: Display) -> local.Outcome:
@@ -138,6 +165,7 @@ def run(
                 replace(options, policy=spec),
                 restarts=restarts,
                 ranks=ranks_per_worker,
+                reduce=reduce,
                 hosts=named,
                 observer=display.observer,
                 say=display.say,
@@ -245,6 +273,7 @@ def work(
     token_file: TokenFile = None,
     restarts: Annotated[int, typer.Option(min=0, help="How often a crashed worker is started again.")] = 1,
     ranks_per_worker: Annotated[int, typer.Option(min=1, help="Processes that make up one worker.")] = 1,
+    reduce: Reduce = "",
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -260,7 +289,8 @@ def work(
     except ValueError as error:
         refuse(str(error))
     tls = tls_of(tls_cert, tls_key, tls_ca)
-    task = Task(script, connect, token_of(token_file), tls.as_environment() if tls else {}, ranks_per_worker)
+    check_reduce(reduce, ranks_per_worker)
+    task = Task(script, connect, token_of(token_file), tls.as_environment() if tls else {}, ranks_per_worker, reduce)
     number = worker_number() if workers == 1 else None
     if colocate and number is None:
         refuse(f"A shard has its worker's number: with --colocate start each worker by itself, with {WORKER}=0, 1, 2 …")

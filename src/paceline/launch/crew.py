@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.launch.processes import JobError, Say, ending, heard, lines, start, stop
-from paceline.serve.variables import CONNECT, LAUNCHED, RANK, RANKS, REFUSAL, REFUSED, TOKEN, WORKER, address
+from paceline.serve.variables import CONNECT, LAUNCHED, RANK, RANKS, REDUCE, REFUSAL, REFUSED, TOKEN, WORKER, address
 
 EVERYWHERE = "0.0.0.0"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -30,6 +30,7 @@ class Task:
     token: bytes
     environment: Mapping[str, str] = field(default_factory=dict)
     ranks: int = 1  # processes that make up one worker
+    reduce: str = ""  # how they add up among themselves
     hosts: Sequence[str] = ()  # over ssh, worker after worker; empty: here
     python: str = sys.executable
 
@@ -148,7 +149,7 @@ class Crew:
         if number is not None:
             variables[WORKER] = str(number)
         if task.ranks > 1:
-            variables |= {RANK: str(rank), RANKS: str(task.ranks), "LOCAL_RANK": str(rank)}
+            variables |= {RANK: str(rank), RANKS: str(task.ranks), REDUCE: task.reduce, "LOCAL_RANK": str(rank)}
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         return await self._launch(label, [task.python, *task.script], variables)
 

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 NETWORK = "10.0.0.0/16"
 CONGESTION_CONTROL = "cubic"
@@ -101,7 +101,7 @@ class Lab:
         self._mtu = JUMBO if min(rates.values()) >= FAST else ETHERNET
         self._processes: list[BaseProcess | Command] = []
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> Self:
         sweep()
         try:
             self._build()
@@ -236,6 +236,7 @@ class Lab:
     def _build(self) -> None:
         from pyroute2 import IPRoute, netns
 
+        addresses = [self.address(host) for host in self._numbers]
         netns.create(self._switch)
         with IPRoute(netns=self._switch) as switch:
             switch.link("add", ifname="switch", kind="bridge", br_stp_state=0, mtu=self._mtu)
@@ -248,7 +249,7 @@ class Lab:
                 port = _index(switch, _port(number))
                 largest = self._largest(self.rates[host])
                 switch.link("set", index=port, master=bridge, state="up", gso_max_size=largest)
-                self._shape(switch, port, self.rates[host], by="source")
+                self._shape(switch, port, self.rates[host], "source", addresses)
                 with IPRoute(netns=self.namespace(host)) as inside:
                     inside.link("set", index=_index(inside, "lo"), state="up")
                     eth0 = _index(inside, "eth0")
@@ -265,10 +266,11 @@ class Lab:
                         prefsrc=self.address(host),
                         metrics={"cc_algo": CONGESTION_CONTROL},
                     )
-                    self._shape(inside, eth0, self.rates[host], by="destination")
+                    self._shape(inside, eth0, self.rates[host], "destination", addresses)
 
-    def _shape(self, ip: Any, index: int, rate: float, by: str) -> None:
-        """A token bucket, and under it a queue for what is sparse and one for each peer."""
+    def _shape(self, ip: Any, index: int, rate: float, by: str, addresses: Sequence[str]) -> None:
+        """A token bucket, and under it a queue for what is sparse and one for each of these peers. by: what of a packet
+        is the peer's address, "source" or "destination"."""
         frame = self._mtu + HEADER
         burst = max(2 * frame, int(rate * 0.0005))  # half a millisecond
         # A queue's turn is as long as the largest packet: with less, packets would be shared evenly, and not bytes.
@@ -276,17 +278,16 @@ class Lab:
         link = {"rate": _bits(rate), "ceil": _bits(rate), "burst": burst, "cburst": burst, "quantum": quantum}
         # A queue's own rate is next to nothing: what it sends it must borrow, or the queues' bursts would add up.
         queue = link | {"rate": _bits(OWN), "burst": frame}
-        ip.tc("add", "htb", index, handle="1:", default=2)
+        ip.tc("replace", "htb", index, handle="1:", default=2)
         ip.tc("add-class", "htb", index, handle="1:1", parent="1:", **link)
         ip.tc("add-class", "htb", index, handle="1:2", parent="1:1", prio=0, **queue)
         where = {"source": 12, "destination": 16}[by]  # in the IP header
         for key in (f"{SPARSE << 16:#010x}/0xffff0000+20", f"{SPARSE:#010x}/0x0000ffff+20"):
             ip.tc("add-filter", "u32", index, parent="1:", prio=1, protocol=0x0800, target="1:2", keys=[key])
-        for host, number in self._numbers.items():
+        for number, address in enumerate(addresses):
             handle = f"1:{number + 16:x}"
             ip.tc("add-class", "htb", index, handle=handle, parent="1:1", prio=1, **queue)
-            address = "0x" + "".join(f"{int(part):02x}" for part in self.address(host).split("."))
-            key = f"{address}/0xffffffff+{where}"
+            key = "0x" + "".join(f"{int(part):02x}" for part in address.split(".")) + f"/0xffffffff+{where}"
             ip.tc("add-filter", "u32", index, parent="1:", prio=2, protocol=0x0800, target=handle, keys=[key])
 
     def _largest(self, rate: float) -> int:

@@ -57,6 +57,7 @@ async def run(
     restarts: int = 1,
     server_restarts: int = 3,
     ranks: int = 1,
+    reduce: str = "",
     hosts: Sequence[str] = (),
     observer: Observer | None = None,
     say: Say,
@@ -81,7 +82,7 @@ async def run(
         await asyncio.wait((seen, asyncio.ensure_future(started.wait())), return_when=asyncio.FIRST_COMPLETED)
         environment = {WORKERS: str(options.workers)} | (options.tls.as_environment() if options.tls else {})
         connect = f"{socket.gethostname() if hosts and options.host == EVERYWHERE else door.host}:{door.port}"
-        task = Task(script, connect, token, environment, ranks, hosts)
+        task = Task(script, connect, token, environment, ranks, reduce, hosts)
         crew = Crew(task, restarts, say)
         kept = asyncio.ensure_future(service.keep())
         tasks.append(kept)

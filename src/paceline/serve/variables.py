@@ -11,6 +11,9 @@ SHARD_TOKEN = "PACELINE_SHARD_TOKEN"  # the token that only the server's own sha
 WORKER = "PACELINE_WORKER"  # this worker's number
 WORKERS = "PACELINE_WORKERS"  # how many workers there are at first
 RANK, RANKS = "PACELINE_RANK", "PACELINE_RANKS"  # of the processes that make up this worker, if they are several
+REDUCE = (
+    "PACELINE_RANKS_REDUCE"  # how they add up among themselves, such as bcube:n=2,levels=2; all at once if it is empty
+)
 
 PROBE = "PACELINE_PROBE"  # a file: train alone for a while, and write there how long a step takes
 PROBE_STEPS, PROBE_SECONDS = "PACELINE_PROBE_STEPS", "PACELINE_PROBE_SECONDS"  # when that is enough

@@ -1,0 +1,51 @@
+"""A collective in a line, as policies are: "bcube:n=2,levels=2,stages=ring/mesh"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.collectives.algorithms import AlgorithmError, make, stages_of
+from paceline.collectives.topology import Topology, TopologyError, topology
+
+OPTIONS = ("n", "levels", "sizes", "stages", "algorithm", "nics")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A network, and what is done on it."""
+
+    net: Topology
+    algorithm: str = "hips"
+    stages: tuple[str, ...] = ("ring",)
+    nics: tuple[str, ...] = ()  # by port
+
+    def fits(self, ranks: int) -> None:
+        """TopologyError unless it is a network of so many."""
+        if self.net.servers != ranks:
+            raise TopologyError(
+                f"{self.net.name} has {self.net.servers} servers, and there are {ranks} ranks; they must be as many."
+            )
+
+
+def named(text: str) -> Named:
+    """Read that line. TopologyError or AlgorithmError with one sentence if there is no such thing."""
+    kind, _, rest = text.partition(":")
+    options: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        key, given, value = part.partition("=")
+        if not given or key not in OPTIONS:
+            raise TopologyError(f"{part!r} is no option of a topology; there are {', '.join(OPTIONS)}.")
+        options[key] = value
+    try:
+        n, levels = int(options.get("n", "0")), int(options.get("levels", "2"))
+        sizes = [int(each) for each in options["sizes"].split("x")] if "sizes" in options else []
+    except ValueError:
+        raise TopologyError(f"n and levels are whole numbers, and sizes such as 3x4, not as in {text!r}.") from None
+    net = topology(kind, n, levels, sizes)
+    algorithm = options.get("algorithm", "hips")
+    stages = stages_of(net, options.get("stages", "ring").split("/"))
+    make(algorithm, net, 0, stages)
+    nics = tuple(filter(None, options.get("nics", "").split("/")))
+    if nics and len(nics) != net.ports:
+        raise AlgorithmError(f"{net.name} has {net.ports} NICs a server, not {len(nics)}.")
+    return Named(net, algorithm, stages, nics)
