@@ -262,7 +262,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "Name a paper, r2sp, fl-r2sp or dssp; or say with --from where results are."),
+        ((), "Name a paper, r2sp, fl-r2sp, dssp or hips; or say with --from where results are."),
         (("nsdi",), "There is no paper 'nsdi'; there are small."),
         (
             ("small", "--only", "fig22"),

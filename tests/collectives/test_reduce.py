@@ -26,7 +26,7 @@ DDP = Path(__file__).with_name("ddp.py")
 
 def on_all(net: Topology, do: Callable[[AllReduce, int], Any], **options: Any) -> list[Any]:
     """What each rank returns, all of them in threads."""
-    store = torch.distributed.HashStore()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     results: list[Any] = [None] * net.servers
 
     def run(rank: int) -> None:

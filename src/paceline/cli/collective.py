@@ -224,13 +224,18 @@ def _show(net: Topology) -> None:
 
 
 def _show_lines(net: Topology, lines: Sequence[Line], work: float, lab: bool) -> None:
-    table = ruled(f"{net.name}: all-reduce of {work / 1e6:g} MB on {net.servers:,} servers with {net.ports} NICs each")
+    console = Console(highlight=False)
+    nics = f"{net.ports} NIC{'s' if net.ports > 1 else ''}"
+    said = f"{net.name}: all-reduce of {work / 1e6:g} MB on {net.servers:,} servers with {nics} each"
+    console.print(Text(said, style="bold"), soft_wrap=True)
+    table = ruled(None)
     table.add_column("algorithm", overflow="fold")
     for heading in ["formula", "simulated", *(["measured", "× formula"] if lab else []), ""]:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     best = [line.measured_seconds or line.simulated_seconds or line.formula_seconds or 0.0 for line in lines]
     for line, seconds in zip(lines, best, strict=True):
-        name = f"{line.algorithm} ({', '.join(line.stages)})" if line.stages else line.algorithm
+        alike = line.stages and line.stages[: 1 if len(set(line.stages)) == 1 else None]
+        name = f"{line.algorithm} ({', '.join(alike)})" if alike else line.algorithm
         formula = _time(line.formula_seconds)
         if line.formula_seconds is not None and not line.exact:
             formula = f"≥ {formula}" if line.algorithm in ("mesh", "ps") else f"≈ {formula}"
@@ -238,7 +243,6 @@ def _show_lines(net: Topology, lines: Sequence[Line], work: float, lab: bool) ->
         real = [_time(line.measured_seconds), f"{ratio:.2f}" if ratio else "–"] if lab else []
         bar = Text("█" * max(1, round(20 * seconds / max(best))), style="green" if seconds == min(best) else "blue")
         table.add_row(name, formula, _time(line.simulated_seconds), *real, bar)
-    console = Console(highlight=False)
     console.print(table)
     if any(line.simulated_seconds is None and line.algorithm != GLOO for line in lines):
         console.print(f"Networks of more than {MOST_SIMULATED} servers are not simulated.")

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -254,11 +255,12 @@ def gloo(store: Any, rank: int, ranks: int, timeout: float, nic: str = "") -> An
     """A group over that NIC: an interface or an address of this machine; without, over one that gloo chooses."""
     kind: Any = distributed.ProcessGroupGloo
     options = kind._Options()
-    options._timeout, options._threads = timedelta(seconds=timeout), 2
+    options._timeout, options._threads = timedelta(seconds=timeout), 1
     options._devices = [_device(kind, nic)]
     return kind(store, rank, ranks, options)
 
 
+@cache  # each has a thread that looks after its sockets
 def _device(kind: Any, nic: str) -> Any:
     if not nic:
         return kind.create_default_device()

@@ -188,16 +188,17 @@ class Fabric(Lab):
             "add",
             dst=f"{self.nic_address(*there)}/32",
             oif=indexes[self._name_of(hops[0])],
-            prefsrc=self.nic_address(server, self._answered_at(server, hops[0][1], there[0])),
+            prefsrc=self.nic_address(server, self._answered_at(server, hops[0][1], there)),
             metrics={"cc_algo": CONGESTION_CONTROL},
             **how,
         )
 
-    def _answered_at(self, server: int, port: int, other: int) -> int:
-        """The NIC whose address is given to who is sent something by that port: that one's; or, where its answers would
-        come back by another cable, its neighbour's or the next's for which they do not."""
-        for candidate in sorted(range(self.net.ports), key=port.__xor__):
-            if self._across[self._hops(other, (server, candidate))[-1]] == (server, port):
+    def _answered_at(self, server: int, port: int, there: End) -> int:
+        """The NIC whose address is given to who is sent something by that port: one for which answers come back by the
+        same cable. If it can be, that with the number of the other's, so that what goes round a ring one way has other
+        addresses, and so other queues, than what goes round the other way."""
+        for candidate in sorted(range(self.net.ports), key=lambda each: (each != there[1], port ^ each)):
+            if self._across[self._hops(there[0], (server, candidate))[-1]] == (server, port):
                 return candidate
         return port  # the way back is another anyway
 

@@ -1,0 +1,50 @@
+"""DistributedDataParallel whose gradients are reduced by HiPS, level by level, instead of in one ring.
+
+torchrun --nproc-per-node 4 examples/hips.py          # four ranks on this machine, as servers of a BCube(2, 1)
+
+On servers with two NICs give `hips` their names: nics={0: "eth0", 1: "eth1"}.
+"""
+
+from __future__ import annotations
+
+import torch
+from sklearn.datasets import load_digits
+from torch import distributed
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.collectives import BCube, hips
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+
+    digits = load_digits()
+    images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    held_back = torch.arange(len(labels)) % 5 == 0
+    mine = (~held_back).nonzero().flatten()[rank::ranks]
+
+    network = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    model = DistributedDataParallel(network)
+    model.register_comm_hook(None, hips(BCube(2, 2), stages=["ring", "mesh"]))  # the only line that is new
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    least = len((~held_back).nonzero()) // ranks  # as many steps on every rank
+    for epoch in range(8):
+        order = mine[torch.randperm(len(mine), generator=torch.Generator().manual_seed(epoch))][:least]
+        for batch in order.split(16):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+    if rank == 0:
+        with torch.no_grad():
+            right = network(images[held_back]).argmax(1) == labels[held_back]
+        print(f"accuracy on the digits: {100 * right.float().mean():.1f}%")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
