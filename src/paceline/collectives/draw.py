@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from paceline.collectives.topology import Topology, TopologyError, Torus
+from paceline.collectives.topology import Cable, Topology, TopologyError, Torus
 
 MOST_DRAWN = 300  # servers
 COLOURS = ("#3b7dd8", "#e07b39", "#4aa564", "#8a5fbf", "#999999")
@@ -26,11 +26,10 @@ def draw(net: Topology, path: Path) -> None:
     for cable in net.cables:
         a, b = places[cable.node], places[cable.other]
         level = cable.port // 2 if isinstance(net, Torus) else cable.port if cable.node < net.servers else 3
-        far = isinstance(net, Torus) and math.dist(a, b) > 1.5
         style = {
             "arrowstyle": "-",
             "color": COLOURS[min(level, 4)],
-            "connectionstyle": f"arc3,rad={0.25 if far else 0.0}",
+            "connectionstyle": f"arc3,rad={_bend(net, cable, a, b)}",
         }
         axes.annotate("", a, b, arrowprops=style)
     for node, (x, y) in places.items():
@@ -40,9 +39,18 @@ def draw(net: Topology, path: Path) -> None:
         axes.text(x, y, label if server else " ", ha="center", va="center", fontsize=8, bbox=box)
     axes.set_title(f"{net.name}: {net.servers} servers with {net.ports} NIC{'s' if net.ports > 1 else ''} each")
     axes.set_axis_off()
-    axes.margins(0.1)
+    axes.margins(0.15)
     axes.plot(*zip(*places.values(), strict=True), alpha=0)  # so that the axes know how far it goes
+    if any(cable.other < net.servers for cable in net.cables) and not isinstance(net, Torus):
+        axes.set_ylim(bottom=-2.0)  # room for what is bent downwards
     figure.savefig(path, dpi=130, format="png")
+
+
+def _bend(net: Topology, cable: Cable, a: tuple[float, float], b: tuple[float, float]) -> float:
+    """Cables that would run through other servers are bent around them."""
+    if isinstance(net, Torus):
+        return 0.25 if math.dist(a, b) > 2.5 or (net.sizes[cable.port // 2] == 2 and cable.node > cable.other) else 0.0
+    return -0.25 if cable.other < net.servers else 0.0
 
 
 def _tree(net: Topology) -> dict[int, tuple[float, float]]:
