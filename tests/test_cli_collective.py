@@ -75,7 +75,7 @@ def test_stages_are_chosen(shell: Shell) -> None:
 
 
 def test_what_is_too_large_is_calculated_alone(shell: Shell) -> None:
-    ended = shell("collective", "--n", 16, "--levels", 4, "-a", "hips")
+    ended = shell("collective", "--n", 16, "--levels", 4, "--stages", "auto", "-a", "hips,ring,mesh,ps")
     assert ended.code == 0 and "Networks of more than 600 servers are not simulated." in ended.out
 
 
@@ -91,8 +91,14 @@ def test_what_is_too_large_is_calculated_alone(shell: Shell) -> None:
         (("collective", "--stages", "star"), "There is no stage 'star'; there are ring, mesh, ps."),
         (("collective", "--levels", 0), "at least one level"),
         (("collective", "--bytes", "many"), "--bytes: 'many' is not understood"),
-        (("collective", "--bytes", "0"), "--bytes must be 4 or more"),
+        (("collective", "--bytes", "0"), "--bytes must be from 4 to"),
         (("collective", "--link", "-3"), "--link greater than 0"),
+        (("collective", "--bytes", "1e20"), "--bytes must be from 4 to 1e+15"),
+        (("collective", "--bytes", "nan"), "--bytes: 'nan' is not understood"),
+        (("collective", "--link", "inf"), "--link: 'inf' is not understood"),
+        (("collective", "--latency", "nan"), "--latency: 'nan' is not understood"),
+        (("collective", "--algorithm", ","), "name one at least"),
+        (("collective", "--latency", "1ms", "--lab"), "a lab's links have their own"),
         (("collective", "--n", 8, "--levels", 2, "--lab"), "a lab has room for 32."),
         (("collective", "-a", "rings", "--levels", 3), "Edge-disjoint rings are known"),
         (("run", "--ranks-per-worker", 3, "--reduce", "bcube:n=2,levels=2", __file__), "they must be as many."),

@@ -1,4 +1,4 @@
-"""Ranks of a DDP job, forked from one process: `python ddp.py RANKS [kill|hang]`. A line of JSON for each rank."""
+"""Ranks of a DDP job, forked from one process: `python ddp.py RANKS [kill|hang|stop]`. A line of JSON for each rank."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import socket
 import sys
 import time
@@ -48,16 +49,16 @@ def compared(rank: int, net: Topology) -> dict[str, object]:
 
 
 def disturbed(rank: int, net: Topology, fault: str) -> dict[str, object]:
-    """What a rank hears, and after how long, when the last one dies or hangs."""
+    """What a rank hears, and after how long, when the last dies or hangs, or the first, with the store, stops."""
     model = DistributedDataParallel(network(), bucket_cap_mb=0.01)
-    model.register_comm_hook(None, hips(net, ["ring", "mesh"], timeout=3.0 if fault == "hang" else 300.0))
+    model.register_comm_hook(None, hips(net, ["ring", "mesh"], timeout=300.0 if fault == "kill" else 3.0))
     began = time.monotonic()
     try:
         for step in range(STEPS):
-            if step == FAULT_AT and rank == net.servers - 1:
+            if step == FAULT_AT and rank == (0 if fault == "stop" else net.servers - 1):
                 if fault == "kill":
                     os._exit(9)
-                time.sleep(60)
+                os.kill(os.getpid(), signal.SIGSTOP) if fault == "stop" else time.sleep(60)
             began = time.monotonic()
             model(torch.randn(8, 13)).pow(2).sum().backward()
     except RuntimeError as error:
@@ -87,7 +88,7 @@ def main() -> None:
     processes = [fork.Process(target=run, args=(rank, ranks, port, fault)) for rank in range(ranks)]
     for process in processes:
         process.start()
-    awaited = processes[: ranks - 1] if fault else processes
+    awaited = processes[1:] if fault == "stop" else processes[: ranks - 1] if fault else processes
     for process in awaited:
         process.join(90)
     for process in processes:

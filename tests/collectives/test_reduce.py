@@ -24,14 +24,19 @@ from paceline.collectives.topology import BCube, DCell, Topology, Torus
 DDP = Path(__file__).with_name("ddp.py")
 
 
-def on_all(net: Topology, do: Callable[[AllReduce, int], Any], **options: Any) -> list[Any]:
+def on_all(
+    net: Topology,
+    do: Callable[[AllReduce, int], Any],
+    of_rank: Callable[[int], dict[str, Any]] = lambda rank: {},
+    **options: Any,
+) -> list[Any]:
     """What each rank returns, all of them in threads."""
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     results: list[Any] = [None] * net.servers
 
     def run(rank: int) -> None:
         try:
-            reduce = AllReduce(net, rank, store, timeout=30.0, **options)
+            reduce = AllReduce(net, rank, store, timeout=30.0, **options, **of_rank(rank))
             results[rank] = do(reduce, rank)
         except Exception as error:
             results[rank] = error
@@ -79,9 +84,45 @@ def test_many_tensors_are_under_way_together() -> None:
         assert found == [size * 1.5 for size in range(1, 40)]
 
 
-def test_a_nic_that_is_not_there() -> None:
-    (first, *_) = on_all(BCube(2, 1), summed(3), nics={0: "eth77"})
-    assert isinstance(first, CollectiveError) and "There is no NIC 'eth77' here; there are lo" in str(first)
+def test_a_nic_that_one_rank_does_not_have_is_heard_of_by_all() -> None:
+    found = on_all(BCube(2, 2), summed(3), of_rank=lambda rank: {"nics": {0: "eth77" if rank == 2 else "lo"}})
+    for error in found:
+        assert isinstance(error, CollectiveError)
+        assert str(error).startswith("Rank 2: There is no NIC 'eth77' here; there are lo")
+
+
+def test_ranks_that_do_not_do_the_same_are_told() -> None:
+    found = on_all(BCube(2, 2), summed(3), of_rank=lambda rank: {"stages": ["mesh" if rank == 1 else "ring"]})
+    assert all(isinstance(error, CollectiveError) and "all must do the same" in str(error) for error in found)
+
+
+def test_after_the_end_nothing_is_begun() -> None:
+    def do(reduce: AllReduce, rank: int) -> str:
+        reduce(torch.ones(3))
+        reduce.close()
+        with pytest.raises(CollectiveError) as error:
+            reduce(torch.ones(3))
+        return str(error.value)
+
+    assert on_all(BCube(2, 1), do) == ["It is closed."] * 2
+
+
+def test_halves_do_not_overflow_where_their_mean_does_not() -> None:
+    def do(reduce: AllReduce, rank: int) -> torch.Tensor:
+        return reduce.start(torch.full((7,), 30000.0, dtype=torch.float16), divide=4.0).wait()
+
+    for found in on_all(BCube(2, 2), do):
+        assert torch.equal(found, torch.full((7,), 30000.0, dtype=torch.float16))
+
+
+def test_what_cannot_be_added_up_is_refused_and_harms_nothing() -> None:
+    def do(reduce: AllReduce, rank: int) -> float:
+        for tensor in (torch.ones(4, 4).t()[:2], torch.ones(3, requires_grad=True)):
+            with pytest.raises(CollectiveError, match="must be contiguous"):
+                reduce(tensor)
+        return float(reduce(torch.ones(2, 2)).sum())
+
+    assert on_all(BCube(2, 1), do) == [8.0, 8.0]
 
 
 def test_what_does_not_fit() -> None:
@@ -120,5 +161,13 @@ def test_who_dies_is_noticed_by_all(ranks: int) -> None:
 def test_who_hangs_is_noticed_after_the_timeout() -> None:
     found = job("4", "hang")
     assert sorted(each["rank"] for each in found) == [0, 1, 2]
+    assert all("does not answer" in each["said"] for each in found)
+    assert max(each["seconds"] for each in found) < 15
+
+
+@pytest.mark.slow
+def test_who_stops_with_the_store_is_noticed_too() -> None:
+    found = job("4", "stop")
+    assert sorted(each["rank"] for each in found) == [1, 2, 3]
     assert all("does not answer" in each["said"] for each in found)
     assert max(each["seconds"] for each in found) < 15

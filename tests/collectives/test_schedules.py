@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.collectives.algorithms import ALGORITHMS, STAGES, AlgorithmError, disjoint_rings, hips, make
 from paceline.collectives.check import ScheduleError, check
-from paceline.collectives.schedule import Process, Schedule
+from paceline.collectives.schedule import Process, Schedule, Step
 from paceline.collectives.topology import BCube, DCell, FatTree, Topology, Torus
 
 SHAPES = [(n, h) for n in (2, 3, 4, 5) for h in (1, 2, 3)]
@@ -30,13 +30,13 @@ def test_it_ends_with_the_sum_of_all(n: int, h: int, name: str) -> None:
             with pytest.raises(AlgorithmError, match="Edge-disjoint"):
                 make(name, net, elements)
         else:
-            check(make(name, net, elements))
+            check(make(name, net, elements), net)
 
 
 @pytest.mark.parametrize(("n", "h"), [(2, 2), (3, 2), (2, 3), (3, 3)])
 def test_every_choice_of_stages(n: int, h: int) -> None:
     for net, stages in product(networks(n, h), product(STAGES, repeat=h)):
-        check(hips(net, 101, stages))
+        check(hips(net, 101, stages), net)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,22 @@ def test_a_process_that_is_not_there_is_found() -> None:
         check(replace(schedule, processes=schedule.processes[1:]))
     with pytest.raises(ScheduleError, match="of no process"):
         check(replace(schedule, processes=schedule.processes[:1]))
+
+
+def test_who_sends_to_whom_is_looked_at() -> None:
+    net = BCube(2, 2)
+    schedule = make("hips", net, 100)
+    (first, *_), process = schedule.processes[0].steps, schedule.processes[0]
+
+    def with_first(step: Step) -> Schedule:
+        return changed(schedule, 0, replace(process, steps=(step, *process.steps[1:])))
+
+    with pytest.raises(ScheduleError, match="are no peers at level 1"):
+        check(with_first(replace(first, level=1 - first.level)), net)
+    with pytest.raises(ScheduleError, match="server -1 sends to"):
+        check(with_first(replace(first, sender=first.sender - 1)))
+    with pytest.raises(ScheduleError, match="A process without elements sends some"):
+        check(replace(schedule, processes=(Process(0, 0, (first,)), *schedule.processes)))
 
 
 def test_hips_of_one_level_is_ring_all_reduce() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +16,10 @@ from rich.text import Text
 
 from paceline.cli.shared import errors, refuse
 from paceline.cli.simulate import progress_bar
-from paceline.collectives.algorithms import ALGORITHMS, AlgorithmError, make, stages_of
-from paceline.collectives.choose import best_stages
+from paceline.collectives.algorithms import ALGORITHMS, AlgorithmError, algorithm_named, make, stages_of
+from paceline.collectives.choose import MOST_SIMULATED, best_stages
 from paceline.collectives.draw import draw
-from paceline.collectives.flows import simulate
+from paceline.collectives.flows import passes_on, simulate
 from paceline.collectives.formula import gst
 from paceline.collectives.topology import KINDS, Topology, TopologyError
 from paceline.collectives.topology import topology as made
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from paceline.launch.fabric import Fabric
 
 GLOO = "gloo"
-MOST_SIMULATED = 600  # servers
+MOST_BYTES = 1e15
 MOST_IN_LAB = 32
+LEAST_PATIENCE = 120.0  # seconds
 SHOWN = 16
 
 SizeOption = Annotated[int, typer.Option("--n", help="Servers in a group; of a fat tree, ports of a switch.")]
@@ -103,14 +105,16 @@ def collective(
     net = _network(topology, n, levels, sizes)
     work, rate = _quantity("--bytes", size, units.size), _quantity("--link", link, units.rate)
     delay = _quantity("--latency", latency, units.seconds)
-    if work < 4 or rate <= 0 or delay < 0:
-        refuse("--bytes must be 4 or more, --link greater than 0, and --latency not less than 0.")
+    if not 4 <= work <= MOST_BYTES or rate <= 0 or delay < 0:
+        refuse(f"--bytes must be from 4 to {MOST_BYTES:g}, --link greater than 0, and --latency not less than 0.")
+    if lab and delay:
+        refuse("--latency is of what is calculated and simulated; a lab's links have their own.")
     if lab and net.servers > MOST_IN_LAB:
         refuse(f"{net.name} has {net.servers:,} servers; a lab has room for {MOST_IN_LAB}.")
     try:
-        names = _listed(algorithm)
-        for name in names:
-            make(name, net, 0)  # or it is refused before anything is begun
+        names = [algorithm_named(name, net) for name in _listed(algorithm)]
+        if not names:
+            raise AlgorithmError(f"--algorithm: name one at least, of {', '.join(ALGORITHMS)}.")
         chosen = best_stages(net, work, rate, delay) if stages == "auto" else stages_of(net, _listed(stages))
     except (AlgorithmError, TopologyError) as error:
         refuse(str(error))
@@ -127,7 +131,7 @@ def collective(
         rows = [asdict(line) for line in lines]
         typer.echo(json.dumps({"topology": net.name, "servers": net.servers, "bytes": work, "rows": rows}))
     else:
-        _show_lines(net, lines, work, lab)
+        _show_lines(net, lines, work, lab, delay > 0)
 
 
 def _network(kind: str, n: int, levels: int, sizes: str) -> Topology:
@@ -141,17 +145,19 @@ def _network(kind: str, n: int, levels: int, sizes: str) -> Topology:
         refuse(str(error))
 
 
-def _quantity(option: str, text: str, unit: object) -> float:
+def _quantity(option: str, text: str, unit: Callable[[object], float]) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        pass
-    try:
-        return float(unit(text))  # type: ignore[operator]
-    except ValueError:
+        try:
+            value = unit(text)
+        except ValueError:
+            value = math.nan
+    if not math.isfinite(value):
         refuse(
             f"{option}: {text!r} is not understood; write a number, or one with a unit such as 100MB, 10Gbit or 20us."
         )
+    return value
 
 
 def _listed(text: str) -> list[str]:
@@ -183,11 +189,14 @@ def _measured(
     try:
         with Fabric(net, rate) as fabric, progress_bar(quiet=quiet) as bar:
             every = [*lines, Line(GLOO, None, None, False, None)]
+            for line in every:
+                _check_routes(fabric, line, stages)
             task = bar.add_task("measuring", total=len(every))
+            # The longest by far, if it is asked for, is the parameter server: all that there is through one server.
+            patience = max(LEAST_PATIENCE, 4 * 2 * net.servers * work / rate)
             for line in every:
                 bar.update(task, description=f"measuring {line.algorithm}")
-                _check_routes(fabric, line)
-                seconds = measure(fabric, net, line.algorithm, work, stages, repeats)
+                seconds = measure(fabric, net, line.algorithm, work, stages, repeats, patience)
                 found.append(Line(**{**asdict(line), "stages": line.stages, "measured_seconds": seconds}))
                 bar.advance(task)
     except LabError as error:
@@ -195,10 +204,12 @@ def _measured(
     return found
 
 
-def _check_routes(fabric: Fabric, line: Line) -> None:
+def _check_routes(fabric: Fabric, line: Line, stages: tuple[str, ...]) -> None:
     from paceline.launch.lab import LabError
 
-    if not fabric.forwards and line.algorithm in ("mesh", "ps", GLOO):
+    net = fabric.net
+    name = "mesh" if line.algorithm == GLOO else line.algorithm
+    if not fabric.forwards and passes_on(net, make(name, net, net.servers**2 * net.ports, stages)):
         raise LabError(
             f"{line.algorithm} sends over servers in between, and the kernel does not let servers of this lab pass on "
             "what is not for them; leave it out."
@@ -223,7 +234,7 @@ def _show(net: Topology) -> None:
         console.print(f"and {net.servers - SHOWN:,} more.")
 
 
-def _show_lines(net: Topology, lines: Sequence[Line], work: float, lab: bool) -> None:
+def _show_lines(net: Topology, lines: Sequence[Line], work: float, lab: bool, delayed: bool) -> None:
     console = Console(highlight=False)
     nics = f"{net.ports} NIC{'s' if net.ports > 1 else ''}"
     said = f"{net.name}: all-reduce of {work / 1e6:g} MB on {net.servers:,} servers with {nics} each"
@@ -238,7 +249,7 @@ def _show_lines(net: Topology, lines: Sequence[Line], work: float, lab: bool) ->
         name = f"{line.algorithm} ({', '.join(alike)})" if alike else line.algorithm
         formula = _time(line.formula_seconds)
         if line.formula_seconds is not None and not line.exact:
-            formula = f"≥ {formula}" if line.algorithm in ("mesh", "ps") else f"≈ {formula}"
+            formula = f"≈ {formula}" if delayed else f"≥ {formula}"
         ratio = line.measured_seconds / line.formula_seconds if line.measured_seconds and line.formula_seconds else None
         real = [_time(line.measured_seconds), f"{ratio:.2f}" if ratio else "–"] if lab else []
         bar = Text("█" * max(1, round(20 * seconds / max(best))), style="green" if seconds == min(best) else "blue")

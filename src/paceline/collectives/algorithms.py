@@ -197,18 +197,21 @@ def in_order(net: Topology, order: Sequence[int], peers: bool = False) -> Groups
     return Groups(net.servers, place, members, level)
 
 
+def _has_rings(net: Topology) -> bool:
+    alike = len(set(net.sizes)) == 1 and net.ports >= net.levels
+    return alike and (net.levels <= 2 or (net.levels == 3 and net.sizes[0] % 2 == 1))
+
+
 def disjoint_rings(net: Topology) -> list[list[int]]:
     """Rings through all servers, one for each level: no two leave a server by the same level, nor come to it so."""
-    n = net.sizes[0]
-    alike = all(size == n for size in net.sizes) and net.ports >= net.levels
-    if alike and net.levels <= 2:
+    if not _has_rings(net):
+        raise AlgorithmError(
+            "Edge-disjoint rings are known for two levels of equal size and for three of equal odd size, not for "
+            f"{net.name}."
+        )
+    if net.levels <= 2:
         return [net.gray(level) for level in range(net.levels)]
-    if alike and net.levels == 3 and n % 2:
-        return [_followed(net, ring) for ring in range(3)]
-    raise AlgorithmError(
-        "Edge-disjoint rings are known for two levels of equal size and for three of equal odd size, not for "
-        f"{net.name}."
-    )
+    return [_followed(net, ring) for ring in range(3)]
 
 
 def _bump(i: int, j: int, k: int, n: int) -> str:
@@ -236,15 +239,21 @@ def _followed(net: Topology, ring: int) -> list[int]:
 ALGORITHMS = ("hips", "ring", "rings", "mesh", "ps")
 
 
-def make(name: str, net: Topology, elements: int, stages: Sequence[str] = ("ring",)) -> Schedule:
-    """A schedule by the name of its algorithm."""
+def algorithm_named(name: str, net: Topology) -> str:
+    """The algorithm's own name, if there is such a one on that network."""
     name = ALIASES.get(name, name)
-    if name == "hips":
-        return hips(net, elements, stages)
-    if name == "rings":
-        return rings(net, elements)
     if name not in ALGORITHMS:
         raise AlgorithmError(
             f"There is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}.{_near(name, ALGORITHMS)}"
         )
-    return flat(net, elements, name)
+    if name == "rings" and not _has_rings(net):
+        disjoint_rings(net)  # which says why
+    return name
+
+
+def make(name: str, net: Topology, elements: int, stages: Sequence[str] = ("ring",)) -> Schedule:
+    """A schedule by the name of its algorithm."""
+    name = algorithm_named(name, net)
+    if name == "hips":
+        return hips(net, elements, stages)
+    return rings(net, elements) if name == "rings" else flat(net, elements, name)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.collectives.schedule import Process, Schedule
+from paceline.collectives.schedule import ANY, Process, Schedule, Step
+from paceline.collectives.topology import Topology
 
 
 class ScheduleError(ValueError):
     """The schedule is not an all-reduce. The message says where it goes wrong."""
 
 
-def check(schedule: Schedule) -> None:
-    """ScheduleError unless every server ends with the sum of all, each once, and nothing is sent in vain."""
+def check(schedule: Schedule, net: Topology | None = None) -> None:
+    """ScheduleError unless every server ends with the sum of all, each once, and nothing is sent in vain. With a
+    network, also unless those who send to each other at a level are peers there."""
     end = 0
     for process in sorted(schedule.processes, key=lambda each: each.start):
         if process.start != end:
@@ -20,13 +22,25 @@ def check(schedule: Schedule) -> None:
                 f"Elements {min(end, process.start)} to {max(end, process.start)} are not of one process."
             )
         end = process.stop
+        for number, step in enumerate(process.steps):
+            _check_ends(number, step, schedule.servers, net)
         _check(schedule.servers, process)
     if end != schedule.elements:
         raise ScheduleError(f"Elements {end} to {schedule.elements} are of no process.")
 
 
+def _check_ends(number: int, step: Step, servers: int, net: Topology | None) -> None:
+    for sender, receiver, level in zip(step.sender.tolist(), step.receiver.tolist(), step.level.tolist(), strict=True):
+        if not (0 <= sender < servers and 0 <= receiver < servers) or sender == receiver:
+            raise ScheduleError(f"Step {number}: server {sender} sends to server {receiver}.")
+        if net and level != ANY and receiver not in net.peers(sender, level):
+            raise ScheduleError(f"Step {number}: servers {sender} and {receiver} are no peers at level {level}.")
+
+
 def _check(servers: int, process: Process) -> None:
     if process.start == process.stop:
+        if process.steps:
+            raise ScheduleError("A process without elements sends some.")
         return
     ends = [column for step in process.steps for column in (step.start, step.stop)]
     cuts = np.unique(np.concatenate([np.array([process.start, process.stop]), *ends]))
@@ -42,9 +56,7 @@ def _check(servers: int, process: Process) -> None:
         for sender, begin, end in zip(step.sender, first, last, strict=True):
             sending[sender, begin:end] = True
         written = np.zeros_like(sending)
-        for receiver, sender, begin, end, what in zip(step.receiver, step.sender, first, last, sent, strict=True):
-            if receiver == sender:
-                raise ScheduleError(f"Step {number}: server {sender} sends to itself.")
+        for receiver, begin, end, what in zip(step.receiver, first, last, sent, strict=True):
             target = counts[receiver, begin:end]
             if step.adds:
                 target += what

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from itertools import product
 
-from paceline.collectives.algorithms import STAGES, hips
+from paceline.collectives.algorithms import STAGES, AlgorithmError, hips
 from paceline.collectives.flows import simulate
 from paceline.collectives.formula import gst
 from paceline.collectives.topology import Topology
 
 NEAR = 1.5  # × the best, by an estimate: what may yet be better in truth
+MOST_SIMULATED = 600  # servers
 
 
 def best_stages(net: Topology, size: float, rate: float, latency: float = 0.0) -> tuple[str, ...]:
-    """Of all choices the quickest: by the formula where that is exact, by simulation elsewhere. Of equals the one with
-    fewer steps."""
+    """Of all choices the quickest: by the formula where that is exact, or the network too large; by simulation
+    elsewhere. Of equals the one with fewer steps."""
+    small = net.servers <= MOST_SIMULATED
     choices = list(product(STAGES, repeat=net.levels))
     known = {stages: found for stages in choices if (found := gst(net, "hips", size, rate, latency, stages))}
     if known:
         least = min(found.seconds for found in known.values())
         choices = [stages for stages in choices if known[stages].seconds <= NEAR * least]
+    elif not small:
+        raise AlgorithmError(f"{net.name} is too large to choose stages by simulation; name them.")
     elements = max(1, round(size / 4))
 
     def cost(stages: tuple[str, ...]) -> tuple[float, int]:
-        schedule = hips(net, elements, stages)
-        if stages in known and known[stages].exact:
+        if stages in known and (known[stages].exact or not small):
             seconds = known[stages].seconds
         else:
-            seconds = simulate(net, schedule, rate, latency).seconds
-        return float(f"{seconds:.6g}"), schedule.steps
+            seconds = simulate(net, hips(net, elements, stages), rate, latency).seconds
+        return float(f"{seconds:.6g}"), stages.count("ring")
 
     return min(choices, key=cost)

@@ -32,6 +32,16 @@ def simulate(net: Topology, schedule: Schedule, rate: float, latency: float = 0.
     return _Run(net, schedule, rate, latency, element).run()
 
 
+def passes_on(net: Topology, schedule: Schedule) -> bool:
+    """Does a server pass on what is for another?"""
+    return any(
+        sum(node < net.servers for node, _ in net.hops(a, b, process.turn)) > 1
+        for process in schedule.processes
+        for step in process.steps
+        for a, b in zip(step.sender.tolist(), step.receiver.tolist(), strict=True)
+    )
+
+
 Reals = npt.NDArray[np.float64]
 
 

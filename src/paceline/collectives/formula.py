@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.collectives.algorithms import ALIASES, AlgorithmError, disjoint_rings, stages_of
+from paceline.collectives.algorithms import ALIASES, AlgorithmError, algorithm_named, stages_of
 from paceline.collectives.topology import BCube, Topology, Torus
 
 
@@ -35,7 +35,7 @@ def gst(
         seconds = 2 * (count - 1) / count * size / (both * rate)
         return Formula(seconds + 2 * (count - 1) * latency, exact=len(set(net.sizes)) == 1)
     if algorithm == "rings":
-        disjoint_rings(net)  # or there are none
+        algorithm_named(algorithm, net)  # or there are none
         seconds = 2 * (count - 1) / count * size / (both * net.levels * rate)
         return Formula(seconds + 2 * (count - 1) * latency)
     if algorithm == "mesh":  # on a torus a lower bound: it is at best a BCube with links twice as fast

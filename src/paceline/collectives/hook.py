@@ -50,4 +50,5 @@ def hips(
         # Waited for once more, because DDP takes an exception that a future was given for its result.
         return reduce.start(bucket.buffer(), divide=ranks).then(lambda done: done.wait())
 
+    averaged.close = reduce.close  # type: ignore[attr-defined]  # for who wants it gone before the process is
     return averaged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.collectives.algorithms import AlgorithmError, make, stages_of
+from paceline.collectives.algorithms import AlgorithmError, algorithm_named, stages_of
 from paceline.collectives.topology import Topology, TopologyError, topology
 
 OPTIONS = ("n", "levels", "sizes", "stages", "algorithm", "nics")
@@ -42,9 +42,8 @@ def named(text: str) -> Named:
     except ValueError:
         raise TopologyError(f"n and levels are whole numbers, and sizes such as 3x4, not as in {text!r}.") from None
     net = topology(kind, n, levels, sizes)
-    algorithm = options.get("algorithm", "hips")
+    algorithm = algorithm_named(options.get("algorithm", "hips"), net)
     stages = stages_of(net, options.get("stages", "ring").split("/"))
-    make(algorithm, net, 0, stages)
     nics = tuple(filter(None, options.get("nics", "").split("/")))
     if nics and len(nics) != net.ports:
         raise AlgorithmError(f"{net.name} has {net.ports} NICs a server, not {len(nics)}.")

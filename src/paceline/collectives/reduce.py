@@ -7,6 +7,7 @@ be added is received beside it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import queue
 import re
@@ -29,6 +30,7 @@ from paceline.collectives.topology import Topology
 TIMEOUT = 300.0  # seconds for which a rank may keep the others waiting
 LOOK = 0.5  # seconds between looks at whether somebody has failed
 FAILED = "failed"
+WRONG = "!"
 FAREWELL = 1  # a tag that nothing is ever sent with
 KEPT = 64  # plans, one for each number of elements that there was
 
@@ -72,32 +74,42 @@ class AllReduce:
         self._pending: set[torch.futures.Future[torch.Tensor]] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        shape = self._schedule(net.servers * net.servers * net.ports)  # every transfer has something to carry
-        if net.servers == 1 or not 0 <= rank < net.servers:
+        if not 0 <= rank < net.servers:
             raise CollectiveError(f"{net.name} has {net.servers} servers; there is no rank {rank}.")
+        shape = self._schedule(net.servers * net.servers * net.ports)  # every transfer has something to carry
+        self._meet(f"{algorithm} ({'/'.join(stages)}) on {net.name}")
         self._groups = self._made(shape)
         self._queues: list[queue.SimpleQueue[_Job | None]] = [queue.SimpleQueue() for _ in shape.processes]
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"collective-{number}", daemon=True)
             for number in range(len(shape.processes))
         ]
-        for thread in (*self._threads, threading.Thread(target=self._watch, name="collective-watch", daemon=True)):
+        self._watcher = threading.Thread(target=self._watch, name="collective-watch", daemon=True)
+        for thread in (*self._threads, self._watcher):
             thread.start()
+        atexit.register(self.close)  # a thread that is in torch when Python ends takes the process with it
 
     # What one does with it
 
     def start(self, flat: torch.Tensor, divide: float = 1.0) -> torch.futures.Future[torch.Tensor]:
-        """Begin to add up a flat tensor, in place, and divide the sum."""
+        """Begin to add up a contiguous tensor, in place, each rank's divided by that number first."""
+        if not flat.is_contiguous() or flat.requires_grad:
+            raise CollectiveError(
+                "What is added up must be contiguous, and need no gradient; detach and copy it first."
+            )
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        if self._failed:
-            _refuse(future, self._failed)
-            return future
+        host = flat.view(-1).cpu()
+        if divide != 1.0:  # before, as DDP does: a sum of half-precision numbers may be too large
+            host /= divide
+        job = _Job(flat, host, future, len(self._queues))
         with self._lock:
-            self._pending.add(future)
-        plan = self._plan(flat.numel())
-        job = _Job(flat, flat.cpu() if flat.is_cuda else flat, divide, future, len(plan))
-        for waiting in self._queues:
-            waiting.put(job)
+            refused = self._failed or ("It is closed." if self._closed.is_set() else "")
+            if not refused:
+                self._pending.add(future)
+                for waiting in self._queues:  # in the same order for all processes
+                    waiting.put(job)
+        if refused:
+            _refuse(future, refused)
         return future
 
     def __call__(self, flat: torch.Tensor) -> torch.Tensor:
@@ -105,10 +117,15 @@ class AllReduce:
         return self.start(flat).wait()
 
     def close(self) -> None:
-        """It is not used any more."""
-        self._closed.set()
-        for waiting in self._queues:
-            waiting.put(None)
+        """It is not used any more. What is under way is waited for, but not for long."""
+        atexit.unregister(self.close)
+        with self._lock:
+            self._closed.set()
+            for waiting in self._queues:
+                waiting.put(None)
+        for thread in (*self._threads, self._watcher):
+            if thread is not threading.current_thread():
+                thread.join(2 * LOOK)
 
     # How it is done
 
@@ -180,16 +197,24 @@ class AllReduce:
             first, self._failed = not self._failed, self._failed or said
         if not first:
             return
-        with contextlib.suppress(Exception):  # whoever was the first knows best
-            if self._store.check([FAILED]):
-                self._failed = self._store.get(FAILED).decode()
-            else:
-                self._store.set(FAILED, self._failed)
+        # Where the store is may be what has failed, and then it does not answer.
+        telling = threading.Thread(target=self._tell, daemon=True)
+        telling.start()
+        telling.join(LOOK)
         self._sever()
         with self._lock:
             pending, self._pending = self._pending, set()
         for future in pending:
             _refuse(future, self._failed)
+
+    def _tell(self) -> None:
+        """Whoever was the first knows best what has happened."""
+        with contextlib.suppress(Exception):
+            store = _own(self._store)
+            if store.check([FAILED]):
+                self._failed = store.get(FAILED).decode()
+            else:
+                store.set(FAILED, self._failed)
 
     def _sever(self) -> None:
         """Let go of all peers, so that neither they nor our own threads wait any longer. gloo has no word for that, but
@@ -206,9 +231,7 @@ class AllReduce:
 
     def _watch(self) -> None:
         """Who waits for one who waits for one who died does not see it. So whoever does tells the store."""
-        store = self._store
-        with contextlib.suppress(Exception):  # a connection of its own, where a store has connections
-            store = self._store.clone()
+        store = _own(self._store)
         while not self._closed.wait(LOOK) and not self._failed:
             try:
                 if store.check([FAILED]):
@@ -218,6 +241,27 @@ class AllReduce:
                     self._fail("The rank that the others meet at has died; start the job again.")
 
     # Groups
+
+    def _meet(self, what: str) -> None:
+        """Whatever is wrong with one rank is heard by all, before they wait for one another."""
+        said = what
+        try:
+            for nic in self._nics.values():
+                _device(distributed.ProcessGroupGloo, nic)
+        except CollectiveError as error:
+            said = f"{WRONG}{error}"
+        keys = [f"here/{rank}" for rank in range(self._net.servers)]
+        self._store.set(keys[self._rank], said)
+        try:
+            self._store.wait(keys, timedelta(seconds=min(self._timeout, TIMEOUT)))
+        except Exception as error:
+            raise CollectiveError(f"Not all {self._net.servers} ranks came: {_said(error)}.") from None
+        for rank, key in enumerate(keys):
+            heard = self._store.get(key).decode()
+            if heard.startswith(WRONG):
+                raise CollectiveError(f"Rank {rank}: {heard.removeprefix(WRONG)}")
+            if heard != what:
+                raise CollectiveError(f"Rank {rank} does {heard}, and rank {self._rank} {what}; all must do the same.")
 
     def _made(self, shape: Schedule) -> dict[tuple[int, int], Any]:
         """By process and level. Each rank makes them in the same order."""
@@ -240,6 +284,14 @@ class AllReduce:
             return gloo(store, place, members, self._timeout, nic)
         except RuntimeError as error:
             raise CollectiveError(f"Rank {self._rank} could not meet its peers: {_said(error)}.") from None
+
+
+def _own(store: Any) -> Any:
+    """A connection of one's own, where a store has connections: who waits on one keeps others waiting."""
+    try:
+        return store.clone()
+    except Exception:
+        return store
 
 
 def _refuse(future: torch.futures.Future[torch.Tensor], said: str) -> None:
@@ -281,11 +333,10 @@ class _Job:
         self,
         flat: torch.Tensor,
         host: torch.Tensor,
-        divide: float,
         future: torch.futures.Future[torch.Tensor],
         processes: int,
     ) -> None:
-        self.flat, self.host, self._divide, self._future, self._left = flat, host, divide, future, processes
+        self.flat, self.host, self._future, self._left = flat, host, future, processes
         self._lock = threading.Lock()
 
     def done(self, settled: Callable[[torch.futures.Future[torch.Tensor]], bool]) -> None:
@@ -294,9 +345,7 @@ class _Job:
             self._left -= 1
             if self._left:
                 return
-        if self._divide != 1.0:
-            self.host /= self._divide
-        if self.host is not self.flat:
-            self.flat.copy_(self.host)
+        if self.flat.is_cuda:
+            self.flat.copy_(self.host.view_as(self.flat))
         if settled(self._future):
             self._future.set_result(self.flat)

@@ -20,7 +20,7 @@ from paceline.launch.fabric import Fabric
 from paceline.launch.lab import LabError
 
 GLOO = "gloo"  # its own all-reduce, over one NIC
-PATIENCE = 120.0  # seconds for one of them
+PATIENCE = 120.0  # seconds for one step of them
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,17 @@ class Trial:
     elements: int
     repeats: int
     nics: dict[int, str]
+    patience: float
 
 
 def measure(
-    fabric: Fabric, net: Topology, algorithm: str, size: float, stages: Sequence[str] = ("ring",), repeats: int = 3
+    fabric: Fabric,
+    net: Topology,
+    algorithm: str,
+    size: float,
+    stages: Sequence[str] = ("ring",),
+    repeats: int = 3,
+    patience: float = PATIENCE,
 ) -> float:
     """Seconds from when the first rank begins until the last has the sum: the median of so many, after one more."""
     store = fabric.nic_address(0, 0), secrets.randbelow(10_000) + 20_000
@@ -52,6 +59,7 @@ def measure(
             max(1, round(size / 4)),
             repeats + 1,
             {port: fabric.nic_address(rank, port) for port in range(net.ports)},
+            patience,
         )
         for rank in range(net.servers)
     ]
@@ -63,7 +71,7 @@ def measure(
 def carry_out(trial: Trial) -> list[tuple[float, float]]:
     """When each repetition began and ended."""
     torch.set_num_threads(1)
-    wait = timedelta(seconds=PATIENCE)
+    wait = timedelta(seconds=trial.patience)
     count = trial.net.servers
     store = distributed.TCPStore(*trial.store, count, trial.rank == 0, timeout=wait)  # type: ignore[attr-defined]
     reduce = _reducer(trial, PrefixStore(trial.algorithm, store))
@@ -71,13 +79,15 @@ def carry_out(trial: Trial) -> list[tuple[float, float]]:
     spans = []
     for repeat in range(trial.repeats):
         flat.fill_(trial.rank + 1)
-        _meet(store, f"begin/{repeat}", count)
+        _meet(store, f"begin/{repeat}", count, wait)
         began = time.monotonic()
         reduce(flat)
         spans.append((began, time.monotonic()))
         if not bool((flat == count * (count + 1) / 2).all()):
             raise LabError(f"{trial.algorithm} did not come to the sum on rank {trial.rank}.")
-    _meet(store, "end", count)  # nobody goes before all are done
+    if isinstance(reduce, AllReduce):
+        reduce.close()
+    _meet(store, "end", count, wait)  # nobody goes before all are done
     if trial.rank:
         store.add("gone", 1)
     while not trial.rank and store.add("gone", 0) < count - 1:  # the store goes last
@@ -87,13 +97,15 @@ def carry_out(trial: Trial) -> list[tuple[float, float]]:
 
 def _reducer(trial: Trial, store: Any) -> Callable[[torch.Tensor], object]:
     if trial.algorithm != GLOO:
-        return AllReduce(trial.net, trial.rank, store, trial.algorithm, trial.stages, timeout=PATIENCE, nics=trial.nics)
-    group = gloo(store, trial.rank, trial.net.servers, PATIENCE, trial.nics[0])
+        return AllReduce(
+            trial.net, trial.rank, store, trial.algorithm, trial.stages, timeout=trial.patience, nics=trial.nics
+        )
+    group = gloo(store, trial.rank, trial.net.servers, trial.patience, trial.nics[0])
     return lambda flat: group.allreduce([flat]).wait()
 
 
-def _meet(store: Any, name: str, count: int) -> None:
+def _meet(store: Any, name: str, count: int, wait: timedelta) -> None:
     """Until all are here."""
     if store.add(f"{name}/here", 1) == count:
         store.set(f"{name}/go", "")
-    store.wait([f"{name}/go"], timedelta(seconds=PATIENCE))
+    store.wait([f"{name}/go"], wait)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-Where = Literal["simulated", "lab", "gpu"]
+Where = Literal["simulated", "lab", "gpu", "formula"]
 Value = float | str | None
 
 #: The papers that are reproduced, by name.
