@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
+SIDE_BY_SIDE := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint bench clean
@@ -24,11 +25,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup      ## train handwritten digits with 4 workers, under BSP and under R²SP, for real
 	@$(BIN)/paceline run --workers 4 --policy bsp:weights=mean,r2sp:weights=mean examples/digits.py
 
-test: setup      ## the tests, fast ones first
-	@$(BIN)/python -m pytest
+test: setup      ## the tests: as many at a time as there are cores, and then those that want to be alone
+	@$(SIDE_BY_SIDE) -m 'not matrix and not alone'
+	@$(BIN)/python -m pytest -m 'alone and not matrix'
 
 test-all: setup  ## the tests, and every fault at every step under every policy; takes long
-	@$(BIN)/python -m pytest -m 'matrix or not matrix'
+	@$(SIDE_BY_SIDE) -m 'not alone'
+	@$(BIN)/python -m pytest -m alone
 
 lint: setup      ## ruff and mypy
 	@$(BIN)/ruff check .

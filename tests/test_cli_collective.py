@@ -113,6 +113,7 @@ def test_what_is_wrong_is_said_in_a_sentence(shell: Shell, arguments: tuple[obje
     assert said in ended.err and len(ended.err.strip().splitlines()) == 1
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="network namespaces need root")
 def test_measured_on_real_links(shell: Shell) -> None:

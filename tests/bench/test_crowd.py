@@ -12,6 +12,8 @@ import torch
 from paceline.bench import crowd
 from paceline.bench.crowd import CrowdError, Load
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fl-r2sp:groups=4", "fl-r2sp:groups=4,filter=false"])

@@ -40,7 +40,9 @@ def test_every_choice_of_stages(n: int, h: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "net", [DCell(2, 2), DCell(3, 2), DCell(2, 3), FatTree(4), Torus([3, 4]), Torus([2, 3, 4])], ids=str
+    "net",
+    [DCell(2, 2), DCell(3, 2), DCell(2, 3), FatTree(4), Torus([3, 4]), Torus([2, 3, 4])],
+    ids=lambda net: net.name,
 )
 def test_other_networks(net: Topology) -> None:
     for name, elements in product(("hips", "ring", "mesh", "ps"), (1, 250)):

@@ -37,6 +37,8 @@ from paceline.launch.processes import JobError
 from paceline.model.spec import OptimizerSpec
 from paceline.simulate import ClusterSpec, WorkerSpec, load_cluster, parse_cluster
 
+pytestmark = pytest.mark.alone
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -31,6 +31,8 @@ from paceline.observe.driver import Fault
 from paceline.observe.events import Applied
 from paceline.simulate.spec import ClusterSpec, WorkerSpec
 
+pytestmark = pytest.mark.alone
+
 
 def can_build() -> bool:
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
