@@ -1,4 +1,4 @@
-"""Ranks of a DDP job, forked from one process: `python ddp.py RANKS [kill|hang|stop]`. A line of JSON for each rank."""
+"""Ranks of a DDP job, forked from one process: `python ddp.py RANKS [kill|behead|hang|stop]`. Each prints a line."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from paceline.collectives import BCube, Topology, Torus, hips
 
 STEPS = 20
 FAULT_AT = 5
+AT_FIRST = ("behead", "stop")  # strike rank 0, which has the store; others the last one
 
 
 def network() -> torch.nn.Module:
@@ -51,12 +52,12 @@ def compared(rank: int, net: Topology) -> dict[str, object]:
 def disturbed(rank: int, net: Topology, fault: str) -> dict[str, object]:
     """What a rank hears, and after how long, when the last dies or hangs, or the first, with the store, stops."""
     model = DistributedDataParallel(network(), bucket_cap_mb=0.01)
-    model.register_comm_hook(None, hips(net, ["ring", "mesh"], timeout=300.0 if fault == "kill" else 3.0))
+    model.register_comm_hook(None, hips(net, ["ring", "mesh"], timeout=300.0 if fault in ("kill", "behead") else 3.0))
     began = time.monotonic()
     try:
         for step in range(STEPS):
-            if step == FAULT_AT and rank == (0 if fault == "stop" else net.servers - 1):
-                if fault == "kill":
+            if step == FAULT_AT and rank == (0 if fault in AT_FIRST else net.servers - 1):
+                if fault in ("kill", "behead"):
                     os._exit(9)
                 os.kill(os.getpid(), signal.SIGSTOP) if fault == "stop" else time.sleep(60)
             began = time.monotonic()
@@ -88,7 +89,7 @@ def main() -> None:
     processes = [fork.Process(target=run, args=(rank, ranks, port, fault)) for rank in range(ranks)]
     for process in processes:
         process.start()
-    awaited = processes[1:] if fault == "stop" else processes[: ranks - 1] if fault else processes
+    awaited = processes[1:] if fault in AT_FIRST else processes[: ranks - 1] if fault else processes
     for process in awaited:
         process.join(90)
     for process in processes:

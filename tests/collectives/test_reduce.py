@@ -158,6 +158,14 @@ def test_who_dies_is_noticed_by_all(ranks: int) -> None:
 
 
 @pytest.mark.slow
+def test_who_dies_with_the_store_is_noticed_by_all() -> None:
+    found = job("4", "behead")
+    assert sorted(each["rank"] for each in found) == [1, 2, 3]
+    assert all("has died or does not answer" in each["said"] for each in found)
+    assert max(each["seconds"] for each in found) < 10
+
+
+@pytest.mark.slow
 def test_who_hangs_is_noticed_after_the_timeout() -> None:
     found = job("4", "hang")
     assert sorted(each["rank"] for each in found) == [0, 1, 2]

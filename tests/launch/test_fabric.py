@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import sys
@@ -18,27 +17,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("pyroute2")
 
+from launch.labs import built
 from paceline.collectives.topology import BCube, DCell, FatTree, Topology, Torus
 from paceline.launch import fabric as fabrics
 from paceline.launch.fabric import Fabric
-from paceline.launch.lab import Lab, LabError
+from paceline.launch.lab import LabError
 
 pytestmark = pytest.mark.alone
 
 
-def can_build() -> bool:
-    if multiprocessing.parent_process():
-        return True  # this is imported by what runs in a fabric, which has no time for this
-    if not sys.platform.startswith("linux") or os.geteuid() != 0:
-        return False
-    try:
-        with Lab({"a": 1e6}):
-            return True
-    except LabError:
-        return False
-
-
-built = pytest.mark.skipif(not can_build(), reason="network namespaces need Linux and root")
 RATE = 12.5e6
 SIZE = 4_000_000  # bytes of a stream: a third of a second
 LEAST = 0.85  # of the rate

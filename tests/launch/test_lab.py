@@ -22,6 +22,7 @@ pytest.importorskip("pyroute2")
 
 from typer.testing import CliRunner
 
+from launch.labs import built
 from paceline.cli import app
 from paceline.launch import lab as labs
 from paceline.launch import standin, trial
@@ -34,17 +35,6 @@ from paceline.simulate.spec import ClusterSpec, WorkerSpec
 pytestmark = pytest.mark.alone
 
 
-def can_build() -> bool:
-    if not sys.platform.startswith("linux") or os.geteuid() != 0:
-        return False
-    try:
-        with Lab({"a": 1e6}):
-            return True
-    except LabError:
-        return False
-
-
-built = pytest.mark.skipif(not can_build(), reason="network namespaces need Linux and root")
 RATE = 5e6
 
 

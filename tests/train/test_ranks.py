@@ -111,6 +111,14 @@ def test_ranks_may_add_up_as_a_network_has_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_network_of_another_size_is_refused(tmp_path: Path) -> None:
+    with job("bsp:weights=mean") as running:
+        results, errors = run(running, tmp_path, "", reduce="bcube:n=3,levels=1")
+    assert not results
+    assert "BCube(3, 0) has 3 servers, and there are 2 ranks; they must be as many." in errors[1]
+
+
+@pytest.mark.slow
 def test_who_dies_while_ranks_add_up_so_is_noticed(tmp_path: Path) -> None:
     with job("bsp:weights=mean") as running:
         results, errors = run(running, tmp_path, "dies", reduce="torus:n=2,levels=1")

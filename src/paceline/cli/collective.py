@@ -168,7 +168,7 @@ def _line(net: Topology, name: str, work: float, rate: float, delay: float, stag
     formula = gst(net, name, work, rate, delay, stages)
     seconds = None
     if net.servers <= MOST_SIMULATED:
-        seconds = simulate(net, make(name, net, round(work / 4), stages), rate, delay).seconds
+        seconds = simulate(net, make(name, net, round(work / 4), stages), rate, delay)
     return Line(
         name,
         stages if name == "hips" else None,
@@ -196,7 +196,7 @@ def _measured(
             patience = max(LEAST_PATIENCE, 4 * 2 * net.servers * work / rate)
             for line in every:
                 bar.update(task, description=f"measuring {line.algorithm}")
-                seconds = measure(fabric, net, line.algorithm, work, stages, repeats, patience)
+                seconds = measure(fabric, line.algorithm, work, stages, repeats, patience)
                 found.append(Line(**{**asdict(line), "stages": line.stages, "measured_seconds": seconds}))
                 bar.advance(task)
     except LabError as error:

@@ -134,16 +134,14 @@ def flat(net: Topology, elements: int, algorithm: str) -> Schedule:
     """PSS, MS or RS among all servers. The ring goes from peer to peer, over one NIC at a time. Where rings go both
     ways round, so does this: half of the elements each way (sections 4.1 and 4.2)."""
     name = stage_named(algorithm)
-    turns = [1, -1] if net.rings_both_ways else [1]
     groups = in_order(net, net.gray(0), peers=name == "ring")
-    return _side_by_side(net, elements, name, [(groups, turn) for turn in turns])
+    return _side_by_side(net, elements, name, [(groups, turn) for turn in net.turns])
 
 
 def rings(net: Topology, elements: int) -> Schedule:
     """RS made as good as it can be: as many rings as there are levels, no two over the same link, where they are known:
     in two levels of equal size, and in three of equal odd size."""
-    turns = [1, -1] if net.rings_both_ways else [1]
-    found = [(in_order(net, order, peers=True), turn) for turn in turns for order in disjoint_rings(net)]
+    found = [(in_order(net, order, peers=True), turn) for turn in net.turns for order in disjoint_rings(net)]
     return _side_by_side(net, elements, "ring", found)
 
 
@@ -172,8 +170,7 @@ def _lanes(net: Topology) -> list[int]:
     """The turn of each process: one for each NIC, as far as they differ in what they can do."""
     if net.ports < net.levels:  # a server has one NIC, and all levels are behind it
         return [1]
-    turns = (1, -1) if net.rings_both_ways else (1,)
-    return [turn for turn in turns for _ in range(net.levels)]
+    return [turn for turn in net.turns for _ in range(net.levels)]
 
 
 def by_level(net: Topology, level: int) -> Groups:
@@ -197,18 +194,18 @@ def in_order(net: Topology, order: Sequence[int], peers: bool = False) -> Groups
     return Groups(net.servers, place, members, level)
 
 
-def _has_rings(net: Topology) -> bool:
+def _check_rings(net: Topology) -> None:
     alike = len(set(net.sizes)) == 1 and net.ports >= net.levels
-    return alike and (net.levels <= 2 or (net.levels == 3 and net.sizes[0] % 2 == 1))
-
-
-def disjoint_rings(net: Topology) -> list[list[int]]:
-    """Rings through all servers, one for each level: no two leave a server by the same level, nor come to it so."""
-    if not _has_rings(net):
+    if not alike or not (net.levels <= 2 or (net.levels == 3 and net.sizes[0] % 2 == 1)):
         raise AlgorithmError(
             "Edge-disjoint rings are known for two levels of equal size and for three of equal odd size, not for "
             f"{net.name}."
         )
+
+
+def disjoint_rings(net: Topology) -> list[list[int]]:
+    """Rings through all servers, one for each level: no two leave a server by the same level, nor come to it so."""
+    _check_rings(net)
     if net.levels <= 2:
         return [net.gray(level) for level in range(net.levels)]
     return [_followed(net, ring) for ring in range(3)]
@@ -246,8 +243,8 @@ def algorithm_named(name: str, net: Topology) -> str:
         raise AlgorithmError(
             f"There is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}.{_near(name, ALGORITHMS)}"
         )
-    if name == "rings" and not _has_rings(net):
-        disjoint_rings(net)  # which says why
+    if name == "rings":
+        _check_rings(net)
     return name
 
 

@@ -30,7 +30,7 @@ def best_stages(net: Topology, size: float, rate: float, latency: float = 0.0) -
         if stages in known and (known[stages].exact or not small):
             seconds = known[stages].seconds
         else:
-            seconds = simulate(net, hips(net, elements, stages), rate, latency).seconds
+            seconds = simulate(net, hips(net, elements, stages), rate, latency)
         return float(f"{seconds:.6g}"), stages.count("ring")
 
     return min(choices, key=cost)

@@ -19,23 +19,15 @@ NEAR = 1e-9  # of a transfer: what is left of it is nothing
 SAME = 1e-9  # shares that differ by less are the same
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """What came of it."""
-
-    seconds: float
-    busiest: float  # the share of the time for which the busiest link was full
-
-
-def simulate(net: Topology, schedule: Schedule, rate: float, latency: float = 0.0, element: int = 4) -> Simulated:
-    """Carry it out on links of that rate, in bytes a second, with that latency from server to server, in seconds."""
+def simulate(net: Topology, schedule: Schedule, rate: float, latency: float = 0.0, element: int = 4) -> float:
+    """Seconds that it takes on links of that rate, in bytes a second, with that latency from server to server."""
     return _Run(net, schedule, rate, latency, element).run()
 
 
 def passes_on(net: Topology, schedule: Schedule) -> bool:
     """Does a server pass on what is for another?"""
     return any(
-        sum(node < net.servers for node, _ in net.hops(a, b, process.turn)) > 1
+        net.passed(a, b, process.turn) > 1
         for process in schedule.processes
         for step in process.steps
         for a, b in zip(step.sender.tolist(), step.receiver.tolist(), strict=True)
@@ -115,47 +107,36 @@ class _Run:
 
     def __post_init__(self) -> None:
         self._progress = [_Progress(process, self.schedule.servers) for process in self.schedule.processes]
-        self._carried = np.zeros(len(self.net.links))
-        self._routes: dict[tuple[int, int, int], list[int]] = {}
-        self._hops: dict[tuple[int, int, int], int] = {}
+        self._ways: dict[tuple[int, int, int], tuple[list[int], int]] = {}
 
-    def run(self) -> Simulated:
+    def run(self) -> float:
         for number in range(len(self._progress)):
             self._begin(number)
         while self.flowing or self.waiting:
             self._flow()
-        busiest = float(self._carried.max(initial=0.0)) / self.rate
-        return Simulated(self.now, busiest / self.now if self.now else 0.0)
+        return self.now
 
     def _begin(self, number: int) -> None:
         for step, at in self._progress[number].ready():
             turn = self.schedule.processes[number].turn
             sender, receiver = step.sender[at], step.receiver[at]
-            routes = [self._route(a, b, turn) for a, b in zip(sender.tolist(), receiver.tolist(), strict=True)]
+            ways = [self._way(a, b, turn) for a, b in zip(sender.tolist(), receiver.tolist(), strict=True)]
+            routes = [links for links, _ in ways]
             size = step.elements[at].astype(float) * self.element
             hops = np.array([len(route) for route in routes])
             links = np.concatenate([np.array(route) for route in routes])
             owner = np.repeat(np.arange(len(at)), hops)
-            passed = np.array(
-                [self._passed(a, b, turn) for a, b in zip(sender.tolist(), receiver.tolist(), strict=True)]
-            )
+            passed = np.array([count for _, count in ways]) if self.latency else np.zeros(len(ways))
             for count in np.unique(passed):  # the near are there before the far
                 lot = _lot(number, sender, receiver, size, links, owner, passed == count)
                 self.lots += 1
                 heapq.heappush(self.waiting, (self.now + self.latency * float(count), self.lots, lot))
 
-    def _passed(self, a: int, b: int, turn: int) -> int:
-        """How many times the latency it is, from server to server, by cable or over a switch; if there is one."""
-        if not self.latency:
-            return 0
-        if (a, b, turn) not in self._hops:
-            self._hops[a, b, turn] = sum(node < self.net.servers for node, _ in self.net.hops(a, b, turn))
-        return self._hops[a, b, turn]
-
-    def _route(self, a: int, b: int, turn: int) -> list[int]:
-        if (a, b, turn) not in self._routes:
-            self._routes[a, b, turn] = self.net.route(a, b, turn)
-        return self._routes[a, b, turn]
+    def _way(self, a: int, b: int, turn: int) -> tuple[list[int], int]:
+        """The links between two servers, and how often it is from one server to another, each time with the latency."""
+        if (a, b, turn) not in self._ways:
+            self._ways[a, b, turn] = self.net.route(a, b, turn), self.net.passed(a, b, turn)
+        return self._ways[a, b, turn]
 
     def _flow(self) -> None:
         """Until the next transfer ends, or begins to flow."""
@@ -173,7 +154,6 @@ class _Run:
         if self.waiting:
             seconds = min(seconds, self.waiting[0][0] - self.now)
         self.now += seconds
-        self._carried += np.bincount(links, weights=(rates * seconds)[owner], minlength=len(self._carried))
         for lot, first, last in zip(self.flowing, base[:-1], base[1:], strict=True):
             lot.left -= rates[first:last] * seconds
         self._end()

@@ -28,7 +28,7 @@ def gst(
     if not isinstance(net, BCube | Torus):
         return None
     count = net.servers  # N
-    both = 2 if net.rings_both_ways else 1
+    both = len(net.turns)
     if algorithm == "hips":
         return _hips(net, size, rate, latency, stages_of(net, stages))
     if algorithm == "ring":

@@ -32,7 +32,7 @@ def hips(
         model.register_comm_hook(None, paceline.collectives.hips(BCube(2, 2), ["ring", "mesh"]))
 
     All ranks call it, in the same order. A rank that dies makes the backward pass of all others fail: at once for those
-    who are its peers, within seconds for the rest; one that hangs, after `timeout` seconds.
+    who are its peers, within ten seconds for the rest; one that hangs, after `timeout` seconds.
     """
     global _made
     if not distributed.is_initialized():

@@ -209,7 +209,7 @@ class AllReduce:
 
     def _tell(self) -> None:
         """Whoever was the first knows best what has happened."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(RuntimeError):  # it may be gone
             store = _own(self._store)
             if store.check([FAILED]):
                 self._failed = store.get(FAILED).decode()
@@ -232,13 +232,10 @@ class AllReduce:
     def _watch(self) -> None:
         """Who waits for one who waits for one who died does not see it. So whoever does tells the store."""
         store = _own(self._store)
-        while not self._closed.wait(LOOK) and not self._failed:
-            try:
+        with contextlib.suppress(RuntimeError):  # the store is gone with its rank: if that died, its peers see it
+            while not self._closed.wait(LOOK) and not self._failed:
                 if store.check([FAILED]):
                     self._fail(store.get(FAILED).decode())
-            except Exception:
-                if not self._closed.is_set():
-                    self._fail("The rank that the others meet at has died; start the job again.")
 
     # Groups
 
@@ -254,7 +251,7 @@ class AllReduce:
         self._store.set(keys[self._rank], said)
         try:
             self._store.wait(keys, timedelta(seconds=min(self._timeout, TIMEOUT)))
-        except Exception as error:
+        except RuntimeError as error:
             raise CollectiveError(f"Not all {self._net.servers} ranks came: {_said(error)}.") from None
         for rank, key in enumerate(keys):
             heard = self._store.get(key).decode()
@@ -290,7 +287,7 @@ def _own(store: Any) -> Any:
     """A connection of one's own, where a store has connections: who waits on one keeps others waiting."""
     try:
         return store.clone()
-    except Exception:
+    except (RuntimeError, NotImplementedError, AttributeError):
         return store
 
 

@@ -56,6 +56,11 @@ class Topology(ABC):
         """h."""
         return len(self.sizes)
 
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """The ways round a ring that are worth going at the same time."""
+        return (1, -1) if self.rings_both_ways else (1,)
+
     def digit(self, server: int, level: int) -> int:
         """a_level."""
         return server // self._weights[level] % self.sizes[level]
@@ -113,6 +118,10 @@ class Topology(ABC):
         """The numbers of the links between two servers."""
         links = self.links
         return [links[hop] for hop in self.hops(a, b, turn)]
+
+    def passed(self, a: int, b: int, turn: int = 1) -> int:
+        """How often it is from one server to another on the way, by cable or over switches."""
+        return sum(node < self.servers for node, _ in self.hops(a, b, turn))
 
     def gray(self, slowest: int) -> list[int]:
         """All servers in such an order that neighbours, also the last and the first, differ in one digit, by one.

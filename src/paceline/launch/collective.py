@@ -40,7 +40,6 @@ class Trial:
 
 def measure(
     fabric: Fabric,
-    net: Topology,
     algorithm: str,
     size: float,
     stages: Sequence[str] = ("ring",),
@@ -48,6 +47,7 @@ def measure(
     patience: float = PATIENCE,
 ) -> float:
     """Seconds from when the first rank begins until the last has the sum: the median of so many, after one more."""
+    net = fabric.net
     store = fabric.nic_address(0, 0), secrets.randbelow(10_000) + 20_000
     trials = [
         Trial(

@@ -83,7 +83,7 @@ def _simulated(kind: str, n: int, h: int, name: str, quick: bool) -> float | Non
     if net.servers > (100 if quick else SIMULATED):
         return None
     elements = net.servers * net.ports * 60  # of which every share is a whole number
-    return simulate(net, make(name, net, elements), rate=4.0 * elements).seconds
+    return simulate(net, make(name, net, elements), rate=4.0 * elements)
 
 
 def _ours(kind: str, n: int, h: int, name: str, quick: bool) -> tuple[float, Where]:
