@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,21 @@ def test_what_cannot_be_added_up_is_refused_and_harms_nothing() -> None:
         return float(reduce(torch.ones(2, 2)).sum())
 
     assert on_all(BCube(2, 1), do) == [8.0, 8.0]
+
+
+def test_who_fails_lets_go_of_its_peers_and_they_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the store cannot tell: rank 3 is no peer of rank 0."""
+    monkeypatch.setattr(AllReduce, "_tell", lambda self: None)
+
+    def do(reduce: AllReduce, rank: int) -> float:
+        began = time.monotonic()
+        if rank == 0:
+            reduce._fail("by hand")
+        with pytest.raises(CollectiveError):
+            reduce(torch.ones(1000))
+        return time.monotonic() - began
+
+    assert max(on_all(BCube(2, 2), do)) < 10  # and not their timeout of 30 s
 
 
 def test_what_does_not_fit() -> None:

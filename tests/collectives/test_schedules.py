@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,6 +109,15 @@ def test_who_sends_to_whom_is_looked_at() -> None:
         check(with_first(replace(first, sender=first.sender - 1)))
     with pytest.raises(ScheduleError, match="A process without elements sends some"):
         check(replace(schedule, processes=(Process(0, 0, (first,)), *schedule.processes)))
+
+
+def test_nobody_is_sent_what_it_is_sending() -> None:
+    """What is received may be there before what is sent has left."""
+    zero, two = np.zeros(2, dtype=np.int64), np.full(2, 2)
+    push = Step(True, np.array([1, 2]), np.array([0, 0]), zero, zero, two)
+    pull = Step(False, np.array([0, 1]), np.array([1, 2]), zero, zero, two)
+    with pytest.raises(ScheduleError, match="server 1 is sent elements that it is sending"):
+        check(Schedule(3, 2, (Process(0, 2, (push, pull)),)))
 
 
 def test_hips_of_one_level_is_ring_all_reduce() -> None:
