@@ -106,6 +106,7 @@ def _known(name: str) -> _Images | _Tokens:
 
 _NETWORKS: dict[str, _Images | _Tokens] = {
     "mlp": _Images(small.mlp),
+    **{f"dnn{hidden}": _Images(partial(small.dnn, hidden)) for hidden in range(7)},
     "cnn": _Images(small.cnn, smallest=4),
     "lstm": _Images(small.LSTM),
     "alexnet-small": _Images(alexnet.alexnet_small, smallest=8),

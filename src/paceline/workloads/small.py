@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -12,11 +13,20 @@ from paceline.workloads.weights import rectified
 Shape = tuple[int, int, int]
 
 
-def mlp(shape: Shape, classes: int) -> nn.Module:
-    """Two hidden layers, of 256 and 128 units."""
-    last = nn.Linear(128, classes)
-    layers = (nn.Flatten(), nn.Linear(math.prod(shape), 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), last)
-    return rectified(nn.Sequential(*layers), last)
+def mlp(shape: Shape, classes: int, units: Sequence[int] = (256, 128)) -> nn.Module:
+    """Hidden layers of so many units each."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    before = math.prod(shape)
+    for each in units:
+        layers += [nn.Linear(before, each), nn.ReLU()]
+        before = each
+    last = nn.Linear(before, classes)
+    return rectified(nn.Sequential(*layers, last), last)
+
+
+def dnn(hidden: int, shape: Shape, classes: int) -> nn.Module:
+    """So many hidden layers of 256 units, as in the RLP paper; none is logistic regression."""
+    return mlp(shape, classes, (256,) * hidden)
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:

@@ -1,0 +1,64 @@
+"""What the learned policy looks at: the paper's state, and what it leaves out.
+
+A *frame* is the paper's tuple (n, L(ω), L(ω′) − L(ω), ℓ) of one update; the state has those of the last H. The paper's
+server does not see how many workers are idle or how unequal they are. A *scene* says so, of the newest update alone.
+
+Every figure is relative: to the number of workers, to the first loss, to the mean step. So nothing depends on how many
+workers there are, how large the loss is or how long a step takes. The functions take numbers or arrays alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FRAME = 4
+SCENE = 9
+ACTIONS = ("wait", "itself", "all idle", "next in ring")  # the last is an extension
+WAIT, ITSELF, ALL, NEXT = range(4)
+
+STEP_WEIGHT = 0.2  # of the newest in a worker's mean step
+FAST, SLOW = 0.1, 0.025  # of the newest in the two means of reported losses
+WORST = 10.0  # times the first loss: what is higher, or no number at all, counts as this
+PATIENCE = 3  # rounds of updates that anybody waits at most
+
+
+def squashed(x: Any) -> Any:
+    """From any number to one between −1 and 1."""
+    return x / (1 + abs(x))
+
+
+def frame(rounds: Any, loss: Any, first: Any, change: Any, stale: Any) -> tuple[Any, ...]:
+    """n as rounds, L, ΔL and ℓ as a share of the workers, of one update."""
+    return rounds / (rounds + 10), squashed(loss / first), squashed(10 * change / loss), squashed(stale)
+
+
+def scene(
+    rounds: Any,
+    loss: Any,
+    first: Any,
+    slow: Any,
+    best: Any,
+    idle: Any,
+    lead: Any,
+    own: Any,
+    uneven: Any,
+    unsteady: Any,
+    since: Any,
+) -> tuple[Any, ...]:
+    """The cluster as it is when an update has come in.
+
+    idle: share of the workers that are. lead: iterations that the one who came is ahead of the slowest. own: its mean
+    step; uneven: deviation of the workers' mean steps; unsteady: of a worker's steps from its mean; since: time since
+    anybody was let go. All of these in mean steps.
+    """
+    return (
+        idle,
+        squashed(lead),
+        squashed(own),
+        squashed(2 * uneven),
+        squashed(2 * unsteady),
+        squashed(since),
+        squashed(10 * (slow - loss) / slow),  # is it falling?
+        squashed(5 * (loss - best) / best),  # has it been lower?
+        squashed((first / loss - 1) / (rounds + 1)),  # how quickly has it fallen so far?
+    )

@@ -1,0 +1,66 @@
+"""What is learned from and judged by: a cluster of unequal workers, a network, half of a data set, and when to stop."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec, chance_of
+
+INSTANT = 1e15  # bytes per second: here the network costs nothing, as in the paper
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One training on one cluster; everything random about it comes from its seed."""
+
+    seed: int
+    steps: tuple[float, ...]  # each worker's seconds for one step, without sleep
+    sleeps: tuple[tuple[float, float, float], ...]  # each one's probability of sleeping, and the sleep's mean and deviation
+    hidden: int = 1  # layers of 256 units
+    rate: float = 0.01
+    momentum: float = 0.0
+    batch: int = 16
+    dataset: str = "mnist"
+    share: float = 0.5  # of the training samples
+    target: float = 0.88  # accuracy on the validation set
+    budget: int = 2000  # updates, after which it has failed
+
+    @property
+    def workers(self) -> int:
+        return len(self.steps)
+
+    def cluster(self) -> ClusterSpec:
+        """The cluster, for the simulator."""
+        workers = tuple(
+            WorkerSpec(INSTANT, self.batch, self.batch / step, jitter=Jitter("straggle", 0.0, 0.0, *sleep))
+            for step, sleep in zip(self.steps, self.sleeps, strict=True)
+        )
+        return ClusterSpec(f"instance {self.seed}", 1.0, 1, INSTANT, 0.0, INSTANT, math.inf, workers)
+
+    def seconds(self) -> list[random.Random]:
+        """What each worker's step times are drawn from, as the simulator draws them."""
+        return [chance_of(worker, self.seed) for worker in range(self.workers)]
+
+
+def drawn(seed: int, workers: int = 10, hidden: int | None = None, dataset: str = "mnist") -> Instance:
+    """An instance at random: of any of the regimes in which one policy or another is the best (docs/rlp.md)."""
+    chance = random.Random(f"instance {seed}")
+    kind = chance.choices(("even", "some", "sometimes", "spread"), (7, 5, 5, 3))[0]
+    sleep = math.exp(chance.uniform(math.log(0.5), math.log(6.0)))
+    steps = [chance.uniform(0.9, 1.1) for _ in range(workers)]
+    sleeps = [(1.0, 0.1, 0.05)] * workers
+    if kind == "some":  # some workers sleep in every step
+        sleeps = [(1.0, sleep, sleep / 4) if chance.random() < 0.3 else calm for calm in sleeps]
+    elif kind == "sometimes":  # all sleep, now and then
+        sleeps = [(0.3, sleep, sleep / 3)] * workers
+    elif kind == "spread":  # everybody has a pace of its own
+        steps = [chance.lognormvariate(0.0, 0.5) for _ in range(workers)]
+    depth = chance.choice((0, 1, 2, 3))
+    momentum, low, high = chance.choices(((0.0, 0.003, 0.1), (0.5, 0.003, 0.04), (0.9, 0.002, 0.03)), (9, 5, 6))[0]
+    rate = math.exp(chance.uniform(math.log(low), math.log(high)))
+    depth = depth if hidden is None else hidden
+    if depth > 1:
+        rate /= 1.5
+    return Instance(seed, tuple(steps), tuple(sleeps), depth, rate, momentum, dataset=dataset)

@@ -1,0 +1,52 @@
+"""What a fixed policy makes of a cluster: who changes the model when, and who is given which version of it.
+
+That depends on step times alone, so it is found out first, with the policy itself on the simulated cluster, and a
+fleet then trains by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.learn.instance import Instance
+from paceline.policies import Apply, Keep, Policy, Update
+from paceline.simulate.cluster import Cluster
+
+
+@dataclass
+class Order:
+    """One entry for each update, in the order in which they change the model."""
+
+    worker: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # when
+    whole: list[bool] = field(default_factory=list)  # is it the last of those that are applied together?
+    given: list[list[int]] = field(default_factory=list)  # who is given the model after it
+
+    over = False
+
+    def grant(self, worker: int, staleness: int | None) -> None: ...
+
+    def pull(self, worker: int, staleness: int | None) -> None:
+        if self.given:
+            self.given[-1].append(worker)
+
+    def compute(self, worker: int, batch: int) -> None: ...
+    def arrive(self, update: Update) -> None: ...
+    def drop(self, worker: int) -> None: ...
+    def keep(self, keep: Keep) -> None: ...
+    def discard(self, update: Update) -> None: ...
+
+    def apply(self, apply: Apply, time: float) -> list[float]:
+        for update in apply.updates:
+            self.worker.append(update.worker)
+            self.seconds.append(time)
+            self.whole.append(update is apply.updates[-1])
+            self.given.append([])
+        return []
+
+
+def order(instance: Instance, policy: Policy) -> Order:
+    """What the policy does on this cluster until the budget is spent."""
+    noted = Order()
+    Cluster(instance.cluster(), policy, -(-instance.budget // instance.workers) + 1, instance.seed, model=noted).run()
+    return noted
