@@ -1,6 +1,14 @@
-"""Ways to choose actions: fixed rules to learn from, and the network itself."""
+"""Rules to keep to for a while, and what chooses among them.
+
+A rule says, whenever an update comes in, which of the paper's actions is taken. "let all go as soon as so many are
+idle" is ASP for one and BSP for all; SSP bounds how far anybody is ahead. Reinforcement learning calls such things
+options: actions that last.
+"""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -9,62 +17,82 @@ from paceline.learn.features import ALL, ITSELF, WAIT
 from paceline.learn.fleet import Fleet, Tensor, Tick
 
 
+@dataclass(frozen=True)
+class Rule:
+    """Either a share of the workers that is waited for, or SSP's bound."""
+
+    share: float = 0.0
+    bound: int = -1
+
+    def __str__(self) -> str:
+        if self.bound >= 0:
+            return f"ssp({self.bound})"
+        return "asp" if self.share == 0 else "bsp" if self.share == 1 else f"{self.share:.0%}"
+
+    def wanted(self, workers: int) -> int:
+        """How many are waited for."""
+        return max(1, math.ceil(self.share * workers - 1e-9))
+
+
+RULES = (*(Rule(each / 10) for each in (0, 2, 3, 4, 5, 6, 7, 8, 9, 10)), Rule(bound=2), Rule(bound=5))
+
+
 class Network(nn.Sequential):
     """Q: 64 and 32 units with leaky rectifiers, as in the paper."""
 
-    def __init__(self, inputs: int, actions: int) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(
-            nn.Linear(inputs, 64), nn.LeakyReLU(), nn.Linear(64, 32), nn.LeakyReLU(), nn.Linear(32, actions)
+            nn.Linear(inputs, 64), nn.LeakyReLU(), nn.Linear(64, 32), nn.LeakyReLU(), nn.Linear(32, outputs)
         )
 
 
+def carried_out(rule: Tensor, fleet: Fleet, tick: Tick) -> Tensor:
+    """The action (E,) that each one's rule, by its number, takes now."""
+    device = fleet.device
+    wanted = torch.tensor([each.wanted(fleet.N) for each in RULES], device=device)[rule]
+    bound = torch.tensor([each.bound for each in RULES], device=device)[rule]
+    done = fleet.steps - (~fleet.idle).long()
+    lead = done[torch.arange(fleet.E, device=device), tick.worker] - done.min(1).values
+    by_count = torch.where(fleet.idle.sum(1) >= wanted, ALL, WAIT)
+    by_lead = torch.where(lead > bound, WAIT, torch.where(lead == 0, ALL, ITSELF))
+    return torch.where(bound >= 0, by_lead, by_count)
+
+
+class Fixed:
+    """To each episode its rule."""
+
+    def __init__(self, rule: Tensor) -> None:
+        self.rule = rule
+
+    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]:
+        rule = self.rule[rows]
+        return carried_out(rule, fleet, tick), rule
+
+
 class Greedy:
-    """The action of the highest Q. lean: what is added to an episode's Q of each action, all through."""
+    """The rule of the highest Q."""
 
-    def __init__(self, network: nn.Module, lean: Tensor | None = None) -> None:
-        self.network, self.lean = network, lean
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
 
-    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> Tensor:
+    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            q: Tensor = self.network(state)
-        if self.lean is not None:
-            q = q + self.lean[rows]
-        alone = fleet.idle.sum(1) == 1
-        q[:, ALL] = torch.where(alone, -torch.inf, q[:, ALL])
-        return q.argmax(1)
+            rule = self.network(state).argmax(1)
+        return carried_out(rule, fleet, tick), rule
 
 
-class Rules:
-    """Of each episode a rule of its own: let all idle go as soon as there are k; or SSP, with its bound.
+class Trying:
+    """The network's choice, but now and then another rule for a while.
 
-    k = 1 is ASP and k = N is BSP. anew: how many updates a rule lasts on average before another k is drawn.
+    begins: the update from which an episode keeps to its `rule`; ends: the one from which it does no longer.
     """
 
-    def __init__(self, k: Tensor, bound: Tensor, anew: float = 0.0, chance: torch.Generator | None = None) -> None:
-        self.k, self.bound, self._anew, self._chance = k, bound, anew, chance  # a bound below 0: no SSP
+    def __init__(self, network: nn.Module, rule: Tensor, begins: Tensor, ends: Tensor) -> None:
+        self.network, self.rule, self.begins, self.ends = network, rule, begins, ends
 
-    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> Tensor:
-        if self._anew:
-            device = "cpu" if self._chance is None else self._chance.device
-            draw = torch.rand(len(self.k), generator=self._chance, device=device).to(rows.device)
-            fresh = torch.randint(1, fleet.N + 1, (len(self.k),), generator=self._chance, device=device).to(rows.device)
-            self.k = torch.where(draw < 1 / self._anew, fresh, self.k)
-        k, bound = self.k[rows], self.bound[rows]
-        idle = fleet.idle.sum(1)
-        done = fleet.steps - (~fleet.idle).long()
-        own = done[torch.arange(fleet.E, device=rows.device), tick.worker]
-        lead = own - done.min(1).values
-        by_count = torch.where(idle >= k, ALL, WAIT)
-        by_lead = torch.where(lead > bound, WAIT, torch.where(lead == 0, ALL, ITSELF))
-        return torch.where(bound >= 0, by_lead, by_count)
-
-
-class Mixed:
-    """Some episodes by one, the others by another."""
-
-    def __init__(self, first: Greedy, second: Rules, use_first: Tensor) -> None:
-        self._first, self._second, self._use = first, second, use_first
-
-    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> Tensor:
-        a, b = self._first(state, fleet, tick, rows), self._second(state, fleet, tick, rows)
-        return torch.where(self._use[rows], a, b)
+    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            best = self.network(state).argmax(1)
+        trying = (fleet.updates >= self.begins[rows]) & (fleet.updates < self.ends[rows])
+        rule = torch.where(trying, self.rule[rows], best)
+        return carried_out(rule, fleet, tick), rule

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 FRAME = 4
-SCENE = 9
-ACTIONS = ("wait", "itself", "all idle", "next in ring")  # the last is an extension
-WAIT, ITSELF, ALL, NEXT = range(4)
+SCENE = 6
+WAIT, ITSELF, ALL, NEXT = range(4)  # the last is an extension of the paper's actions
 
 STEP_WEIGHT = 0.2  # of the newest in a worker's mean step
 FAST, SLOW = 0.1, 0.025  # of the newest in the two means of reported losses
@@ -33,32 +32,18 @@ def frame(rounds: Any, loss: Any, first: Any, change: Any, stale: Any) -> tuple[
 
 
 def scene(
-    rounds: Any,
-    loss: Any,
-    first: Any,
-    slow: Any,
-    best: Any,
-    idle: Any,
-    lead: Any,
-    own: Any,
-    uneven: Any,
-    unsteady: Any,
-    since: Any,
+    rounds: Any, loss: Any, first: Any, slow: Any, best: Any, rough: Any, uneven: Any, unsteady: Any
 ) -> tuple[Any, ...]:
-    """The cluster as it is when an update has come in.
+    """How training goes, and how unequal the workers are.
 
-    idle: share of the workers that are. lead: iterations that the one who came is ahead of the slowest. own: its mean
-    step; uneven: deviation of the workers' mean steps; unsteady: of a worker's steps from its mean; since: time since
-    anybody was let go. All of these in mean steps.
+    slow, best: the loss's mean over a longer time, and its least. rough: how far single losses are from their mean.
+    uneven: deviation of the workers' mean steps; unsteady: of a worker's steps from its mean; both in mean steps.
     """
     return (
-        idle,
-        squashed(lead),
-        squashed(own),
-        squashed(2 * uneven),
-        squashed(2 * unsteady),
-        squashed(since),
         squashed(10 * (slow - loss) / slow),  # is it falling?
         squashed(5 * (loss - best) / best),  # has it been lower?
         squashed((first / loss - 1) / (rounds + 1)),  # how quickly has it fallen so far?
+        squashed(rough / loss),
+        squashed(2 * uneven),
+        squashed(2 * unsteady),
     )

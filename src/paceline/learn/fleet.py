@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from paceline.learn.instance import Instance
 from paceline.simulate.training import Shares
 from paceline.workloads.data import Data
-from paceline.workloads.networks import make
+from paceline.workloads.small import mlp
 
 CHUNK = 64  # steps of a worker that are drawn at a time
 Tensor = torch.Tensor
@@ -46,15 +48,13 @@ class Fleet:
         self.instances, self.device = list(instances), torch.device(device)
         self.E, self.N, self.batch = len(instances), instances[0].workers, instances[0].batch
         E, N = self.E, self.N
-        self.inputs = data.prepared(data.inputs).flatten(1).to(self.device)
-        self.labels = data.labels.to(self.device)
-        held_back = data.prepared(data.test_inputs).flatten(1).to(self.device), data.test_labels.to(self.device)
+        self.inputs, self.labels, *held_back = _tables(data, instances[0].pooled, self.device)
         self._judged = held_back[0][:judged], held_back[1][:judged]
         self._tested = held_back[0][-tested:], held_back[1][-tested:]
         self.rate = self._row([each.rate for each in instances])[:, None, None]
         self.momentum = self._row([each.momentum for each in instances])[:, None, None]
-        # A layer's weights and biases are one matrix: (E, inputs + 1, outputs).
-        begun = [_started(each, data) for each in instances]
+        # Weights (E, inputs, outputs) and biases (E, 1, outputs) of one layer after the other.
+        begun = [_started(each.seed, each.hidden, each.units, self.inputs.shape[1], data.classes) for each in instances]
         self.layers = [torch.stack(layer).to(self.device) for layer in zip(*begun, strict=True)]
         # What the next step moves each layer by: gradients come on top of what momentum has left of the last one.
         self.moves = [torch.zeros_like(layer) for layer in self.layers]
@@ -87,7 +87,9 @@ class Fleet:
         stale, took = self.updates - self.based[rows, worker], now - self.began[rows, worker]
         self.ends[rows, worker] = torch.inf
         self.idle[rows, worker] = True
-        loss = self._pass([layer[rows, worker] for layer in self.held], self._samples[rows, worker, tick_of])
+        at = rows * self.N + worker
+        held = [layer.flatten(0, 1).index_select(0, at) for layer in self.held]
+        loss = self._pass(held, self._samples[rows, worker, tick_of])
         self.updates += 1
         return Tick(worker, seconds, stale, took, loss)
 
@@ -103,7 +105,7 @@ class Fleet:
         """These (E, N) are given the newest weights and begin their next step."""
         rows, workers = who.nonzero(as_tuple=True)
         for held, layer in zip(self.held, self.layers, strict=True):
-            held[rows, workers] = layer[rows]
+            held.flatten(0, 1).index_copy_(0, rows * self.N + workers, layer.index_select(0, rows))
         self._begun += 1
         if self._begun > self._seconds.shape[2]:
             self._begun = int(self.steps.max()) + 1
@@ -143,33 +145,22 @@ class Fleet:
         return torch.tensor(values, dtype=torch.float32, device=self.device)
 
     def _answers(self, inputs: Tensor) -> Tensor:
-        each = inputs.expand(self.E, -1, -1)
-        for index, layer in enumerate(self.layers):
-            each = torch.baddbmm(layer[:, -1:], each, layer[:, :-1])
-            if index < len(self.layers) - 1:
-                each = each.relu_()
-        return each
+        return _through(self.layers, inputs.expand(self.E, -1, -1))[-1]
 
     def _pass(self, layers: list[Tensor], samples: Tensor) -> Tensor:
         """There and back through each one's network, by hand because layers are plain; the loss."""
-        each, labels = self.inputs[samples], self.labels[samples]
-        seen = [each]
-        for index, layer in enumerate(layers):
-            each = torch.baddbmm(layer[:, -1:], each, layer[:, :-1])
-            if index < len(layers) - 1:
-                each = each.relu_()
-                seen.append(each)
-        logs = each.log_softmax(-1)
+        labels = self.labels[samples]
+        *seen, answers = _through(layers, self.inputs[samples])
+        logs = answers.log_softmax(-1)
         loss = -logs.gather(2, labels[:, :, None]).mean((1, 2))
         back = logs.exp_()
         back.scatter_add_(2, labels[:, :, None], torch.full_like(back[:, :, :1], -1.0))
         back /= self.batch
-        for index in range(len(layers) - 1, -1, -1):
-            move = self.moves[index]
-            move[:, :-1].baddbmm_(seen[index].transpose(1, 2), back)
-            move[:, -1] += back.sum(1)
-            if index:
-                back = torch.bmm(back, layers[index][:, :-1].transpose(1, 2)).mul_(seen[index] > 0)
+        for layer in range(len(seen) - 1, -1, -1):
+            self.moves[2 * layer].baddbmm_(seen[layer].transpose(1, 2), back)
+            self.moves[2 * layer + 1] += back.sum(1, keepdim=True)
+            if layer:
+                back = torch.bmm(back, layers[2 * layer].transpose(1, 2)).mul_(seen[layer] > 0)
         return loss
 
     def _draw(self) -> None:
@@ -215,9 +206,31 @@ def _key(instance: Instance) -> object:
     return (instance.seed, instance.steps, instance.sleeps, instance.batch, instance.share)
 
 
-def _started(instance: Instance, data: Data) -> list[Tensor]:
+@lru_cache(maxsize=4)
+def _tables(data: Data, pooled: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Training inputs and labels, and those held back, on the device."""
+
+    def flat(images: Tensor) -> Tensor:
+        prepared = data.prepared(images)
+        return (pooled * F.avg_pool2d(prepared, pooled) if pooled > 1 else prepared).flatten(1).to(device)
+
+    return flat(data.inputs), data.labels.to(device), flat(data.test_inputs), data.test_labels.to(device)
+
+
+@lru_cache(maxsize=64)
+def _started(seed: int, hidden: int, units: int, inputs: int, classes: int) -> list[Tensor]:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(instance.seed)
-        network = make(f"dnn{instance.hidden}", data)
+        torch.manual_seed(seed)
+        network = mlp((1, 1, inputs), classes, (units,) * hidden)
     layers = [layer for layer in network.modules() if isinstance(layer, torch.nn.Linear)]
-    return [torch.cat([layer.weight.detach().T, layer.bias.detach()[None]]) for layer in layers]
+    return [each for layer in layers for each in (layer.weight.detach().T.contiguous(), layer.bias.detach()[None])]
+
+
+def _through(layers: list[Tensor], inputs: Tensor) -> list[Tensor]:
+    """What goes into each layer, and the answers."""
+    each = [inputs]
+    for weight, bias in zip(layers[::2], layers[1::2], strict=True):
+        rectified = each[-1].relu() if len(each) > 1 else each[-1]
+        each[-1] = rectified
+        each.append(torch.baddbmm(bias, rectified, weight))
+    return each

@@ -18,7 +18,9 @@ class Instance:
     seed: int
     steps: tuple[float, ...]  # each worker's seconds for one step, without sleep
     sleeps: tuple[tuple[float, float, float], ...]  # each one's probability of sleeping, and the sleep's mean and deviation
-    hidden: int = 1  # layers of 256 units
+    hidden: int = 1  # layers
+    units: int = 256  # of each
+    pooled: int = 1  # pixels of an image, in each direction, that are made one
     rate: float = 0.01
     momentum: float = 0.0
     batch: int = 16
@@ -44,7 +46,9 @@ class Instance:
         return [chance_of(worker, self.seed) for worker in range(self.workers)]
 
 
-def drawn(seed: int, workers: int = 10, hidden: int | None = None, dataset: str = "mnist") -> Instance:
+def drawn(
+    seed: int, workers: int = 10, hidden: int | None = None, dataset: str = "mnist", small: bool = False
+) -> Instance:
     """An instance at random: of any of the regimes in which one policy or another is the best (docs/rlp.md)."""
     chance = random.Random(f"instance {seed}")
     kind = chance.choices(("even", "some", "sometimes", "spread"), (7, 5, 5, 3))[0]
@@ -58,9 +62,10 @@ def drawn(seed: int, workers: int = 10, hidden: int | None = None, dataset: str 
     elif kind == "spread":  # everybody has a pace of its own
         steps = [chance.lognormvariate(0.0, 0.5) for _ in range(workers)]
     depth = chance.choice((0, 1, 2, 3))
-    momentum, low, high = chance.choices(((0.0, 0.003, 0.1), (0.5, 0.003, 0.04), (0.9, 0.002, 0.03)), (9, 5, 6))[0]
+    momentum, low, high = chance.choices(((0.0, 0.005, 0.1), (0.5, 0.004, 0.04), (0.9, 0.002, 0.03)), (9, 5, 6))[0]
     rate = math.exp(chance.uniform(math.log(low), math.log(high)))
     depth = depth if hidden is None else hidden
     if depth > 1:
         rate /= 1.5
-    return Instance(seed, tuple(steps), tuple(sleeps), depth, rate, momentum, dataset=dataset)
+    size = {"units": 64, "pooled": 2, "target": 0.85} if small else {}
+    return Instance(seed, tuple(steps), tuple(sleeps), depth, rate=rate, momentum=momentum, dataset=dataset, **size)

@@ -8,13 +8,14 @@ from typing import Protocol
 
 import torch
 
-from paceline.learn.features import ALL, ITSELF, NEXT, PATIENCE, WAIT
+from paceline.learn.features import ALL, ITSELF, NEXT, PATIENCE
 from paceline.learn.fleet import Fleet, Tensor, Tick
 from paceline.learn.instance import Instance
 from paceline.learn.watch import Watch
 from paceline.workloads.data import Data
 
 TEST_EVERY = 5  # updates
+RECORD_EVERY = 3  # one update is much like the next
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class State:
 class Chooser(Protocol):
     """Whatever chooses actions for rows of a fleet. `rows` says which episodes they are."""
 
-    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> Tensor: ...
+    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass
@@ -91,16 +92,15 @@ def play(
             loss = fleet.loss()
         seen = watch.see(fleet, tick, loss)
         since[torch.arange(fleet.E, device=dev), tick.worker] = fleet.updates
-        action = chooser(seen, fleet, tick, rows)
+        action, chosen = chooser(seen, fleet, tick, rows)
         alone = fleet.idle.sum(1) == 1
         action = torch.where(alone & (action == ALL), ITSELF, action)  # which is the same then
         who = allowed(action, fleet, tick, turn, since)
-        if record:
-            ended.ticks.append((seen, action.to(torch.int8), fleet.now.float(), (watch.fast / watch.first), torch.where(over, -1, rows)))
+        if record and fleet.updates % RECORD_EVERY == 0:
+            ended.ticks.append((seen, chosen.to(torch.int8), fleet.now.float(), (watch.fast / watch.first), torch.where(over, -1, rows)))
         some = who.any(1)
         fleet.apply(some)
         fleet.go(who)
-        watch.let_go(fleet, some)
         if fleet.updates % TEST_EVERY == 0:
             hit = (fleet.accuracy() >= target) & ~over
             lost = ~torch.isfinite(fleet.layers[-1].sum((1, 2))) if fleet.updates % 50 == 0 else torch.zeros_like(hit)

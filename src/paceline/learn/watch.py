@@ -19,7 +19,7 @@ class Watch:
         self.frames = torch.zeros(E, history, FRAME, device=device)
         self.first, self.fast, self.slow, self.best = (torch.zeros(E, device=device) for _ in range(4))
         self.unsteady = torch.zeros(E, device=device)
-        self.released = torch.zeros(E, dtype=torch.float64, device=device)
+        self.rough = torch.zeros(E, device=device)
 
     @property
     def size(self) -> int:
@@ -40,6 +40,7 @@ class Watch:
         self.fast = told if self.validated else before + max(FAST, 1 / self.n) * (told - before)
         self.slow = self.slow + max(SLOW, 1 / self.n) * (told - self.slow)
         self.best = torch.minimum(self.best, self.fast)
+        self.rough = self.rough + max(FAST, 1 / self.n) * ((told - before).abs() - self.rough)
         change = self.fast - (before if self.validated else self.slow)
         rounds = torch.full_like(took, self.n / N)
         newest = torch.stack(frame(rounds, self.fast, self.first, change, tick.stale.float() / N), 1)
@@ -57,22 +58,12 @@ class Watch:
         heard = (self.mean > 0).sum(1)
         usual = self.mean.sum(1) / heard
         uneven = ((self.mean**2).sum(1) / heard - usual**2).clamp(min=0).sqrt() / usual
-        done = fleet.steps - (~fleet.idle).long()
-        lead = (done[rows, tick.worker] - done.min(1).values).float()
-        since = (fleet.now - self.released).float() / usual
-        idle = fleet.idle.float().mean(1)
-        seen = scene(
-            rounds, self.fast, self.first, self.slow, self.best, idle, lead, own / usual, uneven, self.unsteady, since
-        )
+        seen = scene(rounds, self.fast, self.first, self.slow, self.best, self.rough, uneven, self.unsteady)
         return torch.cat([state, torch.stack(seen, 1)], 1)
-
-    def let_go(self, fleet: Fleet, where: Tensor) -> None:
-        """In these clusters somebody was let go just now."""
-        self.released = torch.where(where, fleet.now, self.released)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these clusters alone."""
-        for name in ("mean", "frames", "first", "fast", "slow", "best", "unsteady", "released"):
+        for name in ("mean", "frames", "first", "fast", "slow", "best", "unsteady", "rough"):
             setattr(self, name, getattr(self, name)[rows])
 
 
