@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -48,14 +49,18 @@ class Network(nn.Sequential):
 
 def carried_out(rule: Tensor, fleet: Fleet, tick: Tick) -> Tensor:
     """The action (E,) that each one's rule, by its number, takes now."""
-    device = fleet.device
-    wanted = torch.tensor([each.wanted(fleet.N) for each in RULES], device=device)[rule]
-    bound = torch.tensor([each.bound for each in RULES], device=device)[rule]
+    wanted, bound = (table[rule] for table in _tables(fleet.N, fleet.device))
     done = fleet.steps - (~fleet.idle).long()
-    lead = done[torch.arange(fleet.E, device=device), tick.worker] - done.min(1).values
+    lead = done.gather(1, tick.worker[:, None])[:, 0] - done.min(1).values
     by_count = torch.where(fleet.idle.sum(1) >= wanted, ALL, WAIT)
     by_lead = torch.where(lead > bound, WAIT, torch.where(lead == 0, ALL, ITSELF))
     return torch.where(bound >= 0, by_lead, by_count)
+
+
+@lru_cache
+def _tables(workers: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    wanted, bound = [rule.wanted(workers) for rule in RULES], [rule.bound for rule in RULES]
+    return torch.tensor(wanted, device=device), torch.tensor(bound, device=device)
 
 
 class Fixed:

@@ -145,7 +145,10 @@ class Fleet:
         return torch.tensor(values, dtype=torch.float32, device=self.device)
 
     def _answers(self, inputs: Tensor) -> Tensor:
-        return _through(self.layers, inputs.expand(self.E, -1, -1))[-1]
+        # All first layers at once: the inputs are the same for everyone.
+        weight, bias, *rest = self.layers
+        first = torch.einsum("vi,eio->evo", inputs, weight).add_(bias)
+        return _through(rest, first.relu_())[-1] if rest else first
 
     def _pass(self, layers: list[Tensor], samples: Tensor) -> Tensor:
         """There and back through each one's network, by hand because layers are plain; the loss."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import dataclass
+from importlib import resources
 
 from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec, chance_of
 
@@ -27,7 +29,7 @@ class Instance:
     dataset: str = "mnist"
     share: float = 0.5  # of the training samples
     target: float = 0.88  # accuracy on the validation set
-    budget: int = 2000  # updates, after which it has failed
+    budget: int = 1500  # updates, after which it has failed
 
     @property
     def workers(self) -> int:
@@ -51,21 +53,30 @@ def drawn(
 ) -> Instance:
     """An instance at random: of any of the regimes in which one policy or another is the best (docs/rlp.md)."""
     chance = random.Random(f"instance {seed}")
-    kind = chance.choices(("even", "some", "sometimes", "spread"), (7, 5, 5, 3))[0]
-    sleep = math.exp(chance.uniform(math.log(0.5), math.log(6.0)))
+    kind = chance.choices(("even", "unsteady", "some", "sometimes", "spread"), (6, 5, 4, 3, 2))[0]
+    low, high = (0.3, 1.2) if kind == "unsteady" else (0.5, 6.0)
+    sleep = math.exp(chance.uniform(math.log(low), math.log(high)))
     steps = [chance.uniform(0.9, 1.1) for _ in range(workers)]
     sleeps = [(1.0, 0.1, 0.05)] * workers
     if kind == "some":  # some workers sleep in every step
         sleeps = [(1.0, sleep, sleep / 4) if chance.random() < 0.3 else calm for calm in sleeps]
-    elif kind == "sometimes":  # all sleep, now and then
+    elif kind in ("sometimes", "unsteady"):  # all sleep, now and then
         sleeps = [(0.3, sleep, sleep / 3)] * workers
     elif kind == "spread":  # everybody has a pace of its own
         steps = [chance.lognormvariate(0.0, 0.5) for _ in range(workers)]
     depth = chance.choice((0, 1, 2, 3))
-    momentum, low, high = chance.choices(((0.0, 0.005, 0.1), (0.5, 0.004, 0.04), (0.9, 0.002, 0.03)), (9, 5, 6))[0]
+    momentum, low, high = chance.choices(((0.0, 0.008, 0.1), (0.5, 0.004, 0.04), (0.9, 0.002, 0.03)), (5, 2, 3))[0]
     rate = math.exp(chance.uniform(math.log(low), math.log(high)))
     depth = depth if hidden is None else hidden
     if depth > 1:
         rate /= 1.5
     size = {"units": 64, "pooled": 2, "target": 0.85} if small else {}
     return Instance(seed, tuple(steps), tuple(sleeps), depth, rate=rate, momentum=momentum, dataset=dataset, **size)
+
+
+def unseen() -> list[Instance]:
+    """The hundred that policies are judged by; nothing is ever learned from them."""
+    plain = json.loads((resources.files("paceline.learn") / "unseen.json").read_text())
+    return [
+        Instance(**{**each, "steps": tuple(each["steps"]), "sleeps": tuple(map(tuple, each["sleeps"]))}) for each in plain
+    ]

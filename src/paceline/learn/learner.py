@@ -119,20 +119,20 @@ class Learner:
         s = self.settings
         ends = torch.where(episodes.reached, episodes.seconds, s.failed * episodes.seconds).float()
         usual_end = ends.view(instances, s.times).sort(1).values[:, 1]  # hardly ever chance alone
-        states, actions, lefts, groups = [], [], [], []
-        for state, action, seconds, loss, rows in episodes.ticks:
-            some = rows >= 0
-            rows = rows[some]
-            level = (-loss[some].clamp(1e-3, 10).log() / s.levels).round().long().clamp(-4, 15) + 4
-            states.append(state[some])
-            actions.append(action[some])
-            lefts.append((ends[rows] - seconds[some]) / usual_end[rows // s.times])
-            groups.append((rows // s.times) * 20 + level)
+        states, rules, lefts, groups = [], [], [], []
+        for moment in episodes.moments:
+            some = moment.episode >= 0
+            episode = moment.episode[some]
+            level = (-moment.loss[some].clamp(1e-3, 10).log() / s.levels).round().long().clamp(-4, 15) + 4
+            states.append(moment.state[some])
+            rules.append(moment.choice[some])
+            lefts.append((ends[episode] - moment.seconds[some]) / usual_end[episode // s.times])
+            groups.append((episode // s.times) * 20 + level)
         group, left = torch.cat(groups), torch.cat(lefts)
         sums = torch.zeros(instances * 20, device=left.device).index_add_(0, group, left)
         counts = torch.zeros_like(sums).index_add_(0, group, torch.ones_like(left))
         usual = (sums / counts.clamp(min=1))[group]
-        return torch.cat(states), torch.cat(actions).long(), (usual - left).clamp(-s.worst, s.worst)
+        return torch.cat(states), torch.cat(rules), (usual - left).clamp(-s.worst, s.worst)
 
     def _fit(self) -> float:
         s = self.settings

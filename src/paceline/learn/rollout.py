@@ -1,4 +1,7 @@
-"""Episodes: trainings from the first update to the target, many at once, under whatever chooses the actions."""
+"""Episodes: trainings from the first update to the target, many at once.
+
+`play` lets something choose the actions; `replay` follows the order that a fixed policy makes.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from paceline.learn.features import ALL, ITSELF, NEXT, PATIENCE
 from paceline.learn.fleet import Fleet, Tensor, Tick
 from paceline.learn.instance import Instance
+from paceline.learn.order import Order
 from paceline.learn.watch import Watch
 from paceline.workloads.data import Data
 
 TEST_EVERY = 5  # updates
 RECORD_EVERY = 3  # one update is much like the next
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -28,37 +35,30 @@ class State:
 
 
 class Chooser(Protocol):
-    """Whatever chooses actions for rows of a fleet. `rows` says which episodes they are."""
+    """Chooses actions (E,), and says by what number it goes by its choice. `rows` are the episodes' numbers."""
 
     def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass
+class Moment:
+    """One update of each episode that is still going on."""
+
+    state: Tensor
+    choice: Tensor
+    seconds: Tensor
+    loss: Tensor  # as a share of the first
+    episode: Tensor  # its number; −1: it is over
 
 
 @dataclass
 class Episodes:
     """What came of them: one entry each."""
 
-    reached: Tensor  # was it, within the budget?
+    reached: Tensor  # was the target, within the budget?
     updates: Tensor
     seconds: Tensor  # until the target, or until the budget was spent
-    # Of every tick, where they were asked for: states, actions, seconds so far, loss as share of the first, episode
-    ticks: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
-
-
-def allowed(action: Tensor, fleet: Fleet, tick: Tick, turn: Tensor, waited_since: Tensor) -> Tensor:
-    """Whom an action (E,) lets go (E, N). Nobody waits for ever, and somebody always runs."""
-    rows = torch.arange(fleet.E, device=fleet.device)
-    who = fleet.idle & (action == ALL)[:, None]
-    who[rows, tick.worker] |= action == ITSELF
-    if bool((action == NEXT).any()):
-        N = fleet.N
-        order = (torch.arange(N, device=fleet.device)[None] - turn[:, None]) % N  # places from whose turn it is
-        following = torch.where(fleet.idle, order, N).argmin(1)
-        chosen = action == NEXT
-        who[rows, following] |= chosen
-        turn.copy_(torch.where(chosen, (following + 1) % N, turn))
-    who |= fleet.idle & (fleet.updates - waited_since >= PATIENCE * fleet.N)
-    nobody = ~(who | ~fleet.idle).any(1)
-    return who | (fleet.idle & nobody[:, None])
+    moments: list[Moment] = field(default_factory=list)
 
 
 def play(
@@ -68,56 +68,122 @@ def play(
     state: State,
     device: str = "cpu",
     record: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Episodes:
-    """Play episodes of instances of one shape."""
+    """Episodes on instances of one shape, with the actions that are chosen."""
     fleet = Fleet(instances, data, device)
     watch = Watch(fleet, state.history, state.scene, state.validated)
-    E, dev = fleet.E, fleet.device
-    rows = torch.arange(E, device=dev)
-    target = torch.tensor([each.target for each in instances], device=dev)
-    budget = torch.tensor([each.budget for each in instances], device=dev)
-    turn = torch.zeros(E, dtype=torch.int64, device=dev)
-    since = torch.zeros(E, fleet.N, dtype=torch.int64, device=dev)
-    over = torch.zeros(E, dtype=torch.bool, device=dev)  # of the rows still there
-    ended = Episodes(
-        torch.zeros(E, dtype=torch.bool, device=dev),
-        torch.zeros(E, dtype=torch.int64, device=dev),
-        torch.zeros(E, dtype=torch.float64, device=dev),
-    )
-    loss = fleet.loss() if state.validated else None
+    race = _Race(fleet, progress)
+    guard = Guard(fleet)
     while True:
         tick = fleet.arrive()
-        if state.validated:
-            loss = fleet.loss()
-        seen = watch.see(fleet, tick, loss)
-        since[torch.arange(fleet.E, device=dev), tick.worker] = fleet.updates
-        action, chosen = chooser(seen, fleet, tick, rows)
-        alone = fleet.idle.sum(1) == 1
-        action = torch.where(alone & (action == ALL), ITSELF, action)  # which is the same then
-        who = allowed(action, fleet, tick, turn, since)
+        seen = watch.see(fleet, tick, fleet.loss() if state.validated else None)
+        action, choice = chooser(seen, fleet, tick, race.rows)
         if record and fleet.updates % RECORD_EVERY == 0:
-            ended.ticks.append((seen, chosen.to(torch.int8), fleet.now.float(), (watch.fast / watch.first), torch.where(over, -1, rows)))
-        some = who.any(1)
-        fleet.apply(some)
+            episode = torch.where(race.over, -1, race.rows)
+            race.ended.moments.append(Moment(seen, choice, fleet.now.float(), watch.fast / watch.first, episode))
+        who = guard.let_go(action, fleet, tick)
+        fleet.apply(who.any(1))
         fleet.go(who)
-        if fleet.updates % TEST_EVERY == 0:
-            hit = (fleet.accuracy() >= target) & ~over
-            lost = ~torch.isfinite(fleet.layers[-1].sum((1, 2))) if fleet.updates % 50 == 0 else torch.zeros_like(hit)
-            now_over = (hit | lost | (fleet.updates >= budget)) & ~over
-            which = rows[now_over]
-            ended.reached[which] = hit[now_over]
-            ended.updates[which] = fleet.updates
-            spent = fleet.now * (budget / fleet.updates)  # what has diverged would have gone on for nothing
-            ended.seconds[which] = torch.where(hit, fleet.now, spent)[now_over]
-            over |= now_over
-            left = int((~over).sum())
-            if progress:
-                progress(E - left, E)
-            if not left:
-                return ended
-            if left < 0.85 * fleet.E:
-                kept = (~over).nonzero()[:, 0]
-                fleet.keep(kept)
-                watch.keep(kept)
-                rows, target, budget, turn, since, over = (x[kept] for x in (rows, target, budget, turn, since, over))
+        kept = race.look(fleet)
+        if kept is None:
+            return race.ended
+        if len(kept) < fleet.E:
+            for each in (fleet, watch, race, guard):
+                each.keep(kept)
+
+
+def replay(
+    instances: Sequence[Instance],
+    orders: Sequence[Order],
+    data: Data,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Episodes:
+    """Episodes on instances of one shape, with updates in these orders."""
+    fleet = Fleet(instances, data, device)
+    race = _Race(fleet, progress)
+    worker, seconds, whole, given = (
+        torch.from_numpy(np.stack(each)).to(fleet.device)
+        for each in zip(*(order.arrays(instances[0].budget) for order in orders), strict=True)
+    )
+    while True:
+        at = fleet.updates
+        fleet.take(worker[:, at], seconds[:, at])
+        fleet.apply(whole[:, at])
+        fleet.go(given[:, at])
+        kept = race.look(fleet)
+        if kept is None:
+            return race.ended
+        if len(kept) < fleet.E:
+            fleet.keep(kept)
+            race.keep(kept)
+            worker, seconds, whole, given = (each[kept] for each in (worker, seconds, whole, given))
+
+
+class Guard:
+    """Makes of actions whom they let go. Whatever they are, nobody waits for ever and somebody always runs."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._turn = torch.zeros(fleet.E, dtype=torch.int64, device=fleet.device)  # whose it is, in the ring
+        self._since = torch.zeros(fleet.E, fleet.N, dtype=torch.int64, device=fleet.device)  # which update it waits
+
+    def let_go(self, action: Tensor, fleet: Fleet, tick: Tick) -> Tensor:
+        """Who (E, N) is let go by an action (E,)."""
+        N, came = fleet.N, tick.worker[:, None]
+        self._since.scatter_(1, came, fleet.updates)
+        who = fleet.idle & (action == ALL)[:, None]
+        who |= (action == ITSELF)[:, None] & (torch.arange(N, device=fleet.device)[None] == came)
+        places = (torch.arange(N, device=fleet.device)[None] - self._turn[:, None]) % N  # from whose turn it is
+        following = torch.where(fleet.idle, places, N).argmin(1, keepdim=True)
+        by_turn = (action == NEXT)[:, None]
+        who |= by_turn & (torch.arange(N, device=fleet.device)[None] == following)
+        self._turn = torch.where(by_turn, (following + 1) % N, self._turn[:, None])[:, 0]
+        who |= fleet.idle & (fleet.updates - self._since >= PATIENCE * N)
+        nobody = ~(who | ~fleet.idle).any(1, keepdim=True)
+        return who | (fleet.idle & nobody)
+
+    def keep(self, rows: Tensor) -> None:
+        self._turn, self._since = self._turn[rows], self._since[rows]
+
+
+class _Race:
+    """Who has reached the target, or spent the budget."""
+
+    def __init__(self, fleet: Fleet, progress: Progress | None) -> None:
+        E, device = fleet.E, fleet.device
+        self._all, self._progress = E, progress
+        self.rows = torch.arange(E, device=device)
+        self.over = torch.zeros(E, dtype=torch.bool, device=device)
+        self._target = torch.tensor([each.target for each in fleet.instances], device=device)
+        self._budget = torch.tensor([each.budget for each in fleet.instances], device=device)
+        self.ended = Episodes(
+            torch.zeros(E, dtype=torch.bool, device=device),
+            torch.zeros(E, dtype=torch.int64, device=device),
+            torch.zeros(E, dtype=torch.float64, device=device),
+        )
+
+    def look(self, fleet: Fleet) -> Tensor | None:
+        """Which rows to go on with; None if all are over. It is not worth the while to drop a few."""
+        if fleet.updates % TEST_EVERY:
+            return self.rows
+        hit = fleet.accuracy() >= self._target
+        lost = ~torch.isfinite(fleet.layers[-1].sum((1, 2)))
+        new = (hit | lost | (fleet.updates >= self._budget)) & ~self.over
+        which = self.rows[new]
+        self.ended.reached[which] = hit[new]
+        self.ended.updates[which] = torch.where(hit, fleet.updates, self._budget)[new]
+        # What has diverged would have gone on for nothing until the budget was spent.
+        spent = fleet.now * (self._budget / fleet.updates)
+        self.ended.seconds[which] = torch.where(hit, fleet.now, spent)[new]
+        self.over |= new
+        left = int((~self.over).sum())
+        if self._progress:
+            self._progress(self._all - left, self._all)
+        if not left:
+            return None
+        return (~self.over).nonzero()[:, 0] if left < 0.85 * fleet.E else self.rows
+
+    def keep(self, rows: Tensor) -> None:
+        self.rows, self.over = self.rows[rows], self.over[rows]
+        self._target, self._budget = self._target[rows], self._budget[rows]

@@ -7,6 +7,10 @@ fleet then trains by it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.learn.instance import Instance
 from paceline.policies import Apply, Keep, Policy, Update
@@ -43,6 +47,13 @@ class Order:
             self.whole.append(update is apply.updates[-1])
             self.given.append([])
         return []
+
+    def arrays(self, updates: int) -> tuple[NDArray[Any], ...]:
+        """Worker, seconds, whole, given (updates, workers) of the first so many."""
+        given = np.zeros((updates, max(self.worker) + 1), bool)
+        for number, workers in enumerate(self.given[:updates]):
+            given[number, workers] = True
+        return np.array(self.worker[:updates]), np.array(self.seconds[:updates]), np.array(self.whole[:updates]), given
 
 
 def order(instance: Instance, policy: Policy) -> Order:
