@@ -9,6 +9,7 @@ workers there are, how large the loss is or how long a step takes. The functions
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 FRAME = 4
@@ -16,9 +17,29 @@ SCENE = 6
 WAIT, ITSELF, ALL, NEXT = range(4)  # the last is an extension of the paper's actions
 
 STEP_WEIGHT = 0.2  # of the newest in a worker's mean step
+UNSTEADY_WEIGHT = 0.05  # of the newest in how far steps are from their mean
 FAST, SLOW = 0.1, 0.025  # of the newest in the two means of reported losses
 WORST = 10.0  # times the first loss: what is higher, or no number at all, counts as this
 PATIENCE = 3  # rounds of updates that anybody waits at most
+
+
+@dataclass(frozen=True)
+class State:
+    """What the network is shown."""
+
+    history: int = 10  # H
+    scene: bool = True  # what the paper's state leaves out too
+    validated: bool = False  # the loss is of a validation batch, instead of the workers' own reports
+
+    @property
+    def size(self) -> int:
+        """How many figures that are."""
+        return FRAME * self.history + SCENE * self.scene
+
+
+def is_due(updates: int, workers: int) -> bool:
+    """Is a rule chosen anew with this update? That is once a round, from the first update on."""
+    return (updates - 1) % workers == 0
 
 
 def squashed(x: Any) -> Any:

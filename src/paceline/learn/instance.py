@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
+from typing import Any
 
 from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec, chance_of
 
+#: The same regimes with less to compute: fewer units, pixels made one, and a target that such networks reach as soon.
+SIZES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "small": {"units": 64, "pooled": 2, "target": 0.85},
+    "tiny": {"units": 32, "pooled": 4, "target": 0.80},
+}
 INSTANT = 1e15  # bytes per second: here the network costs nothing, as in the paper
 
 
@@ -19,7 +26,9 @@ class Instance:
 
     seed: int
     steps: tuple[float, ...]  # each worker's seconds for one step, without sleep
-    sleeps: tuple[tuple[float, float, float], ...]  # each one's probability of sleeping, and the sleep's mean and deviation
+    sleeps: tuple[
+        tuple[float, float, float], ...
+    ]  # each one's probability of sleeping, and the sleep's mean and deviation
     hidden: int = 1  # layers
     units: int = 256  # of each
     pooled: int = 1  # pixels of an image, in each direction, that are made one
@@ -49,7 +58,7 @@ class Instance:
 
 
 def drawn(
-    seed: int, workers: int = 10, hidden: int | None = None, dataset: str = "mnist", small: bool = False
+    seed: int, workers: int = 10, hidden: int | None = None, dataset: str = "mnist", size: str = "whole"
 ) -> Instance:
     """An instance at random: of any of the regimes in which one policy or another is the best (docs/rlp.md)."""
     chance = random.Random(f"instance {seed}")
@@ -70,13 +79,14 @@ def drawn(
     depth = depth if hidden is None else hidden
     if depth > 1:
         rate /= 1.5
-    size = {"units": 64, "pooled": 2, "target": 0.85} if small else {}
-    return Instance(seed, tuple(steps), tuple(sleeps), depth, rate=rate, momentum=momentum, dataset=dataset, **size)
+    cluster = Instance(seed, tuple(steps), tuple(sleeps), depth, rate=rate, momentum=momentum, dataset=dataset)
+    return replace(cluster, **SIZES[size])
 
 
 def unseen() -> list[Instance]:
     """The hundred that policies are judged by; nothing is ever learned from them."""
     plain = json.loads((resources.files("paceline.learn") / "unseen.json").read_text())
     return [
-        Instance(**{**each, "steps": tuple(each["steps"]), "sleeps": tuple(map(tuple, each["sleeps"]))}) for each in plain
+        Instance(**{**each, "steps": tuple(each["steps"]), "sleeps": tuple(map(tuple, each["sleeps"]))})
+        for each in plain
     ]

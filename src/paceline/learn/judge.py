@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
-import torch
-
 from paceline.learn.instance import Instance
 from paceline.learn.order import Order, order
-from paceline.learn.rollout import Chooser, Episodes, State, play, replay
+from paceline.learn.rollout import Episodes, replay
 from paceline.policies import make
 from paceline.workloads.data import Data
 

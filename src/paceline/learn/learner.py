@@ -1,154 +1,243 @@
-"""Learning Q: what is left to wait, in logarithms, from a state on if one keeps to an action.
+"""Learning Q: how much sooner than usual the target is reached from a state on, if one goes by a rule.
 
-One action among hundreds makes no difference that chance would not drown. So what is tried is kept to: every episode
-leans towards some actions from its first update to its last, or follows a rule. An instance is played many times under
-different leanings; of each update, the time that was left is compared with what is usual on that very instance from
-such a loss on. The network learns that, for the action that was taken.
+One action among hundreds makes no difference that chance would not drown. So what is tried is kept to, for some
+rounds. An instance is played many times, going by different rules; of every choice, the time that was left after it is
+compared with what is usual on that very instance from such a loss on. The network learns the logarithm of that, for
+the rule that was chosen.
+
+First of all (pre-training) instances are played by fixed rules, each changed once for another, so that every rule is
+seen after every other. From then on they are played as the network says, but for rules that are tried for a while.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
-from paceline.learn.behaviour import RULES, Network, Rule, Trying
+from paceline.learn.behaviour import Network, Ruled
+from paceline.learn.features import State
 from paceline.learn.instance import Instance, drawn
-from paceline.learn.rollout import Episodes, State, play
-from paceline.learn.watch import size
+from paceline.learn.rollout import Episodes, play
+from paceline.learn.rules import RULES, Rule
 from paceline.workloads.data import Data
 
 Tensor = torch.Tensor
 
+LEVELS = 20  # of the loss
+SOONEST = 0.2  # of the time an instance takes at best: what is added to the time left, since its end is chance
+FIXED = (Rule(0), Rule(1), Rule(bound=2), Rule(bound=5))  # that every instance is played by
+
 
 @dataclass(frozen=True)
 class Settings:
+    """How to learn."""
+
     seed: int = 0
-    state: State = State()
-    instances: int = 96  # an iteration's
+    state: State = field(default_factory=State)
+    ring: bool = False  # may the network also choose to let workers go in the order of a ring?
+    instances: int = 128  # of an iteration
     times: int = 16  # each is played
     greedy: int = 3  # of these times, as the network says all through
-    budget: int = 1000  # updates
-    kept: int = 4  # iterations' episodes are learned from
-    fits: int = 1200  # steps of the optimizer in an iteration
+    budget: int = 800  # updates
+    kept: int = 6  # iterations' episodes are learned from, and those of pre-training
+    fits: int = 800  # steps of the optimizer in an iteration
     batch: int = 8192
     rate: float = 2e-3
     failed: float = 1.5  # what a failure counts, in budgets
-    levels: float = 0.25  # what loss levels differ by, in logarithms
-    worst: float = 4.0
+    pretrained: bool = True
     depths: tuple[int, ...] = (0, 1, 2, 3)
-    small: bool = True
+    size: str = "tiny"
+    workers: int = 10
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return (*RULES, Rule(ring=True)) if self.ring else RULES
 
 
-FIXED = tuple(RULES.index(rule) for rule in (Rule(0), Rule(1), Rule(bound=2), Rule(bound=5)))  # played every time
+class Lessons(NamedTuple):
+    """What was chosen when, and what that was worth: in logarithms, how much sooner than usual the end came."""
+
+    states: Tensor
+    rules: Tensor
+    worth: Tensor
+
+
+class Share(NamedTuple):
+    """What a part of an iteration's episodes came to."""
+
+    lessons: Lessons
+    log: Tensor  # of each episode's seconds, (instances, times)
+    failed: Tensor
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """How good it was in an iteration: times beside those of the best of FIXED, which is chance in part."""
+
+    iteration: int
+    episodes: int
+    network: float
+    trying: float
+    fixed: dict[str, float]
+    failed: float  # share of the episodes that went as the network said
+    error: float  # of Q
 
 
 class Learner:
-    def __init__(self, settings: Settings, data: Data, device: str = "cpu") -> None:
-        self.settings, self._data, self._device = settings, data, device
+    """Learns, an iteration at a time. The same settings and the same device learn the same."""
+
+    def __init__(self, settings: Settings, data: Data, device: str = "cpu", pool: Executor | None = None) -> None:
+        """pool: processes to play in, side by side, which were started with `ready(data)`."""
+        self.settings, self._data, self._device, self._pool = settings, data, device, pool
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
-            self.network = Network(size(settings.state.history, settings.state.scene), len(RULES)).to(device)
-        self._chance = torch.Generator().manual_seed(settings.seed)
-        self._kept: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=settings.kept)
-        self._first = None
+            self.network = Network(settings.state.size, len(settings.rules)).to(device)
+        self.pretraining: Lessons | None = None
+        self.kept: deque[Lessons] = deque(maxlen=settings.kept)
         self.iteration = 0
-        self.episodes = 0
 
-    def iterate(self, progress: Callable[[int, int], None] | None = None) -> dict[str, float]:
-        """Play, and learn from it."""
+    def iterate(self, progress: Callable[[int, int], None] | None = None) -> Progressed:
+        """Play, and learn from it. `progress` hears how many parts have been played, of how many."""
         s = self.settings
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
-        logs: list[Tensor] = []
-        failures: list[Tensor] = []
-        seeds = [s.seed * 10_000_019 + 1_000_000 + self.iteration * s.instances + each for each in range(s.instances)]
-        by_depth: dict[int, list[Instance]] = {}
-        for number, seed in enumerate(seeds):
-            instance = replace(drawn(seed, hidden=s.depths[number % len(s.depths)], small=s.small), budget=s.budget)
-            by_depth.setdefault(instance.hidden, []).append(instance)
-        for instances in by_depth.values():
-            episodes = self._play(instances)
-            found.append(self._lessons(episodes, len(instances)))
-            logs.append(torch.where(episodes.reached, episodes.seconds, s.failed * episodes.seconds).log().view(-1, s.times))
-            failures.append((~episodes.reached).float().view(-1, s.times))
-        new = tuple(torch.cat(each) for each in zip(*found, strict=True))
-        if self.iteration == 0:
-            self._first = new
+        shares = []
+        parts = list(self._parts())
+        for done, share in enumerate(self._shares(parts), 1):
+            shares.append(share)
+            if progress:
+                progress(done, len(parts))
+        lessons = Lessons(*(torch.cat(each) for each in zip(*(share.lessons for share in shares), strict=True)))
+        if self.iteration == 0 and s.pretrained:
+            self.pretraining = lessons
         else:
-            self._kept.append(new)
+            self.kept.append(lessons)
         error = self._fit()
         self.iteration += 1
-        self.episodes += s.instances * s.times
-        log, failed = torch.cat(logs), torch.cat(failures)
+        log, failed = (torch.cat(each) for each in zip(*((share.log, share.failed) for share in shares), strict=True))
         fixed = log[:, s.greedy : s.greedy + len(FIXED)]
-        best = fixed.min(1).values
-        one = lambda which: float((which - best[:, None]).mean().exp())  # noqa: E731
-        return {
-            "greedy": one(log[:, : s.greedy]),
-            "trying": one(log[:, s.greedy + len(FIXED) :]),
-            **{str(RULES[rule]): one(fixed[:, index : index + 1]) for index, rule in enumerate(FIXED)},
-            "failed": float(failed[:, : s.greedy].mean()),
-            "error": error,
-        }
+        best = fixed.min(1, keepdim=True).values
+        ratios = {str(rule): float(each.exp().mean()) for rule, each in zip(FIXED, (fixed - best).T, strict=True)}
+        own, trying = log[:, : s.greedy] - best, log[:, s.greedy + len(FIXED) :] - best
+        return Progressed(
+            self.iteration,
+            self.iteration * s.instances * s.times,
+            float(own.exp().mean()),
+            float(trying.exp().mean()),
+            ratios,
+            float(failed[:, : s.greedy].float().mean()),
+            error,
+        )
 
-    def _play(self, instances: list[Instance]) -> Episodes:
-        """Each: as the network says, by fixed rules, and trying others for a while; at first, by rules alone."""
-        s, M = self.settings, len(instances)
-        shape = (M, s.times)
-        rule = torch.randint(len(RULES), shape, generator=self._chance)
-        begins = torch.zeros(shape, dtype=torch.int64)
-        ends = torch.full(shape, s.budget + 1)
-        if self.iteration:
-            lasts = 20 + 200 * torch.rand(shape, generator=self._chance)
-            begins = (torch.rand(shape, generator=self._chance) ** 2 * 400 - 50).clamp(min=0).long()
-            ends = begins + lasts.long()
-            ends[:, : s.greedy] = 0
-        at = slice(s.greedy, s.greedy + len(FIXED))
-        rule[:, at] = torch.tensor(FIXED)
-        begins[:, at], ends[:, at] = 0, s.budget + 1
-        device = self._device
-        chooser = Trying(self.network, *(each.flatten().to(device) for each in (rule, begins, ends)))
-        repeated = [instance for instance in instances for _ in range(s.times)]
-        return play(repeated, self._data, chooser, s.state, device, record=True)
-
-    def _lessons(self, episodes: Episodes, instances: int) -> tuple[Tensor, Tensor, Tensor]:
-        """States, rules, and what they were worth: time saved after them, in times that the instance usually takes."""
+    def _parts(self) -> Iterator[tuple[int, list[Instance]]]:
+        """The iteration's instances by depth, since those of one shape are played at once."""
         s = self.settings
-        ends = torch.where(episodes.reached, episodes.seconds, s.failed * episodes.seconds).float()
-        usual_end = ends.view(instances, s.times).sort(1).values[:, 1]  # hardly ever chance alone
-        states, rules, lefts, groups = [], [], [], []
-        for moment in episodes.moments:
-            some = moment.episode >= 0
-            episode = moment.episode[some]
-            level = (-moment.loss[some].clamp(1e-3, 10).log() / s.levels).round().long().clamp(-4, 15) + 4
-            states.append(moment.state[some])
-            rules.append(moment.choice[some])
-            lefts.append((ends[episode] - moment.seconds[some]) / usual_end[episode // s.times])
-            groups.append((episode // s.times) * 20 + level)
-        group, left = torch.cat(groups), torch.cat(lefts)
-        sums = torch.zeros(instances * 20, device=left.device).index_add_(0, group, left)
-        counts = torch.zeros_like(sums).index_add_(0, group, torch.ones_like(left))
-        usual = (sums / counts.clamp(min=1))[group]
-        return torch.cat(states), torch.cat(rules), (usual - left).clamp(-s.worst, s.worst)
+        first = s.seed * 10_000_019 + 1_000_000 + self.iteration * s.instances
+        for number, depth in enumerate(s.depths):
+            seeds = range(first + number, first + s.instances, len(s.depths))
+            instances = [drawn(seed, s.workers, depth, size=s.size) for seed in seeds]
+            yield number, [replace(instance, budget=s.budget) for instance in instances]
+
+    def _shares(self, parts: list[tuple[int, list[Instance]]]) -> Iterator[Share]:
+        weights = {name: each.cpu() for name, each in self.network.state_dict().items()}
+        asked = [
+            (self.settings, self.iteration, number, instances, weights, self._device) for number, instances in parts
+        ]
+        if self._pool:
+            yield from self._pool.map(_there, asked)
+        else:
+            for each in asked:
+                yield _played(self._data, *each)
 
     def _fit(self) -> float:
         s = self.settings
-        kept = list(self._kept) + ([self._first] if self._first else [])
-        states, actions, worth = (torch.cat(each) for each in zip(*kept, strict=True))
+        kept = [*self.kept, *([self.pretraining] if self.pretraining else [])]
+        states, rules, worth = (torch.cat(each).to(self._device) for each in zip(*kept, strict=True))
+        chance = torch.Generator().manual_seed(s.seed * 1_000_003 + self.iteration)
         optimizer = torch.optim.Adam(self.network.parameters(), s.rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, s.fits)
         total = 0.0
         for step in range(s.fits):
-            index = torch.randint(len(states), (s.batch,), generator=self._chance).to(states.device)
-            q = self.network(states[index]).gather(1, actions[index][:, None])[:, 0]
+            index = torch.randint(len(states), (s.batch,), generator=chance).to(self._device)
+            q = self.network(states[index].float()).gather(1, rules[index].long()[:, None])[:, 0]
             loss = (q - worth[index]).square().mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             if step >= s.fits - 50:
-                total += float(loss.detach()) / 50
+                total += float(loss.detach()) / min(50, s.fits)
         return math.sqrt(total)
+
+
+_data: Data | None = None  # in a process that plays
+
+
+def ready(data: Data, threads: int = 1) -> None:
+    """Begins a process that plays."""
+    global _data
+    _data = data
+    torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def _there(asked: tuple[Settings, int, int, list[Instance], dict[str, Tensor], str]) -> Share:
+    assert _data is not None
+    return _played(_data, *asked)
+
+
+def _played(
+    data: Data,
+    s: Settings,
+    iteration: int,
+    part: int,
+    instances: list[Instance],
+    weights: dict[str, Tensor],
+    device: str,
+) -> Share:
+    """Each instance: as the network says, by fixed rules, and trying others for a while."""
+    chance = torch.Generator().manual_seed((s.seed * 100_003 + iteration) * 101 + part)
+    network = Network(s.state.size, len(s.rules)).to(device)
+    network.load_state_dict(weights)
+    shape = (len(instances), s.times)
+    first, second = (torch.randint(len(s.rules), shape, generator=chance) for _ in range(2))
+    switch = (torch.rand(shape, generator=chance) * 300).long()
+    ends = torch.full(shape, s.budget + 1)
+    if iteration or not s.pretrained:  # one rule for a while: from the start on, or later
+        later = torch.rand(shape, generator=chance) < 0.5
+        first, second = torch.where(later, -1, first), torch.where(later, second, first)
+        switch = torch.where(later, switch, 0)
+        ends = switch + (20 + torch.rand(shape, generator=chance) ** 2 * 300).long()
+        first[:, : s.greedy] = second[:, : s.greedy] = -1
+    at = slice(s.greedy, s.greedy + len(FIXED))
+    first[:, at] = second[:, at] = torch.tensor([s.rules.index(rule) for rule in FIXED])
+    ends[:, at] = s.budget + 1
+    chooser = Ruled(network, s.rules, *(each.flatten().to(device) for each in (first, second, switch, ends)))
+    again = [instance for instance in instances for _ in range(s.times)]
+    episodes = play(again, data, chooser, s.state, device, record=True)
+    seconds = torch.where(episodes.reached, episodes.seconds, s.failed * episodes.seconds).float()
+    shown = Share(_lessons(episodes, seconds, s.times), seconds.log().view(shape), ~episodes.reached.view(shape))
+    return Share(Lessons(*(each.cpu() for each in shown.lessons)), shown.log.cpu(), shown.failed.cpu())
+
+
+def _lessons(episodes: Episodes, ends: Tensor, times: int) -> Lessons:
+    instances = len(ends) // times
+    best = ends.view(instances, times).sort(1).values[:, 1]  # the second best is hardly ever chance alone
+    states, rules, lefts, groups = [], [], [], []
+    for moment in episodes.moments:
+        some = moment.episode >= 0
+        episode = moment.episode[some]
+        level = (-4 * moment.loss[some].clamp(1e-3, 10).log()).round().long().clamp(-4, LEVELS - 5) + 4
+        states.append(moment.state[some])
+        rules.append(moment.choice[some])
+        lefts.append(((ends[episode] - moment.seconds[some]) / best[episode // times] + SOONEST).log())
+        groups.append((episode // times) * LEVELS + level)
+    group, left = torch.cat(groups), torch.cat(lefts)
+    sums = torch.zeros(instances * LEVELS, device=left.device).index_add_(0, group, left)
+    counts = torch.zeros_like(sums).index_add_(0, group, torch.ones_like(left))
+    usual = (sums / counts.clamp(min=1))[group]
+    return Lessons(torch.cat(states).half(), torch.cat(rules).to(torch.int8), usual - left)

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paceline.learn.features import ALL, ITSELF, NEXT, PATIENCE
+from paceline.learn.features import ALL, ITSELF, NEXT, PATIENCE, State, is_due
 from paceline.learn.fleet import Fleet, Tensor, Tick
 from paceline.learn.instance import Instance
 from paceline.learn.order import Order
@@ -20,18 +20,8 @@ from paceline.learn.watch import Watch
 from paceline.workloads.data import Data
 
 TEST_EVERY = 5  # updates
-RECORD_EVERY = 3  # one update is much like the next
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class State:
-    """What the network is shown."""
-
-    history: int = 10  # H
-    scene: bool = True  # what the paper's state leaves out too
-    validated: bool = False  # the loss is of a validation batch, instead of the workers' own reports
 
 
 class Chooser(Protocol):
@@ -72,14 +62,14 @@ def play(
 ) -> Episodes:
     """Episodes on instances of one shape, with the actions that are chosen."""
     fleet = Fleet(instances, data, device)
-    watch = Watch(fleet, state.history, state.scene, state.validated)
+    watch = Watch(fleet, state)
     race = _Race(fleet, progress)
     guard = Guard(fleet)
     while True:
         tick = fleet.arrive()
         seen = watch.see(fleet, tick, fleet.loss() if state.validated else None)
         action, choice = chooser(seen, fleet, tick, race.rows)
-        if record and fleet.updates % RECORD_EVERY == 0:
+        if record and is_due(fleet.updates, fleet.N):
             episode = torch.where(race.over, -1, race.rows)
             race.ended.moments.append(Moment(seen, choice, fleet.now.float(), watch.fast / watch.first, episode))
         who = guard.let_go(action, fleet, tick)
@@ -134,11 +124,9 @@ class Guard:
         self._since.scatter_(1, came, fleet.updates)
         who = fleet.idle & (action == ALL)[:, None]
         who |= (action == ITSELF)[:, None] & (torch.arange(N, device=fleet.device)[None] == came)
-        places = (torch.arange(N, device=fleet.device)[None] - self._turn[:, None]) % N  # from whose turn it is
-        following = torch.where(fleet.idle, places, N).argmin(1, keepdim=True)
-        by_turn = (action == NEXT)[:, None]
-        who |= by_turn & (torch.arange(N, device=fleet.device)[None] == following)
-        self._turn = torch.where(by_turn, (following + 1) % N, self._turn[:, None])[:, 0]
+        by_turn = (action == NEXT)[:, None] & fleet.idle.gather(1, self._turn[:, None])
+        who |= by_turn & (torch.arange(N, device=fleet.device)[None] == self._turn[:, None])
+        self._turn = (self._turn + by_turn[:, 0]) % N
         who |= fleet.idle & (fleet.updates - self._since >= PATIENCE * N)
         nobody = ~(who | ~fleet.idle).any(1, keepdim=True)
         return who | (fleet.idle & nobody)

@@ -63,7 +63,9 @@ class Option:
             noun = "a number" if float in self.kinds else "a whole number"
             bounded = not (math.isinf(self.range.low) and math.isinf(self.range.high))
             parts.append(f"{noun} {self.range}" if bounded else noun)
-        if any(kind not in (bool, int, float) for kind in self.kinds):
+        if self.kinds == (str,):
+            parts.append("a file's name")
+        elif any(kind not in (bool, int, float) for kind in self.kinds):
             parts.append("a policy, in parentheses if it has options of its own")
         return " or ".join(parts)
 

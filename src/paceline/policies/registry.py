@@ -18,6 +18,7 @@ _KNOWN: dict[str, str] = {
     "ssp": "paceline.policies.ssp:SSP",
     "dssp": "paceline.policies.dssp:DSSP",
     "r2sp": "paceline.policies.r2sp:R2SP",
+    "rlp": "paceline.learn.policy:RLP",
     "safa": "paceline.policies.safa:SAFA",
     "fedbuff": "paceline.policies.fedbuff:FedBuff",
     "filtered": "paceline.policies.filtered:Filtered",
