@@ -18,16 +18,27 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe": {"policies"},
     "workloads": set(),
     "simulate": {"policies", "model", "observe", "workloads"},
+    "learn": {"policies", "simulate", "workloads"},
     "serve": {"policies", "model", "observe"},
     "collectives": set(),
     "train": {"model", "serve", "collectives"},
     "federated": {"policies", "model", "observe", "workloads", "simulate", "serve", "train"},
     "launch": {"policies", "model", "observe", "simulate", "serve", "collectives"},
     "bench": {"policies", "model", "observe", "serve"},
-    "reproduce": {"policies", "model", "observe", "simulate", "federated", "launch", "workloads", "collectives"},
+    "reproduce": {
+        "policies",
+        "model",
+        "observe",
+        "simulate",
+        "federated",
+        "launch",
+        "workloads",
+        "collectives",
+        "learn",
+    },
     "cli": {
         *("policies", "model", "observe", "simulate", "serve", "federated", "launch", "bench", "reproduce"),
-        *("workloads", "collectives"),
+        *("workloads", "collectives", "learn"),
     },
     "__main__": {"cli"},
 }
@@ -38,6 +49,7 @@ OUTSIDE: dict[str, set[str]] = {
     "observe": {"rich", "matplotlib"},
     "workloads": {"numpy", "torch", "transformers"},
     "simulate": {"torch"},
+    "learn": {"gymnasium", "numpy", "safetensors", "torch"},
     "serve": {"msgspec", "numpy", "safetensors", "torch", "uvloop"},
     "collectives": {"numpy", "torch", "matplotlib"},
     "train": {"torch"},
@@ -91,8 +103,14 @@ def loaded_by(code: str) -> set[str]:
 
 def test_policies_load_nothing_heavy() -> None:
     """A policy runs wherever Python runs: importing them loads nothing but the standard library."""
-    loaded = loaded_by("import paceline.policies as p; [p.make(name) for name in p.names()]")
+    loaded = loaded_by("import paceline.policies as p; [p.make(name) for name in p.names() if name != 'rlp']")
     assert not loaded & {"numpy", "torch", "rich", "typer", "matplotlib"}
+
+
+def test_the_learned_policy_needs_numpy_alone() -> None:
+    loaded = loaded_by("import paceline.policies as p; p.make('rlp')")
+    assert "numpy" in loaded
+    assert not loaded & {"torch", "gymnasium", "rich", "typer", "matplotlib"}
 
 
 def test_timing_alone_needs_no_torch() -> None:

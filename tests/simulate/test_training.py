@@ -64,6 +64,8 @@ class Book:
     def pull(self, worker: int, staleness: int | None) -> None:
         self.lines.append(("pull", (worker, staleness)))
 
+    def loss(self, worker: int) -> None: ...
+
     def compute(self, worker: int, batch: int) -> None:
         self.lines.append(("compute", (worker, batch)))
 
@@ -305,6 +307,8 @@ class Versions(Book):
 
     def pull(self, worker: int, staleness: int | None) -> None:
         self.pulled[worker] = (self.version, staleness)
+
+    def loss(self, worker: int) -> None: ...
 
     def compute(self, worker: int, batch: int) -> None:
         self.computing[worker] = self.pulled[worker]

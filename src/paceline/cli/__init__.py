@@ -17,6 +17,7 @@ from paceline.cli.federate import federate
 from paceline.cli.lab import lab
 from paceline.cli.learn import learn
 from paceline.cli.reproduce import reproduce
+from paceline.cli.rlp import rlp
 from paceline.cli.shared import errors, refuse
 from paceline.policies import PolicyError
 from paceline.simulate import ClusterError, SimulationError
@@ -79,3 +80,4 @@ app.command()(train.export)
 app.command()(train.replay)
 app.add_typer(bench, name="bench")
 app.add_typer(federate, name="federate")
+app.add_typer(rlp, name="rlp")

@@ -12,13 +12,15 @@ seen after every other. From then on they are played as the network says, but fo
 from __future__ import annotations
 
 import math
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 
 from paceline.learn.behaviour import Network, Ruled
 from paceline.learn.features import State
@@ -143,12 +145,14 @@ class Learner:
             yield number, [replace(instance, budget=s.budget) for instance in instances]
 
     def _shares(self, parts: list[tuple[int, list[Instance]]]) -> Iterator[Share]:
-        weights = {name: each.cpu() for name, each in self.network.state_dict().items()}
+        weights = {name: each.cpu().numpy() for name, each in self.network.state_dict().items()}
         asked = [
             (self.settings, self.iteration, number, instances, weights, self._device) for number, instances in parts
         ]
         if self._pool:
-            yield from self._pool.map(_there, asked)
+            for told in self._pool.map(_there, asked):
+                lessons, log, failed = told
+                yield Share(Lessons(*map(torch.from_numpy, lessons)), torch.from_numpy(log), torch.from_numpy(failed))
         else:
             for each in asked:
                 yield _played(self._data, *each)
@@ -162,11 +166,11 @@ class Learner:
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, s.fits)
         total = 0.0
         for step in range(s.fits):
-            index = torch.randint(len(states), (s.batch,), generator=chance).to(self._device)
+            index = torch.randint(len(states), (min(s.batch, len(states)),), generator=chance).to(self._device)
             q = self.network(states[index].float()).gather(1, rules[index].long()[:, None])[:, 0]
             loss = (q - worth[index]).square().mean()
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             schedule.step()
             if step >= s.fits - 50:
@@ -178,16 +182,23 @@ _data: Data | None = None  # in a process that plays
 
 
 def ready(data: Data, threads: int = 1) -> None:
-    """Begins a process that plays."""
+    """Begins a process that plays. Ctrl-C is for the one that it plays for."""
     global _data
     _data = data
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = True
 
 
-def _there(asked: tuple[Settings, int, int, list[Instance], dict[str, Tensor], str]) -> Share:
+Asked = tuple[Settings, int, int, list[Instance], dict[str, NDArray[Any]], str]
+Told = tuple[tuple[NDArray[Any], ...], NDArray[Any], NDArray[Any]]
+
+
+def _there(asked: Asked) -> Told:
+    """Played in another process. Tensors would be shared between processes, by files that have to be cleared away."""
     assert _data is not None
-    return _played(_data, *asked)
+    share = _played(_data, *asked)
+    return tuple(each.numpy() for each in share.lessons), share.log.numpy(), share.failed.numpy()
 
 
 def _played(
@@ -196,13 +207,13 @@ def _played(
     iteration: int,
     part: int,
     instances: list[Instance],
-    weights: dict[str, Tensor],
+    weights: dict[str, NDArray[Any]],
     device: str,
 ) -> Share:
     """Each instance: as the network says, by fixed rules, and trying others for a while."""
     chance = torch.Generator().manual_seed((s.seed * 100_003 + iteration) * 101 + part)
     network = Network(s.state.size, len(s.rules)).to(device)
-    network.load_state_dict(weights)
+    network.load_state_dict({name: torch.from_numpy(each) for name, each in weights.items()})
     shape = (len(instances), s.times)
     first, second = (torch.randint(len(s.rules), shape, generator=chance) for _ in range(2))
     switch = (torch.rand(shape, generator=chance) * 300).long()

@@ -21,6 +21,7 @@ from paceline.policies.pieces import Progress, Weigher, Weights
 
 
 class RLP(Policy):
+    hears_loss = True
     summary = "a learned network chooses, once a round, how many are waited for"
 
     def __init__(

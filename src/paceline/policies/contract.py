@@ -172,6 +172,8 @@ class Policy(ABC):
     #: Is it to be told (`measured`) the cosine of every update with the whole of what was applied, after each Apply of
     #: several?
     compares: bool = False
+    #: Does it look at the losses of updates? A simulation that trains then knows them by the time an update is in.
+    hears_loss: bool = False
     #: May a shard answer with its slice as soon as all members' slices are in, before the barrier's Apply? Which
     #: members those are is said by a Stream.
     pipelined: bool = False

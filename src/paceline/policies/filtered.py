@@ -64,6 +64,7 @@ class Filtered(Policy):
         self.granted: dict[WorkerId, int] = {}  # member → Grants it was given
         self.running: set[WorkerId] = set()  # members with a Grant not yet answered
         self.compares = True
+        self.hears_loss = self.policy.hears_loss
         self.seen: dict[WorkerId, list[Seen]] = {}  # of a member, the last `strikes`
         #: Client → the cosines it was blacklisted for. Who leaves and comes back is still on it.
         self.blacklist: dict[WorkerId, tuple[float, ...]] = {}

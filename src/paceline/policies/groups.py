@@ -90,6 +90,7 @@ class Groups(Policy):
         self.takes_turns = self.outer.takes_turns
         self.keeps = self.inner.keeps or self.outer.keeps
         self.mixes = self.inner.mixes or self.outer.mixes
+        self.hears_loss = self.inner.hears_loss or self.outer.hears_loss
         self.groups: dict[int, Group] = {}
         self.told: dict[Update, list[Bundle]] = {}  # a group's update → what it stands for, until it is decided
         self.kept: dict[int, tuple[Update, Bundle]] = {}  # slot → what the outer policy keeps there

@@ -1,7 +1,7 @@
 """Save and restore a policy's whole state as plain JSON values: no pickle, and no code is run by reading one.
 
 A policy's state is the tree of its attributes. Classes are named by `module:Class`. On reading, only classes of
-`paceline.policies` and of modules that already define a policy in this process are accepted, and their
+paceline's own policies and of modules that already define a policy in this process are accepted, and their
 constructors are not called; so whoever writes a policy of their own imports it before restoring one.
 """
 
@@ -42,8 +42,11 @@ def _homes(cls: type[Any]) -> set[str]:
     return homes
 
 
+OURS = ("paceline.policies.", "paceline.learn.")  # the learned policy needs numpy, so it lives elsewhere
+
+
 def _at_home(module_name: str, homes: set[str]) -> bool:
-    return module_name in homes or module_name.startswith("paceline.policies.")
+    return module_name in homes or module_name.startswith(OURS)
 
 
 def _path(cls: type) -> str:

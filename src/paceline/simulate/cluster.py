@@ -43,6 +43,9 @@ class Model(Protocol):
         """A worker is given the newest weights; staleness: of the update it will make of them, where it is known."""
 
     def compute(self, worker: int, batch: int) -> None: ...
+    def loss(self, worker: int) -> float | None:
+        """Of what a worker has computed; asked for where the policy wants to know."""
+
     def arrive(self, update: Update) -> None: ...
     def drop(self, worker: int) -> None:
         """What a worker was computing or pushing will not arrive."""
@@ -180,6 +183,7 @@ class Cluster:
                 way: Gate(self.clock, self.network.occupies(spec.model_bytes, way), begin[way]) for way in DIRECTIONS
             }
         self._pipeline = Pipeline(self) if policy.pipelined else None
+        self._hears_loss = policy.hears_loss
         self._do: dict[type, Callable[[Any], None]] = {
             Grant: self._grant,
             Turn: self._turn,
@@ -341,7 +345,10 @@ class Cluster:
     def pushed(self, machine: Machine) -> None:
         """A whole push is in."""
         now = machine.pushed_at = self.clock.now
-        update = Update(machine.number, machine.iteration, machine.base_version, machine.batch, machine.compute_seconds)
+        loss = self._model.loss(machine.number) if self._model and self._hears_loss else None
+        update = Update(
+            machine.number, machine.iteration, machine.base_version, machine.batch, machine.compute_seconds, loss
+        )
         if self._model:
             self._model.arrive(update)
         self._carry_out(self.ledger.arrived(update, now))

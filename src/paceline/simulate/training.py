@@ -110,6 +110,16 @@ class Training:
         self._computing[worker] = job
         self._due.append(job)
 
+    def loss(self, worker: WorkerId) -> float | None:
+        """Of what it has computed."""
+        job = self._computing[worker]
+        if self._locals:  # what clients train by themselves is computed when it is needed
+            return None
+        if job.gradient is None:
+            self._gradients.compute(self._due)
+            self._due = []
+        return job.loss
+
     def arrive(self, update: Update) -> None:
         """What it computed is in."""
         self._arrived[update.worker, update.iteration] = self._computing.pop(update.worker)
