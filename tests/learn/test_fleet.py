@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from paceline.learn.behaviour import Network, Ruled, greedy
+from paceline.learn.behaviour import Ruled, greedy, network_of
 from paceline.learn.features import State
 from paceline.learn.fleet import Fleet
 from paceline.learn.instance import Instance, drawn, unseen
@@ -18,6 +18,8 @@ from paceline.learn.order import order
 from paceline.learn.rollout import Guard, play, replay
 from paceline.learn.rules import RULES, Rule
 from paceline.learn.watch import Watch
+from paceline.learn.weights import SHIPPED
+from paceline.learn.weights import load as load_weights
 from paceline.model.optimizer import OptimizerSpec
 from paceline.policies import Policy, make
 from paceline.simulate.cluster import Cluster
@@ -107,7 +109,7 @@ def test_the_policy_does_on_the_cluster_what_its_network_does_in_a_fleet(hidden:
     training, _ = trained(what, policy, 12)
     fleet = Fleet([what], DIGITS)
     watch, guard = Watch(fleet, State()), Guard(fleet)
-    chooser = greedy(shipped(), RULES, 1, "cpu")
+    chooser = greedy(network_of(load_weights(SHIPPED)), RULES, 1, "cpu")
     ours = []
     while fleet.updates < len(choices):
         tick = fleet.arrive()
@@ -121,20 +123,6 @@ def test_the_policy_does_on_the_cluster_what_its_network_does_in_a_fleet(hidden:
     assert ours == choices
     fleet.apply(who.any(1))
     torch.testing.assert_close(flat(fleet), training.slice.weights, rtol=1e-3, atol=1e-4)
-
-
-def shipped() -> Network:
-    """The network that comes along, in torch."""
-    from paceline.learn.weights import SHIPPED, load
-
-    weights = load(SHIPPED)
-    network = Network(weights.state.size, len(weights.rules))
-    layers = [layer for layer in network if isinstance(layer, torch.nn.Linear)]
-    with torch.no_grad():
-        for layer, (weight, bias) in zip(layers, weights.layers, strict=True):
-            layer.weight.copy_(torch.from_numpy(weight.T.copy()))
-            layer.bias.copy_(torch.from_numpy(bias))
-    return network
 
 
 def test_a_cluster_does_not_feel_the_others_beside_it() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from paceline.learn.features import ALL, ITSELF, NEXT, WAIT, is_due
 from paceline.learn.fleet import Fleet, Tensor, Tick
 from paceline.learn.rules import Rule
+from paceline.learn.weights import Weights
 
 
 class Network(nn.Sequential):
@@ -19,6 +20,17 @@ class Network(nn.Sequential):
         super().__init__(
             nn.Linear(inputs, 64), nn.LeakyReLU(), nn.Linear(64, 32), nn.LeakyReLU(), nn.Linear(32, outputs)
         )
+
+
+def network_of(weights: Weights) -> Network:
+    """The network that a file holds."""
+    network = Network(weights.state.size, len(weights.rules))
+    layers = [layer for layer in network if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        for layer, (weight, bias) in zip(layers, weights.layers, strict=True):
+            layer.weight.copy_(torch.from_numpy(weight.T.copy()))
+            layer.bias.copy_(torch.from_numpy(bias))
+    return network
 
 
 def carried_out(rule: Tensor, rules: tuple[Rule, ...], fleet: Fleet, tick: Tick) -> Tensor:

@@ -80,6 +80,8 @@ def drawn(
     depth = depth if hidden is None else hidden
     if depth > 1:
         rate /= 1.5
+    if depth == 0:
+        size = "whole" if dataset == "mnist" and size in ("tiny", "small") else size  # it has little to compute
     cluster = Instance(seed, tuple(steps), tuple(sleeps), depth, rate=rate, momentum=momentum, dataset=dataset)
     return replace(cluster, **SIZES[size])
 

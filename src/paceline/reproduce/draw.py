@@ -45,19 +45,24 @@ def svg(plot: Plot, name: str) -> str:
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": name}):
         lying = plot.kind == "bars" and sum(map(len, _words(plot))) > ABREAST
         height = 0.9 + 0.3 * len(_words(plot)) if lying else 3.6
-        figure = Figure(figsize=(6.4, height + 0.2 * math.ceil(len(plot.lines) / 3)), layout="constrained")
+        if plot.kind == "cells":
+            height = 1.0 + 0.24 * len(plot.lines)
+        named = len(plot.lines) > 1 and plot.kind != "cells"
+        figure = Figure(figsize=(6.4, height + named * 0.2 * math.ceil(len(plot.lines) / 3)), layout="constrained")
         axis = figure.subplots()
         if plot.kind == "bars":
             _bars(axis, plot, lying)
         elif plot.kind == "spans":
             _spans(axis, plot)
+        elif plot.kind == "cells":
+            _cells(axis, plot)
         else:
             _curves(axis, plot)
         axis.set_title(plot.title, loc="left", fontsize=11)
         axis.set_xlabel(plot.y if lying else plot.x)
         axis.set_ylabel(plot.x if lying else plot.y)
         axis.spines[["top", "right"]].set_visible(False)
-        if len(plot.lines) > 1:
+        if named:
             beside = 3 if max(len(line.name) for line in plot.lines) <= 18 else 2
             figure.legend(loc="outside lower center", ncols=beside, frameon=False, fontsize=9)
         file = io.StringIO()
@@ -88,6 +93,30 @@ def _spans(axis: Any, plot: Plot) -> None:
     for at, line in enumerate(plot.lines):
         axis.hlines(line.y[::2], line.x[::2], line.x[1::2], color=_colour(at), linewidth=1.5, label=line.name)
     axis.margins(x=0)
+
+
+def _cells(axis: Any, plot: Plot) -> None:
+    """A heat map: a line is a row; the darker a cell, the larger its value. Where there is none, there is a dash."""
+    from matplotlib.colors import LogNorm
+
+    words = _words(plot)
+    table = [[dict(zip(map(str, line.x), line.y, strict=True)).get(word) for word in words] for line in plot.lines]
+    values = [value for row in table for value in row if value is not None] or [1.0]
+    norm = LogNorm(max(min(values), 1e-9), max(*values, min(values) * 1.001))
+    for down, row in enumerate(table):
+        for across, value in enumerate(row):
+            shade = 0.0 if value is None else 0.15 + 0.75 * float(norm(value))
+            axis.barh(down, 0.96, 0.92, across - 0.48, color=(*_rgb(COLOURS[1]), shade))
+            axis.text(across, down, "–" if value is None else f"{value:.3g}", ha="center", va="center", fontsize=8)
+    axis.set_yticks(range(len(table)), [line.name for line in plot.lines], fontsize=8)
+    axis.set_xticks(range(len(words)), words)
+    axis.set_ylim(len(table) - 0.5, -0.5)
+    axis.tick_params(length=0)
+
+
+def _rgb(colour: str) -> tuple[float, float, float]:
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return red, green, blue
 
 
 def _bars(axis: Any, plot: Plot, lying: bool) -> None:

@@ -15,6 +15,7 @@ TITLES = {
     "r2sp": "R²SP (INFOCOM 2019, ToN 2026)",
     "fl-r2sp": "FL-R²SP (ToN 2026)",
     "dssp": "DSSP (ICDCS 2019)",
+    "rlp": "RLP (ICLR 2020)",
     "hips": "HiPS (NetAI 2018)",
 }
 
@@ -40,13 +41,13 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """One picture. Bars have words along x; a span goes from one x to the next, at their y."""
+    """One picture. Bars have words along x; a span goes from one x to the next, at their y; cells have a row a line."""
 
     title: str
     x: str
     y: str
     lines: tuple[Line, ...]
-    kind: Literal["lines", "bars", "steps", "spans"] = "lines"
+    kind: Literal["lines", "bars", "steps", "spans", "cells"] = "lines"
     log: bool = False  # along x
 
 
