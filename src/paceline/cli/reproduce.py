@@ -37,7 +37,7 @@ INTERRUPTED = 130
 
 def reproduce(
     paper: Annotated[
-        str | None, typer.Argument(help="Which paper: r2sp, fl-r2sp, dssp, rlp or hips. With --from it may be left out.")
+        str | None, typer.Argument(help="r2sp, fl-r2sp, dssp, rlp or hips; with --from it may be left out.")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this table or figure, such as fig7a; may be repeated.")

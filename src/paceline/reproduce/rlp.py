@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
-from paceline.learn.instance import Instance, unseen
+from paceline.learn.instance import Instance, drawn, unseen
 from paceline.learn.judge import FIXED, Times, best_fixed, interval, judged, ratios
 from paceline.model.optimizer import OptimizerSpec
 from paceline.observe.observer import Observer
@@ -53,7 +54,10 @@ NO_MNIST = "It needs MNIST: give the folder where it lies with --data."
 # Clusters
 
 
-def stragglers(seed: int, workers: int = 10, how_many: int | None = None) -> tuple[tuple[float, ...], ...]:
+Sleeps = tuple[tuple[float, float, float], ...]
+
+
+def stragglers(seed: int, workers: int = 10, how_many: int | None = None) -> tuple[tuple[float, ...], Sleeps]:
     """Steps and sleeps as the paper has them: each worker, with probability 0.3, sleeps for a normal time.
 
     How long, it does not say; table 1's stragglers take two to five times as long as the others.
@@ -66,17 +70,17 @@ def stragglers(seed: int, workers: int = 10, how_many: int | None = None) -> tup
         chosen = [worker in slow for worker in range(workers)]
     means = [chance.uniform(1.0, 3.5) for _ in range(workers)]
     sleeps = tuple((1.0, mu, mu / 4) if slow else (0.0, 0.0, 0.0) for slow, mu in zip(chosen, means, strict=True))
-    return steps, sleeps  # type: ignore[return-value]
+    return steps, sleeps
 
 
 def paper_like(seed: int, workers: int = 10, hidden: int | None = None, how_many: int | None = None) -> Instance:
     """An instance as the paper describes it: learning rate 0.01, no momentum."""
     steps, sleeps = stragglers(seed, workers, how_many)
     depth = random.Random(f"depth {seed}").choice((0, 1, 2, 3)) if hidden is None else hidden
-    return Instance(500_000 + seed, steps, sleeps, depth)  # type: ignore[arg-type]
+    return Instance(500_000 + seed, steps, sleeps, depth)
 
 
-def severe(kind: str) -> tuple[tuple[float, ...], tuple[tuple[float, float, float], ...]]:
+def severe(kind: str) -> tuple[tuple[float, ...], Sleeps]:
     """The clusters of the map, from the gentlest to the most severe."""
     calm = (1.0, 0.1, 0.05)
     steps = tuple(0.9 + 0.02 * worker for worker in range(10))
@@ -232,8 +236,6 @@ def fig3(ask: Ask) -> Figure:
 
 def _elsewhere(seed: int, workers: int, hidden: int, dataset: str) -> Instance:
     """An instance of any regime, elsewhere than where was learned."""
-    from paceline.learn.instance import drawn
-
     made = drawn(seed, workers, hidden, dataset)
     if dataset == "cifar10":  # what such a network reaches there; its inputs are four times as many
         made = replace(made, target=0.33, rate=made.rate / 4)
@@ -392,8 +394,6 @@ def _loaded(name: str, ask: Ask) -> Data:
 
 @cache
 def _cached(name: str, folder: str) -> Data:
-    from pathlib import Path
-
     return load(name, Path(folder) if folder else None)
 
 

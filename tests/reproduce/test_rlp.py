@@ -1,0 +1,80 @@
+"""RLP's figures, with the data that everybody has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paceline.reproduce.ask import Ask
+from paceline.reproduce.papers import paper
+from paceline.reproduce.rlp import SEVERITIES, TABLE_1, fig4, paper_like, severe, stragglers, table1
+from paceline.reproduce.runs import Runs
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    monkeypatch.setenv("PACELINE_DATA", str(tmp_path))
+    return Ask(Runs(), quick=True)
+
+
+def test_table_1_is_what_the_policies_are(ask: Ask) -> None:
+    figure = table1(ask)
+    ours = {row.what: row.ours for row in figure.rows}
+    steps = {
+        name: [int(each) for each in str(ours[f"{name}: of each worker"]).split()] for name in ("BSP", "ASP", "RLP")
+    }
+    assert max(steps["BSP"]) - min(steps["BSP"]) <= 1
+    assert max(steps["ASP"]) > 3 * min(steps["ASP"])
+    assert float(ours["ASP: idle time"] or 0) < 1e-6
+    assert 30 < float(ours["BSP: idle time"] or 0) < 90
+    assert 0 < float(ours["RLP: inference time"] or 0) < 50
+    for name in ("BSP", "ASP", "RLP"):
+        assert sum(steps[name]) == ours[f"{name}: iterations"]
+    assert figure.missing == ("MNIST is not there: digits take its place.",)
+    papers = {row.what: row.paper for row in figure.rows}
+    assert papers["RLP: iterations"] == sum(TABLE_1["rlp"][0]) == 380
+
+
+def test_the_picture_shows_who_computes_when(ask: Ask) -> None:
+    plots = fig4(ask).plots
+    assert [plot.kind for plot in plots] == ["spans"] * 4
+    for plot in plots:
+        for line in plot.lines:
+            edges = [float(x) for x in line.x]
+            assert edges == sorted(edges), "nobody computes two things at a time"
+
+
+@pytest.mark.parametrize("name", ["map", "unseen", "fig2", "fig3"])
+def test_without_mnist_the_others_say_what_is_missing(name: str, ask: Ask) -> None:
+    (entry,) = paper("rlp").named([name])
+    figure = entry.make(ask)
+    assert not figure.rows
+    assert "--data" in figure.missing[0]
+
+
+def test_stragglers_are_as_many_as_are_asked_for() -> None:
+    for how_many in (0, 1, 4):
+        _, sleeps = stragglers(3, how_many=how_many)
+        assert sum(sleep[0] > 0 for sleep in sleeps) == how_many
+    shares = [sum(sleep[0] > 0 for sleep in stragglers(seed)[1]) / 10 for seed in range(300)]
+    assert 0.25 < sum(shares) / 300 < 0.35
+    assert {paper_like(seed).hidden for seed in range(40)} == {0, 1, 2, 3}
+    assert all(paper_like(seed).rate == 0.01 and not paper_like(seed).momentum for seed in range(5))
+
+
+def test_the_maps_clusters_grow_more_severe() -> None:
+    def wait(kind: str) -> float:
+        """What the slowest takes on average, by what all take."""
+        steps, sleeps = severe(kind)
+        means = [step + sleep[0] * sleep[1] for step, sleep in zip(steps, sleeps, strict=True)]
+        return max(means) / (sum(means) / 10)
+
+    assert wait("even") < 1.1
+    assert wait("3 of 10 sleep 4") > wait("3 of 10 sleep 1") > 1.3
+    assert wait("table 1") == pytest.approx(
+        22.189 / (sum((9.17, 10.103, 4.37, 4.47, 4.57, 15.39, 22.189, 5.31, 4.97, 5.07)) / 10), rel=0.02
+    )
+    assert len(SEVERITIES) == 6
