@@ -32,9 +32,18 @@ def test_it_learns_and_what_it_learned_is_a_policy(paceline: Shell, tmp_path: Pa
     assert more.err.count("episodes: the network") == 1, "only what is new is played"
 
 
+def test_it_learns_as_the_paper_does(paceline: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "paper.safetensors"
+    run = paceline(*QUICK, "--paper", "--no-pretrained", "--episodes", "32", "--out", str(out))
+    assert run.code == 0, run.err
+    assert "32 episodes" in run.err
+    assert paceline("simulate", "rlp-10", "-p", f"rlp:network={out}", "--iterations", "12").code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("--paper", "--resume"), "--paper keeps no checkpoint"),
         (("--size", "giant"), "There is no size 'giant'; say whole, small, tiny, bundled."),
         (("--out", "/nowhere/at/all"), "--out: '/nowhere/at/all' cannot be written"),
         (("--resume",), "leave out --resume to begin"),

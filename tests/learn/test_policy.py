@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from paceline.learn.features import State
 from paceline.learn.policy import RLP
-from paceline.learn.rules import RULES, Rule, named
+from paceline.learn.rules import ACTIONS, RING, RULES, Rule, named
 from paceline.learn.weights import SHIPPED, Weights, load, save
 from paceline.policies import Apply, Decision, Grant, PolicyError, Update, make, state
 
@@ -66,8 +66,7 @@ def test_waiting_for_some_applies_what_came_together(tmp_path: Path) -> None:
 
 
 def test_a_ring_lets_go_in_its_order(tmp_path: Path) -> None:
-    ring = Rule(ring=True)
-    policy = by_rule(tmp_path, ring, (*RULES, ring))
+    policy = by_rule(tmp_path, RING, (*RULES, RING))
     for worker in range(3):
         policy.joined(worker, 0.0)
     assert granted(policy.arrived(update(1), 1.0)) == []
@@ -140,7 +139,7 @@ def test_it_is_saved_and_goes_on_as_it_would_have() -> None:
 
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "mine.safetensors"
-    kept = network(State(3, False, True), (*RULES, Rule(ring=True)), seed=4)
+    kept = network(State(3, False, True), (*RULES, RING), seed=4)
     save(kept, path)
     found = load(str(path))
     assert found.state == kept.state
@@ -150,7 +149,8 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
 
 
 def test_rules_are_read_as_they_are_written() -> None:
-    assert named(",".join(map(str, RULES))) == RULES
+    for rules in (RULES, ACTIONS, (*RULES, RING)):
+        assert named(",".join(map(str, rules))) == rules
     assert named("asp,nonsense") is None
 
 

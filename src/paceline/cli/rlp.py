@@ -17,6 +17,7 @@ from paceline.cli.simulate import progress_bar
 
 if TYPE_CHECKING:
     from paceline.learn.learner import Progressed
+    from paceline.workloads.data import Data
 
 rlp = typer.Typer(help="The learned policy: learn a network of your own for it.", no_args_is_help=True)
 INTERRUPTED = 130
@@ -48,6 +49,12 @@ def learn(
     ] = False,
     pretrained: Annotated[bool, typer.Option(help="Play by fixed rules first.")] = True,
     ring: Annotated[bool, typer.Option("--ring", help="Let it also choose turns in a fixed order.")] = False,
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper", help="Learn as the paper does: deep Q-learning over single actions. Cannot be resumed."
+        ),
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that play side by side.")] = min(os.cpu_count() or 1, 4),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
@@ -64,6 +71,8 @@ def learn(
 
     if size not in SIZES:
         refuse(f"There is no size {size!r}; say {', '.join(SIZES)}.")
+    if paper and resume:
+        refuse("--paper keeps no checkpoint to resume from; leave out one of the two.")
     check_target(out, "--out")
     kept = out.with_name(out.name + ".checkpoint")
     settings = Settings(
@@ -79,6 +88,9 @@ def learn(
     try:
         device_named(device)
         table = load(str(SIZES[size].get("dataset", "mnist")), data)
+        if paper:
+            _as_in_the_paper(table, out, episodes, seed, size, budget, pretrained, ring)
+            return
         with progress_bar(quiet=False) as bar:
             task = bar.add_task("playing", total=1.0)
 
@@ -108,6 +120,25 @@ def learn(
         sys.exit(INTERRUPTED)
     checkpoint.export(learner, whole, out)
     _show(whole)
+    errors.print(Text(f"Written: {out}. Use it with --policy rlp:network={out}"))
+
+
+def _as_in_the_paper(
+    data: Data, out: Path, episodes: int, seed: int, size: str, budget: int, pretrained: bool, ring: bool
+) -> None:
+    from paceline.learn import dqn
+    from paceline.learn.behaviour import weights_of
+    from paceline.learn.weights import save
+
+    settings = dqn.Settings(seed, ring=ring, size=size, budget=budget, pretraining=100 if pretrained else 0)
+    learner = dqn.Learner(settings, data)
+    if pretrained:
+        errors.print("Playing by fixed policies, to begin with ...")
+        learner.pretrain()
+    learner.learn(
+        episodes, lambda done, seconds: errors.print(f"{done:>9,} episodes; the newest took {seconds:.0f} mean steps")
+    )
+    save(weights_of(learner.network, settings.state, settings.rules), out, {"episodes": str(learner.episodes)})
     errors.print(Text(f"Written: {out}. Use it with --policy rlp:network={out}"))
 
 

@@ -7,9 +7,9 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from paceline.learn.features import ALL, ITSELF, NEXT, WAIT, is_due
+from paceline.learn.features import ALL, ITSELF, WAIT, State, is_due
 from paceline.learn.fleet import Fleet, Tensor, Tick
-from paceline.learn.rules import Rule
+from paceline.learn.rules import Rule, last
 from paceline.learn.weights import Weights
 
 
@@ -33,25 +33,34 @@ def network_of(weights: Weights) -> Network:
     return network
 
 
+def weights_of(network: Network, state: State, rules: tuple[Rule, ...]) -> Weights:
+    """The network, as a file holds it."""
+    layers = [layer for layer in network if isinstance(layer, nn.Linear)]
+    pairs = ((layer.weight.detach().cpu().T.contiguous(), layer.bias.detach().cpu()) for layer in layers)
+    return Weights(state, rules, tuple((weight.numpy(), bias.numpy()) for weight, bias in pairs))
+
+
 def carried_out(rule: Tensor, rules: tuple[Rule, ...], fleet: Fleet, tick: Tick) -> Tensor:
     """The action (E,) that each one's rule, by its number, takes now: `Rule.action`, row by row."""
-    wanted, bound, ring = (table[rule] for table in _tables(rules, fleet.N, fleet.device))
+    wanted, bound, only = (table[rule] for table in _tables(rules, fleet.N, fleet.device))
     done = fleet.steps - (~fleet.idle).long()
     lead = done.gather(1, tick.worker[:, None])[:, 0] - done.min(1).values
     by_count = torch.where(fleet.idle.sum(1) >= wanted, ALL, WAIT)
     by_lead = torch.where(lead > bound, WAIT, torch.where(lead == 0, ALL, ITSELF))
-    return torch.where(ring, NEXT, torch.where(bound >= 0, by_lead, by_count))
+    return torch.where(only >= 0, only, torch.where(bound >= 0, by_lead, by_count))
 
 
 @lru_cache
 def _tables(rules: tuple[Rule, ...], workers: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    table = [(rule.wanted(workers), rule.bound, rule.ring) for rule in rules]
-    wanted, bound, ring = (torch.tensor(each, device=device) for each in zip(*table, strict=True))
-    return wanted, bound, ring
+    table = [(rule.wanted(workers), rule.bound, rule.only) for rule in rules]
+    wanted, bound, only = (torch.tensor(each, device=device) for each in zip(*table, strict=True))
+    return wanted, bound, only
 
 
 class Ruled:
     """Each episode keeps to a rule for a round, and is then given the network's choice or one that is to be tried.
+
+    Single actions are chosen anew at every update.
 
     tried: first[e] until update switch[e], then second[e] until update ends[e]; −1 stands for the network's choice.
     """
@@ -65,7 +74,7 @@ class Ruled:
         switch: Tensor | None = None,
         ends: Tensor | None = None,
     ) -> None:
-        self._rules = rules
+        self._rules, self._lasts = rules, last(rules)
         self._network, self._first = network, first
         self._second = first if second is None else second
         self._switch = torch.zeros_like(first) if switch is None else switch
@@ -73,7 +82,7 @@ class Ruled:
         self._rule = first.clone()
 
     def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]:
-        if is_due(fleet.updates, fleet.N):
+        if is_due(fleet.updates, fleet.N, self._lasts):
             tried = torch.where(fleet.updates < self._switch[rows], self._first[rows], self._second[rows])
             tried = torch.where(fleet.updates < self._ends[rows], tried, -1)
             if self._network is not None:

@@ -9,13 +9,13 @@ from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from paceline.learn.behaviour import weights_of
 from paceline.learn.features import State
 from paceline.learn.learner import Learner, Lessons, Progressed, Settings
-from paceline.learn.weights import Weights, save
+from paceline.learn.weights import save
 from paceline.workloads.data import Data
 
 VERSION = "1"
@@ -81,15 +81,11 @@ def go_on(
 
 def export(learner: Learner, log: Sequence[Progressed], path: Path) -> None:
     """Write the network, as the policy `rlp` reads it."""
-    layers = [layer for layer in learner.network if isinstance(layer, torch.nn.Linear)]
-    pairs = tuple(
-        (each.weight.detach().cpu().T.contiguous().numpy(), each.bias.detach().cpu().numpy()) for each in layers
-    )
     settings = learner.settings
     about = {"settings": json.dumps(asdict(settings)), "iterations": str(learner.iteration)}
     if log:
         about["episodes"] = str(log[-1].episodes)
-    save(Weights(settings.state, settings.rules, pairs), path, about)
+    save(weights_of(learner.network, settings.state, settings.rules), path, about)
 
 
 def _settings(text: str) -> Settings:

@@ -37,9 +37,9 @@ class State:
         return FRAME * self.history + SCENE * self.scene
 
 
-def is_due(updates: int, workers: int) -> bool:
-    """Is a rule chosen anew with this update? That is once a round, from the first update on."""
-    return (updates - 1) % workers == 0
+def is_due(updates: int, workers: int, lasts: bool = True) -> bool:
+    """Is a rule chosen anew with this update? What lasts is, once a round, from the first update on."""
+    return not lasts or (updates - 1) % workers == 0
 
 
 def squashed(x: Any) -> Any:

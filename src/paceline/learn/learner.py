@@ -23,10 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.learn.behaviour import Network, Ruled
-from paceline.learn.features import State
+from paceline.learn.features import State, is_due
 from paceline.learn.instance import Instance, drawn
 from paceline.learn.rollout import Episodes, play
-from paceline.learn.rules import RULES, Rule
+from paceline.learn.rules import RING, RULES, Rule
 from paceline.workloads.data import Data
 
 Tensor = torch.Tensor
@@ -59,7 +59,7 @@ class Settings:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        return (*RULES, Rule(ring=True)) if self.ring else RULES
+        return (*RULES, RING) if self.ring else RULES
 
 
 class Lessons(NamedTuple):
@@ -229,7 +229,7 @@ def _played(
     ends[:, at] = s.budget + 1
     chooser = Ruled(network, s.rules, *(each.flatten().to(device) for each in (first, second, switch, ends)))
     again = [instance for instance in instances for _ in range(s.times)]
-    episodes = play(again, data, chooser, s.state, device, record=True)
+    episodes = play(again, data, chooser, s.state, device, record=is_due)
     seconds = torch.where(episodes.reached, episodes.seconds, s.failed * episodes.seconds).float()
     shown = Share(_lessons(episodes, seconds, s.times), seconds.log().view(shape), ~episodes.reached.view(shape))
     return Share(Lessons(*(each.cpu() for each in shown.lessons)), shown.log.cpu(), shown.failed.cpu())

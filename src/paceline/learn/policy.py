@@ -85,7 +85,7 @@ class RLP(Policy):
             loss = self.validation
         seen = sight.see(update.worker, members, stale, update.compute_seconds, loss, network.state)
         self.idle[update.worker] = sight.updates
-        if is_due(sight.updates, members) or sight.updates >= self.chosen_at + members:
+        if is_due(sight.updates, members, network.lasts) or sight.updates >= self.chosen_at + members:
             self.rule = int(network.values(np.array(seen, np.float32)).argmax())
             self.chosen_at = sight.updates
         return network.rules[self.rule].action(members, len(self.idle), lead)

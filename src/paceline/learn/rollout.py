@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paceline.learn.features import ALL, ITSELF, NEXT, PATIENCE, State, is_due
+from paceline.learn.features import ALL, ITSELF, NEXT, PATIENCE, State
 from paceline.learn.fleet import Fleet, Tensor, Tick
 from paceline.learn.instance import Instance
 from paceline.learn.order import Order
@@ -57,10 +57,13 @@ def play(
     chooser: Chooser,
     state: State,
     device: str = "cpu",
-    record: bool = False,
+    record: Callable[[int, int], bool] | None = None,
     progress: Progress | None = None,
 ) -> Episodes:
-    """Episodes on instances of one shape, with the actions that are chosen."""
+    """Episodes on instances of one shape, with the actions that are chosen.
+
+    record: of so many updates and workers, whether a Moment is to be noted.
+    """
     fleet = Fleet(instances, data, device)
     watch = Watch(fleet, state)
     race = _Race(fleet, progress)
@@ -69,7 +72,7 @@ def play(
         tick = fleet.arrive()
         seen = watch.see(fleet, tick, fleet.loss() if state.validated else None)
         action, choice = chooser(seen, fleet, tick, race.rows)
-        if record and is_due(fleet.updates, fleet.N):
+        if record and record(fleet.updates, fleet.N):
             episode = torch.where(race.over, -1, race.rows)
             race.ended.moments.append(Moment(seen, choice, fleet.now.float(), watch.fast / watch.first, episode))
         who = guard.let_go(action, fleet, tick)

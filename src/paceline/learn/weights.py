@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paceline.learn.features import State
-from paceline.learn.rules import Rule, named
+from paceline.learn.rules import Rule, last, named
 from paceline.policies import PolicyError
 
 Array = NDArray[np.float32]
@@ -31,6 +31,11 @@ class Weights:
     state: State
     rules: tuple[Rule, ...]
     layers: tuple[tuple[Array, Array], ...]
+
+    @property
+    def lasts(self) -> bool:
+        """Is a choice kept to for a round?"""
+        return last(self.rules)
 
     def values(self, state: Array) -> Array:
         """Q of every rule."""
