@@ -16,6 +16,7 @@ POLICIES = (
     *(
         "r2sp",
         "r2sp:groups=2",
+        "rlp",
         "safa",
         "fedbuff:k=1,discount=0",
         "filtered:policy=bsp",

@@ -176,5 +176,5 @@ def test_names() -> None:
     assert [entry.id for entry in r2sp.named(["fig13", "table1"])] == ["table1", "fig12"]
     with pytest.raises(UnknownError, match="did you mean 'fig7a'"):
         r2sp.named(["fig7aa"])
-    with pytest.raises(UnknownError, match="there are r2sp, fl-r2sp, dssp, hips"):
+    with pytest.raises(UnknownError, match="there are r2sp, fl-r2sp, dssp, rlp, hips"):
         paper("hops")

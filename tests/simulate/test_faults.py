@@ -56,6 +56,7 @@ POLICIES = [
     ("fl-r2sp:groups=2", False),
     ("groups", False),
     ("groups:count=2,inner=(bsp:fraction=0.5)", False),
+    ("rlp", False),
 ]
 with_every_policy = pytest.mark.parametrize(
     ("policy", "streamed"), POLICIES, ids=[f"{name} streamed" if streamed else name for name, streamed in POLICIES]
