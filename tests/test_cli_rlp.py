@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from shell import Shell
 
 QUICK = ("rlp", "learn", "--size", "bundled", "--instances", "4", "--budget", "20", "--jobs", "1")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two that wait for each other on a busy machine make small networks ten times as slow, and all else too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

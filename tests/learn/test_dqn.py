@@ -55,13 +55,13 @@ def test_q_goes_to_the_papers_target() -> None:
     action, reward = torch.randint(3, (32,), generator=chance), -torch.rand(32, generator=chance)
     values = {}
     for double in (False, True):
-        settings = replace(SMALL, memory=32, rate=1e-3, double=double, copied=10**9, discount=0.9)
+        settings = replace(SMALL, memory=32, rate=3e-3, double=double, copied=10**9, discount=0.9)
         learner = Learner(settings, DIGITS)
         with torch.no_grad():
             learner.target[-1].weight.mul_(4)  # type: ignore[operator]  # Q* is sure of itself
             wanted = reward + 0.9 * learner.target(after).max(1).values
             first = learner.network(before).gather(1, action[:, None])[:, 0]
-        for _ in range(60):
+        for _ in range(15):
             learner.store(before, action, reward, after)
         with torch.no_grad():
             values[double] = learner.network(before).gather(1, action[:, None])[:, 0]

@@ -54,6 +54,7 @@ def test_interrupted_and_resumed_is_as_if_it_had_not_been(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_processes_side_by_side_learn_the_same(tmp_path: Path) -> None:
     one, _ = learned(SMALL, DIGITS, 64, tmp_path / "one")
     two, _ = learned(SMALL, DIGITS, 64, tmp_path / "two", jobs=2)
@@ -118,11 +119,13 @@ def test_a_broken_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_ctrl_c_keeps_what_was_learned(tmp_path: Path) -> None:
     out = tmp_path / "mine.safetensors"
     command = [sys.executable, "-m", "paceline", "rlp", "learn", "--size", "bundled", "--instances", "4"]
     command += ["--jobs", "2", "--episodes", "1000000", "--budget", "50", "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
     kept = tmp_path / "mine.safetensors.checkpoint"
     began = time.monotonic()
     while not kept.exists() and time.monotonic() - began < 240:

@@ -168,14 +168,14 @@ class Fleet:
 
     def _draw(self) -> None:
         upto = self._seconds.shape[2] + CHUNK
-        index = {id(each): number for number, each in enumerate({id(each): each for each in self._draws}.values())}
-        drawn = list({id(each): each for each in self._draws}.values())
-        chunks = [each.upto(upto) for each in drawn]
-        which = torch.tensor([index[id(each)] for each in self._draws])
-        seconds = torch.stack([torch.from_numpy(each[0]) for each in chunks])[which].to(self.device)
-        samples = torch.stack([each[1] for each in chunks])[which].to(self.device)
-        self._seconds = torch.cat([self._seconds, seconds], 2)
-        self._samples = torch.cat([self._samples, samples.view(self.E, self.N, CHUNK, self.batch)], 2)
+        each = {id(drawn): drawn for drawn in self._draws}  # the same instance may be there many times
+        numbers = {key: number for number, key in enumerate(each)}
+        which = torch.tensor([numbers[id(drawn)] for drawn in self._draws])
+        seconds, samples = zip(*(drawn.upto(upto) for drawn in each.values()), strict=True)
+        new = torch.from_numpy(np.stack(seconds))[which].to(self.device)
+        self._seconds = torch.cat([self._seconds, new], 2)
+        chosen = torch.stack(samples)[which].view(self.E, self.N, CHUNK, self.batch)
+        self._samples = torch.cat([self._samples, chosen.to(self.device)], 2)
 
 
 class _Drawn:

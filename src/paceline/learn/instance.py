@@ -27,9 +27,7 @@ class Instance:
 
     seed: int
     steps: tuple[float, ...]  # each worker's seconds for one step, without sleep
-    sleeps: tuple[
-        tuple[float, float, float], ...
-    ]  # each one's probability of sleeping, and the sleep's mean and deviation
+    sleeps: tuple[tuple[float, float, float], ...]  # each one's: how probable, and how long, mean and deviation
     hidden: int = 1  # layers
     units: int = 256  # of each
     pooled: int = 1  # pixels of an image, in each direction, that are made one
