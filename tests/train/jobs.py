@@ -95,7 +95,7 @@ def job(
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert ready.wait(120.0)  # a busy machine may hold everything up for a quarter of a minute
+    assert ready.wait(30.0)
     try:
         yield up[0]
     finally:
