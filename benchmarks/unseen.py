@@ -1,46 +1,102 @@
-"""The hundred unseen instances as they were recorded: python benchmarks/unseen.py [docs/results/rlp-unseen.jsonl]"""
+"""The hundred unseen instances: measure, or print what was recorded.
+
+python benchmarks/unseen.py                          # what docs/results/rlp-unseen.jsonl says
+python benchmarks/unseen.py measure --data DIR [--device cuda] [--jobs 8] [--seeds 30] [--out FILE] [POLICY ...]
+
+What is measured replaces what the file says of that policy.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
 from collections import Counter
 from pathlib import Path
 from statistics import mean, median, stdev
 
 from paceline.learn.instance import unseen
-from paceline.learn.judge import FIXED
+from paceline.learn.judge import FIXED, judged
+from paceline.workloads.data import load
 
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "rlp-unseen.jsonl"
+Line = dict[str, object]
+
+
+def measured(asked: argparse.Namespace, policies: list[str]) -> list[Line]:
+    instances = unseen()
+
+    def say(done: int, of: int) -> None:
+        print(f"\r{done} of {of}", end="" if done < of else "\n", flush=True)
+
+    times = judged(instances, asked.seeds, policies, lambda name: load(name, asked.data), asked.device, say, asked.jobs)
+    return [
+        {
+            "instance": at,
+            "policy": policy,
+            "where": asked.device,
+            "reached": [int(each) for each in times[policy].reached[at]],
+            "updates": times[policy].updates[at].tolist(),
+            "seconds": [float(f"{each:.5g}") for each in times[policy].seconds[at]],
+        }
+        for policy in policies
+        for at in range(len(instances))
+    ]
+
+
+def recorded(path: Path) -> list[Line]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def quickest(times: dict[str, float]) -> str:
     return min(times, key=lambda spec: times[spec])
 
 
-def main() -> None:
-    lines = [json.loads(line) for line in Path(sys.argv[1] if sys.argv[1:] else KEPT).read_text().splitlines()]
+def show(lines: list[Line]) -> None:
     seconds = {(each["instance"], each["policy"]): each["seconds"] for each in lines}
-    reached = {(each["instance"], each["policy"]): all(each["reached"]) for each in lines}
+    reached = {(each["instance"], each["policy"]): each["reached"] for each in lines}
     instances = range(len(unseen()))
     best = {at: quickest({spec: mean(seconds[at, spec]) for spec in FIXED}) for at in instances}
     wins = Counter(best.values())
-    for spec in ("rlp", *FIXED):
+    others = [policy for policy in dict.fromkeys(each["policy"] for each in lines) if policy not in FIXED]
+    for spec in (*others, *FIXED):
         ratio = [mean(seconds[at, spec]) / mean(seconds[at, best[at]]) for at in instances]
         half = 1.96 * stdev(ratio) / math.sqrt(len(ratio))
-        print(f"{spec:16} {mean(ratio):.3f} ± {half:.3f}, {max(ratio):.2f} at most; the best fixed of {wins[spec]}")
-        if spec == "rlp":
+        there = mean(mean(reached[at, spec]) for at in instances)
+        won = f"; the best fixed of {wins[spec]}" if spec in FIXED else ""
+        print(f"{spec:16} {mean(ratio):.3f} ± {half:.3f}, {max(ratio):.2f} at most; {there:.0%} got there{won}")
+        if spec not in FIXED:
             for hidden in range(4):
                 some = [each for at, each in enumerate(ratio) if unseen()[at].hidden == hidden]
                 print(f"{'':16} {hidden} hidden layers: {mean(some):.2f}")
-    spread = [stdev(seconds[key]) / mean(seconds[key]) for key in seconds if reached[key] and key[1] != "rlp"]
+    spread = [stdev(seconds[key]) / mean(seconds[key]) for key in seconds if all(reached[key]) and key[1] in FIXED]
     print(f"chance alone: {median(spread):.0%} of the time, from seed to seed")
+    seeds = len(seconds[0, FIXED[0]])
     halves = []
     for at in instances:
-        first, other = ({spec: mean(seconds[at, spec][part]) for spec in FIXED} for part in (slice(5), slice(5, None)))
+        parts = (slice(seeds // 2), slice(seeds // 2, None))
+        first, other = ({spec: mean(seconds[at, spec][part]) for spec in FIXED} for part in parts)
         halves.append(other[quickest(first)] / min(other.values()))
-    print(f"who knew the best fixed policy of five seeds, on five others: {mean(halves):.3f}")
+    print(f"who knew the best fixed policy of {seeds // 2} seeds, on {seeds - seeds // 2} others: {mean(halves):.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("measure", "show"), default="show")
+    parser.add_argument("policies", nargs="*", help="such as rlp or rlp:network=FILE; all that are compared")
+    parser.add_argument("--out", type=Path, default=KEPT)
+    parser.add_argument("--data", type=Path, help="where MNIST lies")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=30)
+    asked = parser.parse_args()
+    lines = recorded(asked.out)
+    if asked.what == "measure":
+        policies = asked.policies or [*FIXED, "rlp"]
+        new = measured(asked, policies)
+        lines = [line for line in lines if line["policy"] not in policies] + new
+        asked.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    show(lines)
 
 
 if __name__ == "__main__":

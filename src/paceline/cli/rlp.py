@@ -47,6 +47,9 @@ def learn(
     validated: Annotated[
         bool, typer.Option("--validated", help="Show it the loss of a validation batch, not the workers' own.")
     ] = False,
+    scene: Annotated[
+        bool, typer.Option(help="Show it more than the paper does: how unequal workers are, momentum and the like.")
+    ] = True,
     pretrained: Annotated[bool, typer.Option(help="Play by fixed rules first.")] = True,
     ring: Annotated[bool, typer.Option("--ring", help="Let it also choose turns in a fixed order.")] = False,
     paper: Annotated[
@@ -77,7 +80,7 @@ def learn(
     kept = out.with_name(out.name + ".checkpoint")
     settings = Settings(
         seed,
-        State(history, validated=validated),
+        State(history, scene, validated),
         ring=ring,
         instances=instances,
         budget=budget,

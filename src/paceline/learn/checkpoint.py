@@ -18,7 +18,7 @@ from paceline.learn.learner import Learner, Lessons, Progressed, Settings
 from paceline.learn.weights import save
 from paceline.workloads.data import Data
 
-VERSION = "1"
+VERSION = "2"
 
 
 class CheckpointError(ValueError):
@@ -28,10 +28,8 @@ class CheckpointError(ValueError):
 def keep(learner: Learner, log: Sequence[Progressed], path: Path) -> None:
     """Write it all. Whatever happens meanwhile, there is a whole file: the old one or the new one."""
     tensors = {f"network.{name}": each for name, each in learner.network.state_dict().items()}
-    every = {"pretraining": learner.pretraining, **{f"kept{at}": each for at, each in enumerate(learner.kept)}}
-    for name, lessons in every.items():
-        if lessons:
-            tensors |= {f"{name}.{part}": each for part, each in lessons._asdict().items()}
+    for at, lessons in enumerate(learner.kept):
+        tensors |= {f"kept{at}.{part}": each for part, each in lessons._asdict().items()}
     notes = {
         "version": VERSION,
         "settings": json.dumps(asdict(learner.settings)),
@@ -69,7 +67,6 @@ def go_on(
         )
         parts = {name.partition(".")[0] for name in tensors} - {"network"}
         found = {part: Lessons(*(tensors[f"{part}.{each}"] for each in Lessons._fields)) for part in parts}
-        learner.pretraining = found.pop("pretraining", None)
         learner.kept.extend(found[f"kept{at}"] for at in range(len(found)))
         log = [Progressed(**each) for each in json.loads(notes["log"])]
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

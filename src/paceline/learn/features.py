@@ -1,7 +1,8 @@
 """What the learned policy looks at: the paper's state, and what it leaves out.
 
 A *frame* is the paper's tuple (n, L(ω), L(ω′) − L(ω), ℓ) of one update; the state has those of the last H. The paper's
-server does not see how many workers are idle or how unequal they are. A *scene* says so, of the newest update alone.
+server does not see how unequal the workers are, nor its optimizer's momentum, which makes stale gradients costly. A
+*scene* says so, of the newest update alone.
 
 Every figure is relative: to the number of workers, to the first loss, to the mean step. So nothing depends on how many
 workers there are, how large the loss is or how long a step takes. The functions take numbers or arrays alike.
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FRAME = 4
-SCENE = 6
+SCENE = 7
 WAIT, ITSELF, ALL, NEXT = range(4)  # the last is an extension of the paper's actions
 
 STEP_WEIGHT = 0.2  # of the newest in a worker's mean step
@@ -53,9 +54,17 @@ def frame(rounds: Any, loss: Any, first: Any, change: Any, stale: Any) -> tuple[
 
 
 def scene(
-    rounds: Any, loss: Any, first: Any, slow: Any, best: Any, rough: Any, uneven: Any, unsteady: Any
+    rounds: Any,
+    loss: Any,
+    first: Any,
+    slow: Any,
+    best: Any,
+    rough: Any,
+    uneven: Any,
+    unsteady: Any,
+    momentum: Any,
 ) -> tuple[Any, ...]:
-    """How training goes, and how unequal the workers are.
+    """How training goes, how unequal the workers are, and what the optimizer carries on of its last step.
 
     slow, best: the loss's mean over a longer time, and its least. rough: how far single losses are from their mean.
     uneven: deviation of the workers' mean steps; unsteady: of a worker's steps from its mean; both in mean steps.
@@ -67,4 +76,5 @@ def scene(
         squashed(rough / loss),
         squashed(2 * uneven),
         squashed(2 * unsteady),
+        momentum,
     )

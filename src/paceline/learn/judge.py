@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,16 @@ from numpy.typing import NDArray
 
 from paceline.learn.behaviour import greedy, network_of
 from paceline.learn.instance import Instance
-from paceline.learn.order import Order, order
+from paceline.learn.order import order
 from paceline.learn.policy import RLP
-from paceline.learn.rollout import Episodes, play, replay
+from paceline.learn.pool import pool_of, table
+from paceline.learn.rollout import play, replay
 from paceline.learn.weights import load
 from paceline.policies import make
 from paceline.workloads.data import Data
 
 FIXED = ("bsp", "asp", "ssp:staleness=2", "ssp:staleness=5", "ssp:staleness=8", "dssp", "r2sp")
-TOGETHER = {"cpu": 60, "cuda": 1500}  # episodes that are played at once: memory is what counts
+MEMORY = 80e9  # bytes of a GPU that are made use of
 
 Floats = NDArray[np.float64]
 
@@ -50,31 +50,34 @@ def judged(
     data: Callable[[str], Data],
     device: str = "cpu",
     say: Callable[[int, int], None] | None = None,
+    jobs: int = 1,
 ) -> dict[str, Times]:
-    """Each instance under each policy, so many times with other chances. data: gives a set by its name."""
-    by_shape: dict[object, list[int]] = {}
-    for number, each in enumerate(instances):
-        shape = (each.workers, each.hidden, each.units, each.pooled, each.dataset, each.budget, each.batch)
-        by_shape.setdefault(shape, []).append(number)
-    shape_of = (len(instances), seeds)
-    found = {spec: Times(np.zeros(shape_of, bool), np.zeros(shape_of, int), np.zeros(shape_of)) for spec in specs}
-    done, several = 0, max(1, TOGETHER[torch.device(device).type] // seeds)
-    for numbers in by_shape.values():
-        table = data(instances[numbers[0]].dataset)
-        for at in range(0, len(numbers), several):
-            some = numbers[at : at + several]
-            repeated = [
-                replace(instances[each], seed=instances[each].seed * 1000 + seed)
-                for each in some
-                for seed in range(seeds)
-            ]
-            for spec, times in found.items():
-                episodes = _under(spec, repeated, table, device)
-                for name in ("reached", "updates", "seconds"):
-                    getattr(times, name)[some] = getattr(episodes, name).cpu().numpy().reshape(len(some), seeds)
-                done += len(some)
-                if say:
-                    say(done, len(instances) * len(specs))
+    """Each instance under each policy, so many times with other chances.
+
+    data: gives a set by its name. jobs: processes that play side by side. say: hears how far it is.
+    """
+    lots: list[list[int]] = []
+    for numbers in _by_shape(instances).values():
+        several = max(1, _together(instances[numbers[0]], data, device, jobs) // seeds)
+        lots += [numbers[at : at + several] for at in range(0, len(numbers), several)]
+    shape = (len(instances), seeds)
+    found = {spec: Times(np.zeros(shape, bool), np.zeros(shape, int), np.zeros(shape)) for spec in specs}
+    parts = [(spec, lot) for lot in lots for spec in specs]
+    tables = {each.dataset: data(each.dataset) for each in instances}
+    done = 0
+    with pool_of(min(jobs, len(parts)), tables) as pool:
+        asked = [(spec, _repeated(instances, lot, seeds), device) for spec, lot in parts]
+        told = (
+            pool.map(_there, asked)
+            if pool
+            else (_under(spec, some, tables[some[0].dataset], device) for spec, some, device in asked)
+        )
+        for (spec, lot), times in zip(parts, told, strict=True):
+            for name, values in zip(("reached", "updates", "seconds"), times, strict=True):
+                getattr(found[spec], name)[lot] = values.reshape(len(lot), seeds)
+            done += len(lot)
+            if say:
+                say(done, len(instances) * len(specs))
     return found
 
 
@@ -95,23 +98,44 @@ def interval(values: Floats) -> float:
     return 1.96 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def _under(spec: str, instances: list[Instance], data: Data, device: str) -> Episodes:
+def _by_shape(instances: Sequence[Instance]) -> dict[object, list[int]]:
+    """The numbers of those that can be played at once."""
+    found: dict[object, list[int]] = {}
+    for number, each in enumerate(instances):
+        shape = (each.workers, each.hidden, each.units, each.pooled, each.dataset, each.budget, each.batch)
+        found.setdefault(shape, []).append(number)
+    return found
+
+
+def _together(instance: Instance, data: Callable[[str], Data], device: str, jobs: int) -> int:
+    """How many episodes are played at once: as many as there is memory for, and on a CPU few, for its cache."""
+    if torch.device(device).type == "cpu":
+        return 60
+    units, table = instance.units, data(instance.dataset)
+    inputs = table.inputs[0].numel() // instance.pooled**2
+    sizes = (inputs, *(units,) * instance.hidden, table.classes)
+    weights = sum(each * following for each, following in pairwise(sizes))
+    held = 4 * (weights * (instance.workers + 5) + 3000 * units)
+    return max(1, min(1500, int(MEMORY / jobs / held)))
+
+
+def _repeated(instances: Sequence[Instance], lot: Sequence[int], seeds: int) -> list[Instance]:
+    return [replace(instances[each], seed=instances[each].seed * 1000 + seed) for each in lot for seed in range(seeds)]
+
+
+def _there(asked: tuple[str, list[Instance], str]) -> tuple[NDArray[Any], ...]:
+    """In another process."""
+    spec, instances, device = asked
+    return _under(spec, instances, table(instances[0].dataset), device)
+
+
+def _under(spec: str, instances: list[Instance], data: Data, device: str) -> tuple[NDArray[Any], ...]:
+    """Was the target reached, after how many updates, and when."""
     policy = make(spec)
     if isinstance(policy, RLP):
         weights = load(policy.network)
         chooser = greedy(network_of(weights).to(device), weights.rules, len(instances), device)
-        return play(instances, data, chooser, weights.state, device)
-    return replay(instances, _orders(spec, instances), data, device)
-
-
-def _orders(spec: str, instances: list[Instance]) -> list[Order]:
-    asked = [(instance, spec) for instance in instances]
-    if len(asked) < 200 or (os.cpu_count() or 1) < 4:
-        return [_order(each) for each in asked]
-    with ProcessPoolExecutor() as pool:
-        return list(pool.map(_order, asked, chunksize=16))
-
-
-def _order(asked: tuple[Instance, str]) -> Any:
-    instance, spec = asked
-    return order(instance, make(spec))
+        ended = play(instances, data, chooser, weights.state, device)
+    else:
+        ended = replay(instances, [order(instance, make(spec)) for instance in instances], data, device)
+    return tuple(each.cpu().numpy() for each in (ended.reached, ended.updates, ended.seconds))

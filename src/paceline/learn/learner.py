@@ -12,11 +12,11 @@ seen after every other. From then on they are played as the network says, but fo
 from __future__ import annotations
 
 import math
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from paceline.learn.behaviour import Network, Ruled
 from paceline.learn.features import State, is_due
 from paceline.learn.instance import Instance, drawn
+from paceline.learn.pool import table
 from paceline.learn.rollout import Episodes, play
 from paceline.learn.rules import RING, RULES, Rule
 from paceline.workloads.data import Data
@@ -33,6 +34,7 @@ Tensor = torch.Tensor
 
 LEVELS = 20  # of the loss
 SOONEST = 0.2  # of the time an instance takes at best: what is added to the time left, since its end is chance
+PART = 32  # instances that are played at once: memory is what counts
 FIXED = (Rule(0), Rule(1), Rule(bound=2), Rule(bound=5))  # that every instance is played by
 
 
@@ -47,9 +49,9 @@ class Settings:
     times: int = 16  # each is played
     greedy: int = 3  # of these times, as the network says all through
     budget: int = 800  # updates
-    kept: int = 6  # iterations' episodes are learned from, and those of pre-training
-    fits: int = 800  # steps of the optimizer in an iteration
-    batch: int = 8192
+    kept: int = 6  # iterations' episodes are learned from
+    fits: int = 1200  # steps of the optimizer in an iteration
+    batch: int = 16_384
     rate: float = 2e-3
     failed: float = 1.5  # what a failure counts, in budgets
     pretrained: bool = True
@@ -95,12 +97,11 @@ class Learner:
     """Learns, an iteration at a time. The same settings and the same device learn the same."""
 
     def __init__(self, settings: Settings, data: Data, device: str = "cpu", pool: Executor | None = None) -> None:
-        """pool: processes to play in, side by side, which were started with `ready(data)`."""
+        """pool: processes to play in, side by side (`paceline.learn.pool`)."""
         self.settings, self._data, self._device, self._pool = settings, data, device, pool
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self.network = Network(settings.state.size, len(settings.rules)).to(device)
-        self.pretraining: Lessons | None = None
         self.kept: deque[Lessons] = deque(maxlen=settings.kept)
         self.iteration = 0
 
@@ -114,10 +115,7 @@ class Learner:
             if progress:
                 progress(done, len(parts))
         lessons = Lessons(*(torch.cat(each) for each in zip(*(share.lessons for share in shares), strict=True)))
-        if self.iteration == 0 and s.pretrained:
-            self.pretraining = lessons
-        else:
-            self.kept.append(lessons)
+        self.kept.append(lessons)
         error = self._fit()
         self.iteration += 1
         log, failed = (torch.cat(each) for each in zip(*((share.log, share.failed) for share in shares), strict=True))
@@ -136,13 +134,17 @@ class Learner:
         )
 
     def _parts(self) -> Iterator[tuple[int, list[Instance]]]:
-        """The iteration's instances by depth, since those of one shape are played at once."""
+        """The iteration's instances by depth, since those of one shape are played at once; the most work first."""
         s = self.settings
         first = s.seed * 10_000_019 + 1_000_000 + self.iteration * s.instances
-        for number, depth in enumerate(s.depths):
-            seeds = range(first + number, first + s.instances, len(s.depths))
-            instances = [drawn(seed, s.workers, depth, size=s.size) for seed in seeds]
-            yield number, [replace(instance, budget=s.budget) for instance in instances]
+        number = 0
+        for place, depth in sorted(enumerate(s.depths), reverse=True):
+            seeds = range(first + place, first + s.instances, len(s.depths))
+            several = PART if s.size == "whole" and depth else 4 * PART
+            for at in range(0, len(seeds), several):
+                instances = [drawn(seed, s.workers, depth, size=s.size) for seed in seeds[at : at + several]]
+                yield number, [replace(instance, budget=s.budget) for instance in instances]
+                number += 1
 
     def _shares(self, parts: list[tuple[int, list[Instance]]]) -> Iterator[Share]:
         weights = {name: each.cpu().numpy() for name, each in self.network.state_dict().items()}
@@ -150,7 +152,7 @@ class Learner:
             (self.settings, self.iteration, number, instances, weights, self._device) for number, instances in parts
         ]
         if self._pool:
-            for told in self._pool.map(_there, asked):
+            for told in self._pool.map(_there, repeat(self._data.name), asked):
                 lessons, log, failed = told
                 yield Share(Lessons(*map(torch.from_numpy, lessons)), torch.from_numpy(log), torch.from_numpy(failed))
         else:
@@ -159,8 +161,7 @@ class Learner:
 
     def _fit(self) -> float:
         s = self.settings
-        kept = [*self.kept, *([self.pretraining] if self.pretraining else [])]
-        states, rules, worth = (torch.cat(each).to(self._device) for each in zip(*kept, strict=True))
+        states, rules, worth = (torch.cat(each).to(self._device) for each in zip(*self.kept, strict=True))
         chance = torch.Generator().manual_seed(s.seed * 1_000_003 + self.iteration)
         optimizer = torch.optim.Adam(self.network.parameters(), s.rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, s.fits)
@@ -178,26 +179,13 @@ class Learner:
         return math.sqrt(total)
 
 
-_data: Data | None = None  # in a process that plays
-
-
-def ready(data: Data, threads: int = 1) -> None:
-    """Begins a process that plays. Ctrl-C is for the one that it plays for."""
-    global _data
-    _data = data
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(threads)
-    torch.backends.cuda.matmul.allow_tf32 = True
-
-
 Asked = tuple[Settings, int, int, list[Instance], dict[str, NDArray[Any]], str]
 Told = tuple[tuple[NDArray[Any], ...], NDArray[Any], NDArray[Any]]
 
 
-def _there(asked: Asked) -> Told:
+def _there(name: str, asked: Asked) -> Told:
     """Played in another process. Tensors would be shared between processes, by files that have to be cleared away."""
-    assert _data is not None
-    share = _played(_data, *asked)
+    share = _played(table(name), *asked)
     return tuple(each.numpy() for each in share.lessons), share.log.numpy(), share.failed.numpy()
 
 

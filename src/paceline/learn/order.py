@@ -26,7 +26,7 @@ class Order:
     whole: list[bool] = field(default_factory=list)  # is it the last of those that are applied together?
     given: list[list[int]] = field(default_factory=list)  # who is given the model after it
 
-    over = False
+    over, momentum = False, 0.0
 
     def grant(self, worker: int, staleness: int | None) -> None: ...
 

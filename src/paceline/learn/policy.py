@@ -62,6 +62,8 @@ class RLP(Policy):
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
         if kind == "validation loss":
             self.validation = value
+        elif kind == "momentum":
+            self.sight.momentum = value
         return []
 
     def left(self, worker: WorkerId, now: float) -> Decisions:

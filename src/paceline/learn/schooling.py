@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.learn import checkpoint
-from paceline.learn.learner import Learner, Progressed, Settings, ready
+from paceline.learn.learner import Learner, Progressed, Settings
+from paceline.learn.pool import pool_of
 from paceline.workloads.data import Data
 
 
@@ -29,7 +26,7 @@ def learned(
 
     resume: go on from that file, with its settings. jobs: processes that play side by side.
     """
-    with _pool(data, jobs) as pool:
+    with pool_of(jobs, {data.name: data}) as pool:
         if resume:
             learner, log = checkpoint.go_on(kept, data, device, pool)
         else:
@@ -41,23 +38,3 @@ def learned(
             if told:
                 told(log[-1])
     return learner, log
-
-
-@contextmanager
-def _pool(data: Data, jobs: int) -> Iterator[ProcessPoolExecutor | None]:
-    if jobs < 2:
-        yield None
-        return
-    # A process that plays takes and gives back the same large pieces of memory all the time. glibc would return them
-    # to the system each time, which takes a third of the time.
-    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
-        os.environ.setdefault(name, str(2**32))
-    context = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
-    with ProcessPoolExecutor(jobs, context, ready, (data,)) as pool:
-        try:
-            yield pool
-        except BaseException:
-            for process in list(pool._processes.values()):
-                process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise

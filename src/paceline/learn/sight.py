@@ -22,6 +22,7 @@ class Sight:
         self.mean: dict[WorkerId, float] = {}  # of each worker's steps
         self.total = self.squares = 0.0  # of these means
         self.unsteady = 0.0
+        self.momentum = 0.0  # of the server's optimizer, as far as is known
 
     def see(
         self, worker: WorkerId, members: int, stale: int, seconds: float, loss: float | None, state: State
@@ -42,7 +43,8 @@ class Sight:
             return self.frames
         usual = self.total / len(self.mean)
         uneven = math.sqrt(max(0.0, self.squares / len(self.mean) - usual * usual)) / usual
-        return [*self.frames, *scene(rounds, fast, first, slow, best, self.rough, uneven, self.unsteady)]
+        seen = scene(rounds, fast, first, slow, best, self.rough, uneven, self.unsteady, self.momentum)
+        return [*self.frames, *seen]
 
     def forget(self, worker: WorkerId) -> None:
         """It has left."""

@@ -36,7 +36,8 @@ class Watch:
         heard = (self.mean > 0).sum(1)
         usual = self.mean.sum(1) / heard
         uneven = ((self.mean**2).sum(1) / heard - usual**2).clamp(min=0).sqrt() / usual
-        seen = scene(rounds, loss, self.first, slow, self.best, self.rough, uneven, self.unsteady)
+        momentum = fleet.momentum[:, 0, 0]
+        seen = scene(rounds, loss, self.first, slow, self.best, self.rough, uneven, self.unsteady, momentum)
         return torch.cat([state, torch.stack(seen, 1)], 1)
 
     def _hear(self, told: Tensor) -> None:

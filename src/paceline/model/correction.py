@@ -63,6 +63,18 @@ def chosen(asked: Asked, spec: OptimizerSpec) -> Correction:
     return "full" if asked == "auto" else asked
 
 
+def momentum_of(spec: OptimizerSpec) -> float:
+    """How much of its last step the optimizer carries on; of several groups the most. 0 where that is not known."""
+    if spec.name not in PREDICTED:
+        return 0.0
+    given = (
+        settings.get("momentum") if spec.name == "SGD" else settings.get("betas", (0.9,))
+        for settings in spec.settings_of_groups
+    )
+    each = [_number(beta[0] if isinstance(beta, list | tuple) else beta) for beta in given]
+    return max((beta for beta in each if _has_momentum(beta)), default=0.0)
+
+
 def slowed(name: str, settings: Mapping[str, Setting], rate: float, turns: int) -> dict[str, Any]:
     """A group's settings for a step that is one of `turns` in a round, its learning rate among them.
 

@@ -213,7 +213,8 @@ class Policy(ABC):
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
         """Something was measured outside: a validation loss, the `cosine` of an Update. Most policies do not mind.
 
-        A `pardon` of several workers is a person's word: they are to be taken back.
+        A `pardon` of several workers is a person's word: they are to be taken back. Who hears losses is told the
+        `momentum` of the server's optimizer too, once it is known, before anybody joins.
         """
         return []
 

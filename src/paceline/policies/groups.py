@@ -140,6 +140,16 @@ class Groups(Policy):
         self._inside(number, group.inner.arrived(update, now), now, out)
         return self._with_wake(out)
 
+    def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
+        if subject is not None:
+            return []
+        out: Decisions = []
+        self.inner.measured(kind, None, value, now)  # groups that come later are copies of it
+        for number, group in self.groups.items():
+            self._inside(number, group.inner.measured(kind, None, value, now), now, out)
+        self._across(self.outer.measured(kind, None, value, now), now, out)
+        return self._with_wake(out)
+
     def left(self, worker: WorkerId, now: float) -> Decisions:
         number = worker % self.count
         group = self.groups.get(number)

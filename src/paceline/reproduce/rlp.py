@@ -353,6 +353,9 @@ class _Timed(Policy):
         self.spent += time.perf_counter() - began
         return decisions
 
+    def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
+        return self.inner.measured(kind, subject, value, now)
+
     def left(self, worker: WorkerId, now: float) -> Decisions:
         return self.inner.left(worker, now)
 
@@ -385,7 +388,8 @@ def _any_data(ask: Ask) -> tuple[Data, tuple[str, ...]]:
 def _judged(ask: Ask, instances: Sequence[Instance], seeds: int, specs: Sequence[str]) -> dict[str, Times]:
     if ask.quick:
         instances = [replace(each, budget=min(each.budget, 400)) for each in instances]
-    return judged(instances, seeds, specs, lambda name: _loaded(name, ask), ask.device)
+    jobs = 1 if ask.quick else ask.runs.jobs
+    return judged(instances, seeds, specs, lambda name: _loaded(name, ask), ask.device, ask.runs.said, jobs)
 
 
 def _loaded(name: str, ask: Ask) -> Data:

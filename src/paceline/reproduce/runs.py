@@ -162,7 +162,7 @@ class Runs:
 
         stop_at: once it says so, nothing more is begun, and what is missing is left out.
         """
-        self._folder, self._device, self._jobs, self._kept = folder, device, jobs, kept
+        self._folder, self._device, self.jobs, self._kept = folder, device, jobs, kept
         self._say = say or (lambda done, of, what: None)
         self._stop_at = stop_at or (lambda: False)
         self._learned: dict[str, Learned | Federated] = {}
@@ -193,7 +193,7 @@ class Runs:
     def _do(self, wanted: Mapping[str, AnyRun]) -> None:
         """See that they are done, each once."""
         todo = [run for key, run in wanted.items() if key not in self._learned]
-        if self._jobs == 1 or len(todo) < 2:
+        if self.jobs == 1 or len(todo) < 2:
             for index, run in enumerate(todo):
                 if not self._stop_at():
                     self._say(index, len(todo), run.described())
@@ -201,6 +201,10 @@ class Runs:
         else:
             self._side_by_side(todo)
         self.left_out |= wanted.keys() - self._learned.keys()
+
+    def said(self, done: int, of: int) -> None:
+        """How far trainings are that are not Runs."""
+        self._say(done, of, "side by side")
 
     @property
     def keeps(self) -> bool:
@@ -216,7 +220,7 @@ class Runs:
     def _side_by_side(self, todo: Sequence[AnyRun]) -> None:
         if self._pool is None:  # and kept: to import torch and wake a GPU takes seconds
             context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-            self._pool = ProcessPoolExecutor(self._jobs, context)
+            self._pool = ProcessPoolExecutor(self.jobs, context)
         try:
             futures = {self._pool.submit(_carried_out, run, self._folder, self._device): run for run in todo}
             done = 0

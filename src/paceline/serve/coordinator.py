@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from paceline import policies
-from paceline.model.correction import Asked, Correction, checked, chosen
+from paceline.model.correction import Asked, Correction, checked, chosen, momentum_of
 from paceline.observe.events import Began, as_line
 from paceline.observe.journal import Journal
 from paceline.observe.ledger import Ledger
@@ -547,6 +547,7 @@ class Coordinator:
             except ValueError as error:
                 raise WireError(str(error)) from None
             self._described, self._description = described, text
+            self._tell_momentum(described)
             self._set_up_shards()
             return
         if self._restored:
@@ -567,6 +568,11 @@ class Coordinator:
             return chosen(asked, described.optimizer)
         except ValueError as error:
             raise ValueError(f"--correct {asked} cannot be had: {error}; leave it at auto.") from None
+
+    def _tell_momentum(self, described: Description) -> None:
+        policy = self.ledger.policy
+        if policy.hears_loss and not policy.mixes:
+            self._carry_out(self.ledger.measured("momentum", None, momentum_of(described.optimizer), self.now))
 
     def _take_back(self, peer: Peer, resume: Resume) -> Member | None:
         """A worker whose connection was lost is back: both repeat what the other may have missed."""
@@ -1000,6 +1006,7 @@ class Coordinator:
         self._described = restored.description
         self._description = self._described.as_json()
         self._correct = self._correction(self._described)
+        self._tell_momentum(self._described)
         self.ledger.version = restored.version
         if job["policy"] == self.terms.policy and isinstance(memory := job.get("memory"), dict):
             self.ledger.policy.recall(memory)

@@ -35,6 +35,7 @@ class Model(Protocol):
     """What becomes of tensors. Without one, updates are only counted."""
 
     over: Any  # once this is true, the run is
+    momentum: float  # of the optimizer
 
     def grant(self, worker: int, staleness: int | None) -> None:
         """A worker may go on; staleness: that the policy expects of its next update, counted from now."""
@@ -199,6 +200,8 @@ class Cluster:
         began = time.perf_counter()
         for fault in self.spec.faults:
             self.clock.at(fault.time, self._fault, fault)
+        if self._model and self._hears_loss:
+            self._carry_out(self.ledger.measured("momentum", None, self._model.momentum, self.clock.now))
         for machine in self.machines:
             self._join(machine)
         while self.clock.run(most=50 if self._model else 50_000):

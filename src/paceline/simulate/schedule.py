@@ -34,7 +34,7 @@ class Schedule:
 class _Notes:
     """Stands where a model would, and notes what it is told."""
 
-    over = False
+    over, momentum = False, 0.0
 
     def __init__(self) -> None:
         self.order = hashlib.blake2b(digest_size=16)

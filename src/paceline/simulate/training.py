@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from paceline.model.correction import chosen
+from paceline.model.correction import chosen, momentum_of
 from paceline.model.similarity import products
 from paceline.model.slice import Slice
 from paceline.model.spec import SUMS
@@ -50,6 +50,7 @@ class Training:
         """shares: whose samples are which, where they are not simply dealt out."""
         self.task, self._mixes, self._goal, self._compares = task, mixes, goal, compares
         self._correct = chosen(task.correct, task.optimizer)
+        self.momentum = momentum_of(task.optimizer)
         self._device = device_named(task.device)
         self._data = task.data.to(self._device)
         with torch.random.fork_rng(devices=[]):
