@@ -14,13 +14,14 @@ import math
 from collections import Counter
 from pathlib import Path
 from statistics import mean, median, stdev
+from typing import Any
 
 from paceline.learn.instance import unseen
 from paceline.learn.judge import FIXED, judged
 from paceline.workloads.data import load
 
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "rlp-unseen.jsonl"
-Line = dict[str, object]
+Line = dict[str, Any]
 
 
 def measured(asked: argparse.Namespace, policies: list[str]) -> list[Line]:

@@ -10,16 +10,20 @@ workers there are, how large the loss is or how long a step takes. The functions
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 FRAME = 4
-SCENE = 7
+SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the workers: how slow is the slowest of so many?
+SCENE = 7 + len(SHARES)
 WAIT, ITSELF, ALL, NEXT = range(4)  # the last is an extension of the paper's actions
 
 STEP_WEIGHT = 0.2  # of the newest in a worker's mean step
 UNSTEADY_WEIGHT = 0.05  # of the newest in how far steps are from their mean
 FAST, SLOW = 0.1, 0.025  # of the newest in the two means of reported losses
+UNKNOWN = 1000.0  # times as slow as the others: whoever has not been heard of
 WORST = 10.0  # times the first loss: what is higher, or no number at all, counts as this
 PATIENCE = 3  # rounds of updates that anybody waits at most
 
@@ -43,6 +47,11 @@ def is_due(updates: int, workers: int, lasts: bool = True) -> bool:
     return not lasts or (updates - 1) % workers == 0
 
 
+def rank(share: float, workers: int) -> int:
+    """Of the slowest of so many, in the order of their steps, from 0."""
+    return math.ceil(share * workers - 1e-9) - 1
+
+
 def squashed(x: Any) -> Any:
     """From any number to one between −1 and 1."""
     return x / (1 + abs(x))
@@ -63,11 +72,13 @@ def scene(
     uneven: Any,
     unsteady: Any,
     momentum: Any,
+    paces: Sequence[Any],
 ) -> tuple[Any, ...]:
     """How training goes, how unequal the workers are, and what the optimizer carries on of its last step.
 
     slow, best: the loss's mean over a longer time, and its least. rough: how far single losses are from their mean.
     uneven: deviation of the workers' mean steps; unsteady: of a worker's steps from its mean; both in mean steps.
+    paces: of each of SHARES, the mean step of the slowest of the quickest so many, by the usual worker's.
     """
     return (
         squashed(10 * (slow - loss) / slow),  # is it falling?
@@ -77,4 +88,5 @@ def scene(
         squashed(2 * uneven),
         squashed(2 * unsteady),
         momentum,
+        *(squashed(pace - 1) for pace in paces),
     )

@@ -85,10 +85,11 @@ class RLP(Policy):
         loss = update.loss
         if network.state.validated and self.validation is not None:
             loss = self.validation
-        seen = sight.see(update.worker, members, stale, update.compute_seconds, loss, network.state)
+        sight.see(update.worker, members, stale, update.compute_seconds, loss, network.state)
         self.idle[update.worker] = sight.updates
         if is_due(sight.updates, members, network.lasts) or sight.updates >= self.chosen_at + members:
-            self.rule = int(network.values(np.array(seen, np.float32)).argmax())
+            seen = np.array(sight.state(members, network.state), np.float32)
+            self.rule = int(network.values(seen).argmax())
             self.chosen_at = sight.updates
         return network.rules[self.rule].action(members, len(self.idle), lead)
 

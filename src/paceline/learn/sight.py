@@ -7,12 +7,25 @@ from __future__ import annotations
 
 import math
 
-from paceline.learn.features import FAST, FRAME, SLOW, STEP_WEIGHT, UNSTEADY_WEIGHT, WORST, State, frame, scene
+from paceline.learn.features import (
+    FAST,
+    FRAME,
+    SHARES,
+    SLOW,
+    STEP_WEIGHT,
+    UNKNOWN,
+    UNSTEADY_WEIGHT,
+    WORST,
+    State,
+    frame,
+    rank,
+    scene,
+)
 from paceline.policies import WorkerId
 
 
 class Sight:
-    """Remembers what a state is made of. Costs the same however many workers there are."""
+    """Remembers what a state is made of. An update costs the same however many workers there are."""
 
     def __init__(self, history: int) -> None:
         self.updates = 0
@@ -24,26 +37,30 @@ class Sight:
         self.unsteady = 0.0
         self.momentum = 0.0  # of the server's optimizer, as far as is known
 
-    def see(
-        self, worker: WorkerId, members: int, stale: int, seconds: float, loss: float | None, state: State
-    ) -> list[float]:
-        """The state after this worker's update."""
+    def see(self, worker: WorkerId, members: int, stale: int, seconds: float, loss: float | None, state: State) -> None:
+        """This worker's update is in."""
         self.updates += 1
         before = self.fast
         if loss is not None:
             self._hear(loss, state.validated)
         self._clock(worker, seconds)
-        rounds = self.updates / members
-        fast, first = self.fast or 1.0, self.first or 1.0  # nobody tells a loss: it is as if it stayed the same
-        slow, best = self.slow or 1.0, self.best or 1.0
-        change = fast - ((before or fast) if state.validated else slow)
-        newest = frame(rounds, fast, first, change, stale / members)
+        fast = self.fast or 1.0  # nobody tells a loss: it is as if it stayed the same
+        change = fast - ((before or fast) if state.validated else (self.slow or 1.0))
+        newest = frame(self.updates / members, fast, self.first or 1.0, change, stale / members)
         self.frames = [*newest, *self.frames[: len(self.frames) - FRAME]]
+
+    def state(self, members: int, state: State) -> list[float]:
+        """What the network is shown now."""
         if not state.scene:
             return self.frames
         usual = self.total / len(self.mean)
         uneven = math.sqrt(max(0.0, self.squares / len(self.mean) - usual * usual)) / usual
-        seen = scene(rounds, fast, first, slow, best, self.rough, uneven, self.unsteady, self.momentum)
+        order = sorted(self.mean.values())
+        middle, ranks = order[(len(order) - 1) // 2], (rank(share, members) for share in SHARES)
+        paces = [min(order[at] / middle, UNKNOWN) if at < len(order) else UNKNOWN for at in ranks]
+        fast, first, slow, best = (each or 1.0 for each in (self.fast, self.first, self.slow, self.best))
+        rounds = self.updates / members
+        seen = scene(rounds, fast, first, slow, best, self.rough, uneven, self.unsteady, self.momentum, paces)
         return [*self.frames, *seen]
 
     def forget(self, worker: WorkerId) -> None:

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from paceline.learn.features import FAST, FRAME, SLOW, STEP_WEIGHT, UNSTEADY_WEIGHT, WORST, State, frame, scene
+from paceline.learn.features import (
+    FAST,
+    FRAME,
+    SHARES,
+    SLOW,
+    STEP_WEIGHT,
+    UNKNOWN,
+    UNSTEADY_WEIGHT,
+    WORST,
+    State,
+    frame,
+    rank,
+    scene,
+)
 from paceline.learn.fleet import Fleet, Tensor, Tick
 
 
@@ -36,8 +49,11 @@ class Watch:
         heard = (self.mean > 0).sum(1)
         usual = self.mean.sum(1) / heard
         uneven = ((self.mean**2).sum(1) / heard - usual**2).clamp(min=0).sqrt() / usual
+        order = torch.where(self.mean > 0, self.mean, torch.inf).sort(1).values
+        middle = order.gather(1, (heard[:, None] - 1) // 2)
+        paces = (order[:, [rank(share, N) for share in SHARES]] / middle).clamp(max=UNKNOWN).unbind(1)
         momentum = fleet.momentum[:, 0, 0]
-        seen = scene(rounds, loss, self.first, slow, self.best, self.rough, uneven, self.unsteady, momentum)
+        seen = scene(rounds, loss, self.first, slow, self.best, self.rough, uneven, self.unsteady, momentum, paces)
         return torch.cat([state, torch.stack(seen, 1)], 1)
 
     def _hear(self, told: Tensor) -> None:
