@@ -14,6 +14,7 @@ from paceline.learn.behaviour import Ruled, greedy, network_of
 from paceline.learn.features import State
 from paceline.learn.fleet import Fleet
 from paceline.learn.instance import Instance, drawn, unseen
+from paceline.learn.judge import FIXED
 from paceline.learn.order import order
 from paceline.learn.rollout import Guard, play, replay
 from paceline.learn.rules import RULES, Rule
@@ -61,7 +62,7 @@ def test_following_a_policys_order_trains_what_the_cluster_trains(spec: str, mom
     what = instance(momentum=momentum)
     training, _ = trained(what, make(spec), 10)
     noted = order(what, make(spec))
-    worker, seconds, whole, given = (torch.from_numpy(each)[None] for each in noted.arrays(what.budget))
+    worker, seconds, whole, given = (torch.from_numpy(each)[None] for each in noted.arrays(what.budget, what.workers))
     fleet = Fleet([what], DIGITS)
     applied = training.outcome.updates
     for at in range(applied):
@@ -90,6 +91,15 @@ def test_rules_are_the_policies_that_they_are_named_after(rule: Rule, spec: str,
     assert float(fleet.now) <= seconds + 1e-9
     fleet.apply(torch.tensor([rule.bound >= 0]))  # what SSP has applied already
     torch.testing.assert_close(flat(fleet), training.slice.weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("spec", FIXED)
+def test_an_order_lasts_until_the_budget_is_spent(spec: str, seed: int) -> None:
+    """Also where two workers are so unsteady that what has come in waits for its turn when the simulation ends."""
+    unsteady = Instance(seed, (0.9, 1.05), ((0.3, 4.5, 1.5),) * 2, budget=300)
+    for each in order(unsteady, make(spec)).arrays(300, 2):
+        assert len(each) == 300
 
 
 @pytest.mark.parametrize("hidden", [0, 2])

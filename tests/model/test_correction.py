@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.model.correction import ASKED, CORRECTIONS, Correction, checked, chosen, slowed
+from paceline.model.correction import ASKED, CORRECTIONS, Correction, checked, chosen, momentum_of, slowed
 from paceline.model.layout import STATISTICS, Layout, Tensor
 from paceline.model.optimizer import OptimizerSpec, spec_of
 from paceline.model.slice import Slice
@@ -99,6 +99,23 @@ def test_auto_is_full_where_momentum_is_known(of: OptimizerSpec, auto: Correctio
         else:
             with pytest.raises(ValueError, match=f"SGD, Adam and AdamW, and that of {of.name} is not known$"):
                 chosen(asked, of)
+
+
+@pytest.mark.parametrize(
+    ("of", "momentum"),
+    [
+        (spec("SGD"), 0.0),
+        (spec("SGD", momentum=0.9), 0.9),
+        (OptimizerSpec("SGD", ({"lr": 1.0, "momentum": 0.3}, {"lr": 1.0, "momentum": 0.5})), 0.5),
+        (spec("SGD", momentum=1.0), 0.0),  # it never decays
+        (spec("Adam"), 0.9),
+        (spec("AdamW", betas=(0.8, 0.99)), 0.8),
+        (spec("RMSprop", momentum=0.9), 0.0),  # not known
+    ],
+    ids=lambda value: f"{value.name}{value.settings_of_groups[-1]}" if isinstance(value, OptimizerSpec) else "",
+)
+def test_how_much_of_its_last_step_an_optimizer_carries_on(of: OptimizerSpec, momentum: float) -> None:
+    assert momentum_of(of) == momentum
 
 
 def test_what_can_be_asked_for() -> None:

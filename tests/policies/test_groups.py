@@ -168,6 +168,30 @@ def test_each_group_has_an_inner_policy_of_its_own() -> None:
     assert inner.granted == {}
 
 
+class Listening(ASP):
+    """Notes what is measured, and who joins after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[object] = []
+
+    def measured(self, kind: str, subject: object, value: float, now: float) -> list[Any]:
+        self.heard.append((kind, value))
+        return []
+
+
+def test_all_hear_what_is_measured_of_nobody() -> None:
+    outer = Listening()
+    policy = Groups(count=2, inner=Listening(), outer=outer)
+    policy.joined(0, 0.0)
+    assert policy.measured("momentum", None, 0.9, 0.0) == []
+    policy.joined(1, 1.0)  # whoever comes later has heard it too
+    assert policy.measured("cosine", Update(0, 1, 0, 1, 1.0), 0.5, 1.0) == []
+    for each in (outer, policy.groups[0].inner, policy.groups[1].inner):
+        assert isinstance(each, Listening)
+        assert each.heard == [("momentum", 0.9)]
+
+
 @pytest.mark.parametrize("policy", [fl_r2sp(), Groups(outer="asp")])
 def test_it_takes_turns_if_the_outer_policy_does(policy: Policy) -> None:
     assert policy.takes_turns == policy.outer.takes_turns  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from paceline.learn.policy import RLP
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import OptimizerSpec
 from paceline.observe.events import Cancelled, Left
@@ -61,9 +62,9 @@ DESCRIPTION = Description(Layout((Tensor("w", (SIZE,)),)), OptimizerSpec("SGD", 
 class Worker:
     """A worker whose updates add a number to every weight."""
 
-    def __init__(self, running: Job, number: int) -> None:
+    def __init__(self, running: Job, number: int, description: bytes = DESCRIPTION) -> None:
         host, _, port = running.address.rpartition(":")
-        self.client = Client((host, int(port)), DESCRIPTION, worker=number)
+        self.client = Client((host, int(port)), description, worker=number)
         self.weights = np.zeros(SIZE, dtype=np.float32)
 
     def begin(self) -> None:
@@ -106,6 +107,25 @@ def test_updates_that_look_the_same_are_told_apart() -> None:
         assert other.go_on() == again.go_on() == 111.0
         for worker in (again, other):
             worker.client.close()
+
+
+def test_a_policy_that_hears_losses_is_told_the_momentum_before_anybody_joins(tmp_path: Path) -> None:
+    """Also by a server that goes on from a checkpoint, before anybody has said again what is trained."""
+    heavy = Description(Layout((Tensor("w", (SIZE,)),)), OptimizerSpec("SGD", ({"lr": 1.0, "momentum": 0.9},)))
+    with job("rlp", saving=Plan(tmp_path, updates=1)) as running:
+        worker = Worker(running, 0, heavy.as_json())
+        worker.begin()
+        policy = running.coordinator.ledger.policy
+        assert isinstance(policy, RLP)
+        assert policy.sight.momentum == 0.9
+        worker.push(1.0)
+        worker.go_on()
+        worker.client.close()
+        running.finish()
+    with job("rlp", restored=checkpoint.newest(tmp_path)) as running:
+        policy = running.coordinator.ledger.policy
+        assert isinstance(policy, RLP)
+        assert policy.sight.momentum == 0.9
 
 
 def test_a_mistake_ends_the_generation_and_does_not_hang_it() -> None:

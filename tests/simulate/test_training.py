@@ -53,7 +53,7 @@ def task(network: str = "mlp", optimizer: OptimizerSpec | None = None, **options
 class Book:
     """Stands where a model would: writes down who computed from which version, and what was applied."""
 
-    over = False
+    over, momentum = False, 0.0
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, Any]] = []

@@ -138,9 +138,13 @@ def _as_in_the_paper(
     if pretrained:
         errors.print("Playing by fixed policies, to begin with ...")
         learner.pretrain()
-    learner.learn(
-        episodes, lambda done, seconds: errors.print(f"{done:>9,} episodes; the newest took {seconds:.0f} mean steps")
-    )
+    try:
+        learner.learn(
+            episodes,
+            lambda done, seconds: errors.print(f"{done:>9,} episodes; the newest took {seconds:.0f} mean steps"),
+        )
+    except KeyboardInterrupt:  # hours may have gone into it
+        errors.print(f"Interrupted after {learner.episodes:,} episodes.")
     save(weights_of(learner.network, settings.state, settings.rules), out, {"episodes": str(learner.episodes)})
     errors.print(Text(f"Written: {out}. Use it with --policy rlp:network={out}"))
 

@@ -36,6 +36,11 @@ class Times:
     updates: NDArray[np.int64]
     seconds: Floats  # until the target, or until the budget was spent
 
+    def of(self, instances: Sequence[int]) -> Times:
+        """These rows."""
+        some = list(instances)
+        return Times(self.reached[some], self.updates[some], self.seconds[some])
+
     @property
     def mean(self) -> Floats:
         """Of each instance."""

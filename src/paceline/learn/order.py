@@ -16,6 +16,8 @@ from paceline.learn.instance import Instance
 from paceline.policies import Apply, Keep, Policy, Update
 from paceline.simulate.cluster import Cluster
 
+SPARE = 5  # rounds that are simulated beyond the budget: what has arrived is not always applied before the end
+
 
 @dataclass
 class Order:
@@ -49,16 +51,17 @@ class Order:
             self.given.append([])
         return []
 
-    def arrays(self, updates: int) -> tuple[NDArray[Any], ...]:
+    def arrays(self, updates: int, workers: int) -> tuple[NDArray[Any], ...]:
         """Worker, seconds, whole, given (updates, workers) of the first so many."""
-        given = np.zeros((updates, max(self.worker) + 1), bool)
-        for number, workers in enumerate(self.given[:updates]):
-            given[number, workers] = True
+        given = np.zeros((updates, workers), bool)  # one of them may never get to push
+        for number, whom in enumerate(self.given[:updates]):
+            given[number, whom] = True
         return np.array(self.worker[:updates]), np.array(self.seconds[:updates]), np.array(self.whole[:updates]), given
 
 
 def order(instance: Instance, policy: Policy) -> Order:
     """What the policy does on this cluster until the budget is spent."""
     noted = Order()
-    Cluster(instance.cluster(), policy, -(-instance.budget // instance.workers) + 1, instance.seed, model=noted).run()
+    rounds = -(-instance.budget // instance.workers) + SPARE
+    Cluster(instance.cluster(), policy, rounds, instance.seed, model=noted).run()
     return noted

@@ -98,7 +98,7 @@ def replay(
     race = _Race(fleet, progress)
     worker, seconds, whole, given = (
         torch.from_numpy(np.stack(each)).to(fleet.device)
-        for each in zip(*(order.arrays(instances[0].budget) for order in orders), strict=True)
+        for each in zip(*(order.arrays(instances[0].budget, fleet.N) for order in orders), strict=True)
     )
     while True:
         at = fleet.updates

@@ -219,10 +219,15 @@ def fig3(ask: Ask) -> Figure:
             (f"{workers} workers, 6 hidden layers, CIFAR-10", papers.get(workers), workers, 6, "cifar10")
             for workers in ((2,) if ask.quick else (2, 5, 8, 20))
         ]
+    elsewhere = [
+        _elsewhere(800_000 + 1000 * at + each, workers, hidden, dataset)
+        for at, (_, _, workers, hidden, dataset) in enumerate(cases)
+        for each in range(count)
+    ]
+    found = _judged(ask, elsewhere, seeds, (*FIXED, "rlp"))
     rows, worst = [], 0.0
-    for at, (what, paper, workers, hidden, dataset) in enumerate(cases):
-        some = [_elsewhere(800_000 + 1000 * at + each, workers, hidden, dataset) for each in range(count)]
-        times = _judged(ask, some, seeds, (*FIXED, "rlp"))
+    for at, (what, paper, *_) in enumerate(cases):
+        times = {spec: each.of(range(count * at, count * (at + 1))) for spec, each in found.items()}
         ratio = ratios(times)["rlp"]
         worst = max(worst, float(ratio.max()))
         said = f"± {interval(ratio):.2f}; {float(ratio.max()):.2f} at most."
