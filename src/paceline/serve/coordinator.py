@@ -570,9 +570,10 @@ class Coordinator:
             raise ValueError(f"--correct {asked} cannot be had: {error}; leave it at auto.") from None
 
     def _tell_momentum(self, described: Description) -> None:
+        """Nobody has joined, so there is nothing to decide; nor to save, since shards have nothing yet."""
         policy = self.ledger.policy
         if policy.hears_loss and not policy.mixes:
-            self._carry_out(self.ledger.measured("momentum", None, momentum_of(described.optimizer), self.now))
+            self.ledger.measured("momentum", None, momentum_of(described.optimizer), self.now)
 
     def _take_back(self, peer: Peer, resume: Resume) -> Member | None:
         """A worker whose connection was lost is back: both repeat what the other may have missed."""
