@@ -1,9 +1,10 @@
-"""The hundred unseen instances: measure, or print what was recorded.
+"""A hundred unseen instances: measure, or print what was recorded.
 
 python benchmarks/unseen.py                          # what docs/results/rlp-unseen.jsonl says
-python benchmarks/unseen.py measure --data DIR [--device cuda] [--jobs 8] [--seeds 30] [--out FILE] [POLICY ...]
+python benchmarks/unseen.py measure [POLICY ...] --data DIR [--device cuda] [--jobs 8] [--seeds 30] [--out FILE]
 
-What is measured replaces what the file says of that policy.
+What is measured replaces what the file says of that policy. --hundred: the first was looked at while the network's
+state was worked out, the second never was.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from paceline.learn.instance import unseen
+from paceline.learn.instance import Instance, unseen
 from paceline.learn.judge import FIXED, judged
 from paceline.workloads.data import load
 
@@ -25,7 +26,7 @@ Line = dict[str, Any]
 
 
 def measured(asked: argparse.Namespace, policies: list[str]) -> list[Line]:
-    instances = unseen()
+    instances = unseen(asked.hundred)
 
     def say(done: int, of: int) -> None:
         print(f"\r{done} of {of}", end="" if done < of else "\n", flush=True)
@@ -53,10 +54,10 @@ def quickest(times: dict[str, float]) -> str:
     return min(times, key=lambda spec: times[spec])
 
 
-def show(lines: list[Line]) -> None:
+def show(lines: list[Line], every: list[Instance]) -> None:
     seconds = {(each["instance"], each["policy"]): each["seconds"] for each in lines}
     reached = {(each["instance"], each["policy"]): each["reached"] for each in lines}
-    instances = range(len(unseen()))
+    instances = range(len(every))
     best = {at: quickest({spec: mean(seconds[at, spec]) for spec in FIXED}) for at in instances}
     wins = Counter(best.values())
     others = [policy for policy in dict.fromkeys(each["policy"] for each in lines) if policy not in FIXED]
@@ -68,7 +69,7 @@ def show(lines: list[Line]) -> None:
         print(f"{spec:16} {mean(ratio):.3f} ± {half:.3f}, {max(ratio):.2f} at most; {there:.0%} got there{won}")
         if spec not in FIXED:
             for hidden in range(4):
-                some = [each for at, each in enumerate(ratio) if unseen()[at].hidden == hidden]
+                some = [each for at, each in enumerate(ratio) if every[at].hidden == hidden]
                 print(f"{'':16} {hidden} hidden layers: {mean(some):.2f}")
     spread = [stdev(seconds[key]) / mean(seconds[key]) for key in seconds if all(reached[key]) and key[1] in FIXED]
     print(f"chance alone: {median(spread):.0%} of the time, from seed to seed")
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("measure", "show"), default="show")
     parser.add_argument("policies", nargs="*", help="such as rlp or rlp:network=FILE; all that are compared")
     parser.add_argument("--out", type=Path, default=KEPT)
+    parser.add_argument("--hundred", type=int, choices=(1, 2), default=1)
     parser.add_argument("--data", type=Path, help="where MNIST lies")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
@@ -97,7 +99,7 @@ def main() -> None:
         new = measured(asked, policies)
         lines = [line for line in lines if line["policy"] not in policies] + new
         asked.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    show(lines)
+    show(lines, unseen(asked.hundred))
 
 
 if __name__ == "__main__":

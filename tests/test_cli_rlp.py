@@ -56,6 +56,8 @@ def test_it_learns_as_the_paper_does(paceline: Shell, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("--paper", "--resume"), "--paper keeps no checkpoint"),
+        (("--workers", "4,x"), "--workers: '4,x' is not numbers from 1 on"),
+        (("--workers", "0"), "--workers: '0' is not numbers from 1 on"),
         (("--size", "giant"), "There is no size 'giant'; say whole, small, tiny, bundled."),
         (("--out", "/nowhere/at/all"), "--out: '/nowhere/at/all' cannot be written"),
         (("--resume",), "leave out --resume to begin"),

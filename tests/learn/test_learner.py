@@ -18,7 +18,7 @@ import torch
 
 from paceline.learn.checkpoint import CheckpointError, export, go_on, keep
 from paceline.learn.features import State
-from paceline.learn.instance import Instance
+from paceline.learn.instance import Instance, drawn
 from paceline.learn.learner import Learner, Settings
 from paceline.learn.schooling import learned
 from paceline.policies import make
@@ -26,7 +26,7 @@ from paceline.workloads.data import load
 
 DIGITS = load("digits")
 SMALL = Settings(
-    instances=4, times=8, greedy=2, budget=60, fits=20, batch=64, kept=2, depths=(0, 1), size="bundled", workers=4
+    instances=4, times=8, greedy=2, budget=60, fits=20, batch=64, kept=2, depths=(0, 1), size="bundled", workers=(4,)
 )
 
 
@@ -51,6 +51,21 @@ def test_interrupted_and_resumed_is_as_if_it_had_not_been(tmp_path: Path) -> Non
     assert resumed.settings == SMALL, "it goes on with what it began with"
     assert torch.equal(weights(whole), weights(resumed))
     assert rest == log
+
+
+def test_instances_may_have_different_numbers_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[tuple[int, int]] = []
+
+    def noted(seed: int, workers: int, hidden: int, size: str) -> Instance:
+        played.append((hidden, workers))
+        return drawn(seed, workers, hidden, size=size)
+
+    monkeypatch.setattr("paceline.learn.learner.drawn", noted)
+    learner, log = learned(replace(SMALL, instances=8, workers=(4, 2)), DIGITS, 64, tmp_path / "kept")
+    assert sorted(played) == sorted((hidden, workers) for hidden in (0, 1) for workers in (2, 4) for _ in range(2))
+    assert log[-1].episodes == 64
+    again, _ = go_on(tmp_path / "kept", DIGITS)
+    assert again.settings == learner.settings
 
 
 @pytest.mark.slow

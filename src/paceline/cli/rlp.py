@@ -42,6 +42,7 @@ def learn(
     data: Annotated[Path | None, typer.Option(help="The folder where MNIST lies; else $PACELINE_DATA.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     instances: Annotated[int, typer.Option(min=4, help="An iteration has so many, each played 16 times.")] = 128,
+    workers: Annotated[str, typer.Option(help="Of an instance; several numbers, as in 4,10,16, take turns.")] = "10",
     budget: Annotated[int, typer.Option(min=10, help="Updates after which a training has failed.")] = 800,
     history: Annotated[int, typer.Option(min=1, help="H: updates that the network is shown.")] = 10,
     validated: Annotated[
@@ -86,6 +87,7 @@ def learn(
         budget=budget,
         pretrained=pretrained,
         size=size,
+        workers=_counts(workers),
     )
     log: list[Progressed] = []
     try:
@@ -124,6 +126,13 @@ def learn(
     checkpoint.export(learner, whole, out)
     _show(whole)
     errors.print(Text(f"Written: {out}. Use it with --policy rlp:network={out}"))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        refuse(f"--workers: {text!r} is not numbers from 1 on, with commas between.")
+    return tuple(int(part) for part in parts)
 
 
 def _as_in_the_paper(

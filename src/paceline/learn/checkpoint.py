@@ -87,4 +87,5 @@ def export(learner: Learner, log: Sequence[Progressed], path: Path) -> None:
 
 def _settings(text: str) -> Settings:
     plain = json.loads(text)
-    return Settings(**{**plain, "state": State(**plain["state"]), "depths": tuple(plain["depths"])})
+    tuples = {name: tuple(plain[name]) for name in ("depths", "workers")}
+    return Settings(**{**plain, **tuples, "state": State(**plain["state"])})

@@ -34,7 +34,7 @@ Tensor = torch.Tensor
 
 LEVELS = 20  # of the loss
 SOONEST = 0.2  # of the time an instance takes at best: what is added to the time left, since its end is chance
-PART = 32  # instances that are played at once: memory is what counts
+PART = 32  # instances of ten workers that are played at once: memory is what counts
 FIXED = (Rule(0), Rule(1), Rule(bound=2), Rule(bound=5))  # that every instance is played by
 
 
@@ -57,7 +57,7 @@ class Settings:
     pretrained: bool = True
     depths: tuple[int, ...] = (0, 1, 2, 3)
     size: str = "tiny"
-    workers: int = 10
+    workers: tuple[int, ...] = (10,)  # of one instance after the other
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -134,15 +134,18 @@ class Learner:
         )
 
     def _parts(self) -> Iterator[tuple[int, list[Instance]]]:
-        """The iteration's instances by depth, since those of one shape are played at once; the most work first."""
+        """The iteration's instances, those of one shape together since they are played at once; the most work first."""
         s = self.settings
         first = s.seed * 10_000_019 + 1_000_000 + self.iteration * s.instances
+        shapes: dict[tuple[int, int], list[int]] = {}
+        for at in range(s.instances):
+            shape = s.depths[at % len(s.depths)], s.workers[at // len(s.depths) % len(s.workers)]
+            shapes.setdefault(shape, []).append(first + at)
         number = 0
-        for place, depth in sorted(enumerate(s.depths), reverse=True):
-            seeds = range(first + place, first + s.instances, len(s.depths))
-            several = PART if s.size == "whole" and depth else 4 * PART
-            for at in range(0, len(seeds), several):
-                instances = [drawn(seed, s.workers, depth, size=s.size) for seed in seeds[at : at + several]]
+        for (depth, workers), seeds in sorted(shapes.items(), reverse=True):
+            several = max(1, PART * 10 // workers) if s.size == "whole" and depth else 4 * PART
+            for begin in range(0, len(seeds), several):
+                instances = [drawn(seed, workers, depth, size=s.size) for seed in seeds[begin : begin + several]]
                 yield number, [replace(instance, budget=s.budget) for instance in instances]
                 number += 1
 
