@@ -37,6 +37,16 @@ def test_each_policy_has_a_time_for_each_instance_and_seed() -> None:
     np.testing.assert_allclose(alone.seconds[0], times["rlp"].seconds[1])
 
 
+@pytest.mark.slow
+@pytest.mark.alone
+def test_side_by_side_it_comes_to_the_same() -> None:
+    instances, specs = [small(0), small(1, hidden=1), small(2, workers=3)], ("asp", "rlp")
+    one, two = (judged(instances, 2, specs, bundled, jobs=jobs) for jobs in (1, 2))
+    for spec in specs:
+        np.testing.assert_array_equal(one[spec].updates, two[spec].updates)
+        np.testing.assert_allclose(one[spec].seconds, two[spec].seconds)
+
+
 def test_ratios_are_to_the_best_fixed_policy_of_each_instance() -> None:
     def of(*rows: tuple[float, float]) -> Times:
         seconds = np.array(rows)

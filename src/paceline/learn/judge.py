@@ -116,9 +116,9 @@ def _together(instance: Instance, data: Callable[[str], Data], device: str, jobs
     """How many episodes are played at once: as many as there is memory for, and on a CPU few, for its cache."""
     if torch.device(device).type == "cpu":
         return 60
-    units, table = instance.units, data(instance.dataset)
-    inputs = table.inputs[0].numel() // instance.pooled**2
-    sizes = (inputs, *(units,) * instance.hidden, table.classes)
+    units, samples = instance.units, data(instance.dataset)
+    inputs = samples.inputs[0].numel() // instance.pooled**2
+    sizes = (inputs, *(units,) * instance.hidden, samples.classes)
     weights = sum(each * following for each, following in pairwise(sizes))
     held = 4 * (weights * (instance.workers + 5) + 3000 * units)
     return max(1, min(1500, int(MEMORY / jobs / held)))
