@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
 
+import threads
+from paceline.learn.features import State
+from paceline.learn.rules import ACTIONS
+from paceline.learn.weights import load
 from shell import Shell
 
 QUICK = ("rlp", "learn", "--size", "bundled", "--instances", "4", "--budget", "20", "--jobs", "1")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two that wait for each other on a busy machine make small networks ten times as slow, and all else too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+one_thread = pytest.fixture(autouse=True)(threads.one_thread)
 
 
 @pytest.fixture
@@ -44,12 +40,33 @@ def test_it_learns_and_what_it_learned_is_a_policy(paceline: Shell, tmp_path: Pa
     assert more.err.count("episodes: the network") == 1, "only what is new is played"
 
 
+def test_what_the_network_is_shown_can_be_chosen(paceline: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "bare.safetensors"
+    shown = ("--no-scene", "--history", "2", "--validated", "--workers", "3,2")
+    run = paceline(*QUICK, "--episodes", "64", "--out", str(out), *shown)
+    assert run.code == 0, run.err
+    assert load(str(out)).state == State(history=2, scene=False, validated=True)
+
+
 def test_it_learns_as_the_paper_does(paceline: Shell, tmp_path: Path) -> None:
     out = tmp_path / "paper.safetensors"
     run = paceline(*QUICK, "--paper", "--no-pretrained", "--episodes", "32", "--out", str(out))
     assert run.code == 0, run.err
     assert "32 episodes" in run.err
     assert paceline("simulate", "rlp-10", "-p", f"rlp:network={out}", "--iterations", "12").code == 0
+
+
+def test_what_the_paper_learned_until_ctrl_c_is_kept(
+    paceline: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.learn.dqn.Learner.learn", interrupted)
+    out = tmp_path / "paper.safetensors"
+    run = paceline(*QUICK, "--paper", "--no-pretrained", "--episodes", "32", "--out", str(out))
+    assert "Interrupted after 0 episodes" in run.err
+    assert load(str(out)).rules == ACTIONS
 
 
 @pytest.mark.parametrize(

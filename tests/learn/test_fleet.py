@@ -16,6 +16,7 @@ from paceline.learn.fleet import Fleet
 from paceline.learn.instance import Instance, drawn, unseen
 from paceline.learn.judge import FIXED
 from paceline.learn.order import order
+from paceline.learn.policy import RLP
 from paceline.learn.rollout import Guard, play, replay
 from paceline.learn.rules import RULES, Rule
 from paceline.learn.watch import Watch
@@ -97,9 +98,9 @@ def test_rules_are_the_policies_that_they_are_named_after(rule: Rule, spec: str,
 @pytest.mark.parametrize("spec", FIXED)
 def test_an_order_lasts_until_the_budget_is_spent(spec: str, seed: int) -> None:
     """Also where two workers are so unsteady that what has come in waits for its turn when the simulation ends."""
-    unsteady = Instance(seed, (0.9, 1.05), ((0.3, 4.5, 1.5),) * 2, budget=300)
-    for each in order(unsteady, make(spec)).arrays(300, 2):
-        assert len(each) == 300
+    unsteady = Instance(seed, (0.9, 1.05), ((0.3, 4.5, 1.5),) * 2, budget=1500)
+    for each in order(unsteady, make(spec)).arrays(1500, 2):
+        assert len(each) == 1500
 
 
 @pytest.mark.parametrize("hidden", [0, 2])
@@ -107,12 +108,15 @@ def test_the_policy_does_on_the_cluster_what_its_network_does_in_a_fleet(hidden:
     """Features, rules and the order of updates are the same in both, to the last update."""
     what = instance(hidden=hidden, momentum=0.5)
     policy = make("rlp")
+    assert isinstance(policy, RLP)
     choices: list[int] = []
+    states: list[list[float]] = []
     told = policy.arrived
 
     def noted(*arguments):  # type: ignore[no-untyped-def]
         decisions = told(*arguments)
-        choices.append(policy.rule)  # type: ignore[attr-defined]
+        choices.append(policy.rule)
+        states.append(policy.sight.state(what.workers, State()))
         return decisions
 
     policy.arrived = noted  # type: ignore[method-assign]
@@ -120,10 +124,12 @@ def test_the_policy_does_on_the_cluster_what_its_network_does_in_a_fleet(hidden:
     fleet = Fleet([what], DIGITS)
     watch, guard = Watch(fleet, State()), Guard(fleet)
     chooser = greedy(network_of(load_weights(SHIPPED)), RULES, 1, "cpu")
-    ours = []
+    ours: list[int] = []
     while fleet.updates < len(choices):
         tick = fleet.arrive()
-        action, rule = chooser(watch.see(fleet, tick), fleet, tick, torch.zeros(1, dtype=torch.int64))
+        seen = watch.see(fleet, tick)
+        torch.testing.assert_close(seen[0], torch.tensor(states[len(ours)]), rtol=1e-3, atol=1e-4)
+        action, rule = chooser(seen, fleet, tick, torch.zeros(1, dtype=torch.int64))
         ours.append(int(rule))
         who = guard.let_go(action, fleet, tick)
         if fleet.updates < len(choices):

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.learn.instance import Instance, drawn
-from paceline.learn.judge import FIXED, Times, best_fixed, interval, judged, ratios
+from paceline.learn.judge import FIXED, Times, _together, best_fixed, interval, judged, ratios
 from paceline.workloads.data import Data, load
 
 
@@ -35,6 +35,16 @@ def test_each_policy_has_a_time_for_each_instance_and_seed() -> None:
     assert not np.array_equal(times["asp"].seconds[:, 0], times["asp"].seconds[:, 1]), "seeds are to differ"
     alone = judged(instances[1:2], 2, ("rlp",), bundled)["rlp"]
     np.testing.assert_allclose(alone.seconds[0], times["rlp"].seconds[1])
+
+
+def test_as_many_are_played_at_once_as_a_gpu_has_room_for() -> None:
+    def at_once(instance: Instance, jobs: int) -> int:
+        return _together(instance, bundled, "cuda", jobs)
+
+    large = replace(small(0, workers=20, hidden=3), units=4096)
+    assert at_once(small(0), 1) == 1500, "more make nothing quicker"
+    assert 1 < at_once(large, 4) < at_once(large, 1) < 1500
+    assert at_once(replace(large, units=100_000), 4) == 1
 
 
 @pytest.mark.slow

@@ -242,6 +242,14 @@ def test_one_who_is_away_can_be_pardoned() -> None:
     assert 4 in some.applied[-1]
 
 
+def test_what_else_is_measured_is_for_the_policy_inside() -> None:
+    heard: list[object] = []
+    inside = make("bsp")
+    inside.measured = lambda *told: heard.append(told) or []  # type: ignore[method-assign,func-returns-value]
+    assert Filtered(inside).measured("momentum", None, 0.9, 1.0) == []
+    assert heard == [("momentum", None, 0.9, 1.0)]
+
+
 def test_it_survives_being_saved() -> None:
     some = Federation(6, retest=3)
     for _ in range(5):

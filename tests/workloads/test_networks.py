@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_, vmap
 
+import threads
 from paceline.workloads import data, language, networks
 from paceline.workloads.data import Data
 from paceline.workloads.networks import NetworkError
@@ -29,13 +30,7 @@ WEIGHED = [pytest.param(name, marks=pytest.mark.slow if name in HEAVY else ()) f
 TINY = [("bert-tiny", "tokens"), ("t5-tiny", "translation")]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """What is computed here is so little that threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+one_thread = pytest.fixture(autouse=True)(threads.one_thread)
 
 
 def made_for(name: str) -> Data:

@@ -6,7 +6,6 @@ import math
 import re
 import struct
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 pytest.importorskip("torch")
 import torch
 
+import threads
 from paceline.workloads import data, files, networks, speech
 from paceline.workloads.data import DataError
 from workloads import making
@@ -32,13 +32,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PACELINE_DATA", raising=False)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """What is computed here is so little that threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+one_thread = pytest.fixture(autouse=True)(threads.one_thread)
 
 
 def refused(folder: Path, sentence: str) -> None:

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.learn.instance import Instance
-from paceline.policies import Apply, Keep, Policy, Update
-from paceline.simulate.cluster import Cluster
+from paceline.policies import Apply, Policy
+from paceline.simulate.cluster import Cluster, Untrained
 
 SPARE = 5  # rounds that are simulated beyond the budget: what has arrived is not always applied before the end
 
 
 @dataclass
-class Order:
+class Order(Untrained):
     """One entry for each update, in the order in which they change the model."""
 
     worker: list[int] = field(default_factory=list)
@@ -28,20 +28,9 @@ class Order:
     whole: list[bool] = field(default_factory=list)  # is it the last of those that are applied together?
     given: list[list[int]] = field(default_factory=list)  # who is given the model after it
 
-    over, momentum = False, 0.0
-
-    def grant(self, worker: int, staleness: int | None) -> None: ...
-
     def pull(self, worker: int, staleness: int | None) -> None:
         if self.given:
             self.given[-1].append(worker)
-
-    def compute(self, worker: int, batch: int) -> None: ...
-    def loss(self, worker: int) -> None: ...
-    def arrive(self, update: Update) -> None: ...
-    def drop(self, worker: int) -> None: ...
-    def keep(self, keep: Keep) -> None: ...
-    def discard(self, update: Update) -> None: ...
 
     def apply(self, apply: Apply, time: float) -> list[float]:
         for update in apply.updates:

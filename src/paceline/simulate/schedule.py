@@ -12,8 +12,8 @@ import struct
 from dataclasses import dataclass
 
 from paceline.observe.summary import Report
-from paceline.policies import Apply, Keep, Policy, Update
-from paceline.simulate.cluster import Cluster
+from paceline.policies import Apply, Policy
+from paceline.simulate.cluster import Cluster, Untrained
 from paceline.simulate.spec import ClusterSpec
 
 
@@ -31,10 +31,8 @@ class Schedule:
         return sum(self.staleness) / max(len(self.staleness), 1)
 
 
-class _Notes:
-    """Stands where a model would, and notes what it is told."""
-
-    over, momentum = False, 0.0
+class _Notes(Untrained):
+    """Notes what it is told."""
 
     def __init__(self) -> None:
         self.order = hashlib.blake2b(digest_size=16)
@@ -43,17 +41,8 @@ class _Notes:
         self._version = 0
         self._expected: dict[int, int] = {}  # by worker; weights may be handed out as they are expected to be
 
-    def grant(self, worker: int, staleness: int | None) -> None: ...
-
     def pull(self, worker: int, staleness: int | None) -> None:
         self._expected[worker] = -1 if staleness is None else staleness
-
-    def compute(self, worker: int, batch: int) -> None: ...
-    def loss(self, worker: int) -> None: ...
-    def arrive(self, update: Update) -> None: ...
-    def drop(self, worker: int) -> None: ...
-    def keep(self, keep: Keep) -> None: ...
-    def discard(self, update: Update) -> None: ...
 
     def apply(self, apply: Apply, time: float) -> list[float]:
         together = []
