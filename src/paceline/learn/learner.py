@@ -34,6 +34,7 @@ Tensor = torch.Tensor
 
 LEVELS = 20  # of the loss
 SOONEST = 0.2  # of the time an instance takes at best: what is added to the time left, since its end is chance
+NOTED = 10  # updates, more or less, from one choice that is learned from to the next
 PART = 32  # instances of ten workers that are played at once: memory is what counts
 FIXED = (Rule(0), Rule(1), Rule(bound=2), Rule(bound=5))  # that every instance is played by
 
@@ -220,10 +221,15 @@ def _played(
     ends[:, at] = s.budget + 1
     chooser = Ruled(network, s.rules, *(each.flatten().to(device) for each in (first, second, switch, ends)))
     again = [instance for instance in instances for _ in range(s.times)]
-    episodes = play(again, data, chooser, s.state, device, record=is_due)
+    episodes = play(again, data, chooser, s.state, device, record=_noted)
     seconds = torch.where(episodes.reached, episodes.seconds, s.failed * episodes.seconds).float()
     shown = Share(_lessons(episodes, seconds, s.times), seconds.log().view(shape), ~episodes.reached.view(shape))
     return Share(Lessons(*(each.cpu() for each in shown.lessons)), shown.log.cpu(), shown.failed.cpu())
+
+
+def _noted(updates: int, workers: int) -> bool:
+    """Is this one of the choices to learn from? Few workers have short rounds, and would have the most to say."""
+    return is_due(updates, workers * max(1, round(NOTED / workers)))
 
 
 def _lessons(episodes: Episodes, ends: Tensor, times: int) -> Lessons:
