@@ -5,8 +5,9 @@ server does not see how unequal the workers are, nor its optimizer's momentum, w
 *scene* says so, of the newest update alone.
 
 Every figure is relative: to the number of workers, to the first loss, to the mean step. So nothing depends on how large
-the loss is or how long a step takes, and the state has the same figures for any number of workers. How many there are is
-one of them, though: a gradient that is a round old is one update old among two workers, and nineteen among twenty.
+the loss is or how long a step takes, and the figures are the same for any number of workers. How many there are is one
+of them, though: a gradient that is a round old is one update old among two workers, and nineteen among twenty.
+
 The functions take numbers or arrays alike.
 """
 

@@ -39,6 +39,7 @@ class Moment:
     seconds: Tensor
     loss: Tensor  # as a share of the first
     episode: Tensor  # its number; −1: it is over
+    updates: int
 
 
 @dataclass
@@ -74,7 +75,8 @@ def play(
         action, choice = chooser(seen, fleet, tick, race.rows)
         if record and record(fleet.updates, fleet.N):
             episode = torch.where(race.over, -1, race.rows)
-            race.ended.moments.append(Moment(seen, choice, fleet.now.float(), watch.fast / watch.first, episode))
+            loss = watch.fast / watch.first
+            race.ended.moments.append(Moment(seen, choice, fleet.now.float(), loss, episode, fleet.updates))
         who = guard.let_go(action, fleet, tick)
         fleet.apply(who.any(1))
         fleet.go(who)

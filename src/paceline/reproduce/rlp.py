@@ -107,7 +107,7 @@ def regimes(ask: Ask) -> Figure:
         return Figure("map", "Where staleness costs anything", (), missing=(NO_MNIST,))
     rates, momenta = (RATES[1:3], MOMENTA[::2]) if ask.quick else (RATES, MOMENTA)
     severities = ("even", "table 1") if ask.quick else SEVERITIES
-    seeds = len(ask.seeds)
+    seeds = _seeds(ask)
     cases = [(m, kind, rate) for m in momenta for kind in severities for rate in rates]
     instances = [
         Instance(700_000 + at, *severe(kind), 1, rate=rate, momentum=m, budget=600 if ask.quick else 1500)
