@@ -81,7 +81,13 @@ def tables(found: dict[str, tuple[Cells, Cells]], report: dict[str, Any]) -> str
     ]
     for momentum, (updates, slower) in found.items():
         policies, clusters, rates = (of(updates, place) for place in range(3))
-        lines += ["", f"{momentum}:", "", f"| workers | rate | {' | '.join(policies)} |", "|---" * 7 + "|"]
+        lines += [
+            "",
+            f"{momentum}:",
+            "",
+            f"| workers | rate | {' | '.join(policies)} |",
+            "|---" * (len(policies) + 2) + "|",
+        ]
         for cluster in clusters:
             for rate in rates:
                 row = []

@@ -94,6 +94,7 @@ def test_every_way_ends_with_one_rule(network: bool) -> None:
     assert first.shape == second.shape == switch.shape == (instances, s.times)
     assert (first[:, : s.greedy] == -1).all()
     assert (second[:, : s.greedy] == -1).all()
+    assert (switch[:, : s.greedy] > s.budget).all(), "of these there is nothing to learn"
     fixed, tried = slice(s.greedy, s.greedy + len(FIXED)), slice(s.greedy + len(FIXED), None)
     assert (second[:, fixed] == torch.tensor([s.rules.index(rule) for rule in FIXED])).all()
     assert (switch[:, fixed] == 0).all()

@@ -6,8 +6,8 @@ on, the time that was left is compared with what is usual on that very instance 
 the logarithm of that, for the rule that was chosen.
 
 Who takes the best rule anew in every round does no worse than who keeps to the best one, which is what dynamic
-programming calls a rollout. And what a rule was worth stays true whatever the network comes to think of it: so nothing
-that was learned is ever out of date, and all of it is learned from again.
+programming calls a rollout. And what a rule was worth stays true whatever the network comes to think of it: so no
+lesson is ever out of date, and as many iterations are learned from as there is room for.
 
 Before there is a network to go by (pre-training), the first part of the way is by a rule always.
 """
@@ -218,7 +218,7 @@ def _played(
     again = [instance for instance in instances for _ in range(s.times)]
     episodes = play(again, data, chooser, s.state, device, record=_noted)
     seconds = torch.where(episodes.reached, episodes.seconds, s.failed * episodes.seconds).float()
-    lessons = _lessons(episodes, seconds, s.times, torch.where(second < 0, s.budget + 1, switch))
+    lessons = _lessons(episodes, seconds, s.times, switch)
     shown = Share(lessons, seconds.log().view(shape), ~episodes.reached.view(shape))
     return Share(Lessons(*(each.cpu() for each in shown.lessons)), shown.log.cpu(), shown.failed.cpu())
 
@@ -242,6 +242,7 @@ def _ways(s: Settings, instances: int, chance: torch.Generator, network: bool) -
     at_once = torch.rand(shape, generator=chance) < AT_ONCE
     switch = (torch.rand(shape, generator=chance) ** 1.5 * LATEST).long().masked_fill(at_once, 0)
     first[:, : s.greedy] = second[:, : s.greedy] = -1
+    switch[:, : s.greedy] = s.budget + 1  # never: there is no rule that was kept to, and nothing to learn
     fixed = slice(s.greedy, s.greedy + len(FIXED))
     second[:, fixed] = torch.tensor([s.rules.index(rule) for rule in FIXED])
     switch[:, fixed] = 0
