@@ -4,7 +4,8 @@ python benchmarks/unseen.py [--hundred 1]            # what docs/results/rlp-uns
 python benchmarks/unseen.py measure [POLICY ...] --data DIR [--device cuda] [--jobs 8] [--seeds 30] [--out FILE]
 
 What is measured replaces what the file says of that policy. --hundred: the first was looked at while the network's
-state was worked out; of the second, which is taken unless the first is asked for, nobody looked at an instance.
+state was worked out, the second led to another way of learning, and the third, which is taken unless another is asked
+for, is looked at once a network has been chosen by the other two.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("measure", "show"), default="show")
     parser.add_argument("policies", nargs="*", help="such as rlp or rlp:network=FILE; all that are compared")
     parser.add_argument("--out", type=Path, default=KEPT)
-    parser.add_argument("--hundred", type=int, choices=(1, 2), default=2)
+    parser.add_argument("--hundred", type=int, choices=(1, 2, 3), default=3)
     parser.add_argument("--data", type=Path, help="where MNIST lies")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)

@@ -191,8 +191,8 @@ def test_whatever_is_chosen_somebody_runs_and_nobody_waits_for_ever(action: int)
 
 def test_the_unseen_instances_are_as_they_were_drawn() -> None:
     """They were committed before anything was learned; nobody is to put them right afterwards."""
-    every = [*unseen(1), *unseen(2)]
-    assert len(every) == 200
+    every = [*unseen(1), *unseen(2), *unseen(3)]
+    assert len(every) == 300
     for number, each in enumerate(every):
         again = drawn(number)
         assert each.steps == pytest.approx(again.steps, abs=1e-4)
