@@ -39,7 +39,7 @@ def test_it_is_what_gymnasium_takes_for_an_environment(ring: bool, validated: bo
     environment = Synchronization(DIGITS, small, State(validated=validated), ring)
     check_env(environment, skip_render_check=True)
     assert environment.action_space.n == 3 + ring  # type: ignore[attr-defined]
-    assert environment.observation_space.shape == (54,)
+    assert environment.observation_space.shape == (53,)
 
 
 def test_the_return_is_minus_the_time_it_took() -> None:
@@ -50,7 +50,7 @@ def test_the_return_is_minus_the_time_it_took() -> None:
         total, info, reached, spent = returned(environment, ITSELF, number)
         assert reached != spent
         assert -total == pytest.approx(info["seconds"] - began)
-        assert first.shape == (54,)
+        assert first.shape == (53,)
 
 
 def test_waiting_and_letting_all_go_are_what_they_say() -> None:

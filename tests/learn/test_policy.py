@@ -195,4 +195,4 @@ def test_the_shipped_network_is_one_of_the_papers_size() -> None:
     shipped = load(SHIPPED)
     assert shipped.state == State()
     assert shipped.rules == RULES
-    assert [each.shape for each, _ in shipped.layers] == [(54, 64), (64, 32), (32, 12)]
+    assert [each.shape for each, _ in shipped.layers] == [(53, 64), (64, 32), (32, 12)]

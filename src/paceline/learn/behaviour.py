@@ -62,7 +62,7 @@ class Ruled:
 
     Single actions are chosen anew at every update.
 
-    first[e] until update switch[e], then second[e]; −1 stands for the network's choice.
+    tried: first[e] until update switch[e], then second[e] until update ends[e]; −1 stands for the network's choice.
     """
 
     def __init__(
@@ -72,16 +72,19 @@ class Ruled:
         first: Tensor,
         second: Tensor | None = None,
         switch: Tensor | None = None,
+        ends: Tensor | None = None,
     ) -> None:
         self._rules, self._lasts = rules, last(rules)
         self._network, self._first = network, first
         self._second = first if second is None else second
         self._switch = torch.zeros_like(first) if switch is None else switch
+        self._ends = torch.full_like(first, 2**40) if ends is None else ends
         self._rule = first.clone()
 
     def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]:
         if is_due(fleet.updates, fleet.N, self._lasts):
             tried = torch.where(fleet.updates < self._switch[rows], self._first[rows], self._second[rows])
+            tried = torch.where(fleet.updates < self._ends[rows], tried, -1)
             if self._network is not None:
                 with torch.no_grad():
                     best = self._network(state).argmax(1)

@@ -18,7 +18,7 @@ from paceline.learn.learner import Learner, Lessons, Progressed, Settings
 from paceline.learn.weights import save
 from paceline.workloads.data import Data
 
-VERSION = "3"
+VERSION = "2"
 
 
 class CheckpointError(ValueError):

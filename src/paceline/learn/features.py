@@ -4,11 +4,8 @@ A *frame* is the paper's tuple (n, L(ω), L(ω′) − L(ω), ℓ) of one update
 server does not see how unequal the workers are, nor its optimizer's momentum, which makes stale gradients costly. A
 *scene* says so, of the newest update alone.
 
-Every figure is relative: to the number of workers, to the first loss, to the mean step. So nothing depends on how large
-the loss is or how long a step takes, and the figures are the same for any number of workers. How many there are is one
-of them, though: a gradient that is a round old is one update old among two workers, and nineteen among twenty.
-
-The functions take numbers or arrays alike.
+Every figure is relative: to the number of workers, to the first loss, to the mean step. So nothing depends on how many
+workers there are, how large the loss is or how long a step takes. The functions take numbers or arrays alike.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from typing import Any
 
 FRAME = 4
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the workers: how slow is the slowest of so many?
-SCENE = 8 + len(SHARES)
+SCENE = 7 + len(SHARES)
 WAIT, ITSELF, ALL, NEXT = range(4)  # the last is an extension of the paper's actions
 
 STEP_WEIGHT = 0.2  # of the newest in a worker's mean step
@@ -75,10 +72,9 @@ def scene(
     uneven: Any,
     unsteady: Any,
     momentum: Any,
-    workers: Any,
     paces: Sequence[Any],
 ) -> tuple[Any, ...]:
-    """How training goes, how many and how unequal the workers are, and what the optimizer carries on of its last step.
+    """How training goes, how unequal the workers are, and what the optimizer carries on of its last step.
 
     slow, best: the loss's mean over a longer time, and its least. rough: how far single losses are from their mean.
     uneven: deviation of the workers' mean steps; unsteady: of a worker's steps from its mean; both in mean steps.
@@ -92,6 +88,5 @@ def scene(
         squashed(2 * uneven),
         squashed(2 * unsteady),
         momentum,
-        squashed(workers / 10),
         *(squashed(pace - 1) for pace in paces),
     )

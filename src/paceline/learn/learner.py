@@ -1,15 +1,12 @@
-"""Learning Q: how much sooner than usual the target is reached from a state on, if one keeps to a rule until the end.
+"""Learning Q: how much sooner than usual the target is reached from a state on, if one goes by a rule.
 
-One action among hundreds makes no difference that chance would not drown. So what is tried is kept to. An instance is
-played many times: some way as the network says or by one rule, and from there on by another. Of every choice from there
-on, the time that was left is compared with what is usual on that very instance from such a loss on. The network learns
-the logarithm of that, for the rule that was chosen.
+One action among hundreds makes no difference that chance would not drown. So what is tried is kept to, for some
+rounds. An instance is played many times, going by different rules; of every choice, the time that was left after it is
+compared with what is usual on that very instance from such a loss on. The network learns the logarithm of that, for
+the rule that was chosen.
 
-Who takes the best rule anew in every round does no worse than who keeps to the best one, which is what dynamic
-programming calls a rollout. And what a rule was worth stays true whatever the network comes to think of it: so no
-lesson is ever out of date, and as many iterations are learned from as there is room for.
-
-Before there is a network to go by (pre-training), the first part of the way is by a rule always.
+First of all (pre-training) instances are played by fixed rules, each changed once for another, so that every rule is
+seen after every other. From then on they are played as the network says, but for rules that are tried for a while.
 """
 
 from __future__ import annotations
@@ -37,9 +34,6 @@ Tensor = torch.Tensor
 
 LEVELS = 20  # of the loss
 SOONEST = 0.2  # of the time an instance takes at best: what is added to the time left, since its end is chance
-NOTED = 10  # updates, more or less, from one choice that is learned from to the next
-AT_ONCE = 0.3  # of the episodes are by one rule from the first update on
-LATEST = 300  # updates, that the others go by something else at first
 PART = 32  # instances of ten workers that are played at once: memory is what counts
 FIXED = (Rule(0), Rule(1), Rule(bound=2), Rule(bound=5))  # that every instance is played by
 
@@ -53,9 +47,9 @@ class Settings:
     ring: bool = False  # may the network also choose to let workers go in the order of a ring?
     instances: int = 128  # of an iteration
     times: int = 16  # each is played
-    greedy: int = 2  # of these times, as the network says all through
+    greedy: int = 3  # of these times, as the network says all through
     budget: int = 800  # updates
-    kept: int = 40  # iterations' lessons are learned from
+    kept: int = 6  # iterations' episodes are learned from
     fits: int = 1200  # steps of the optimizer in an iteration
     batch: int = 16_384
     rate: float = 2e-3
@@ -207,55 +201,37 @@ def _played(
     weights: dict[str, NDArray[Any]],
     device: str,
 ) -> Share:
-    """Each instance: as the network says, by fixed rules, and by others from some point on."""
+    """Each instance: as the network says, by fixed rules, and trying others for a while."""
     chance = torch.Generator().manual_seed((s.seed * 100_003 + iteration) * 101 + part)
     network = Network(s.state.size, len(s.rules)).to(device)
     network.load_state_dict({name: torch.from_numpy(each) for name, each in weights.items()})
     shape = (len(instances), s.times)
-    way = _ways(s, len(instances), chance, network=iteration > 0 or not s.pretrained)
-    first, second, switch = (each.flatten().to(device) for each in way)
-    chooser = Ruled(network, s.rules, first, second, switch)
+    first, second = (torch.randint(len(s.rules), shape, generator=chance) for _ in range(2))
+    switch = (torch.rand(shape, generator=chance) * 300).long()
+    ends = torch.full(shape, s.budget + 1)
+    if iteration or not s.pretrained:  # one rule for a while: from the start on, or later
+        later = torch.rand(shape, generator=chance) < 0.5
+        first, second = torch.where(later, -1, first), torch.where(later, second, first)
+        switch = torch.where(later, switch, 0)
+        ends = switch + (20 + torch.rand(shape, generator=chance) ** 2 * 300).long()
+        first[:, : s.greedy] = second[:, : s.greedy] = -1
+    at = slice(s.greedy, s.greedy + len(FIXED))
+    first[:, at] = second[:, at] = torch.tensor([s.rules.index(rule) for rule in FIXED])
+    ends[:, at] = s.budget + 1
+    chooser = Ruled(network, s.rules, *(each.flatten().to(device) for each in (first, second, switch, ends)))
     again = [instance for instance in instances for _ in range(s.times)]
-    episodes = play(again, data, chooser, s.state, device, record=_noted)
+    episodes = play(again, data, chooser, s.state, device, record=is_due)
     seconds = torch.where(episodes.reached, episodes.seconds, s.failed * episodes.seconds).float()
-    lessons = _lessons(episodes, seconds, s.times, switch)
-    shown = Share(lessons, seconds.log().view(shape), ~episodes.reached.view(shape))
+    shown = Share(_lessons(episodes, seconds, s.times), seconds.log().view(shape), ~episodes.reached.view(shape))
     return Share(Lessons(*(each.cpu() for each in shown.lessons)), shown.log.cpu(), shown.failed.cpu())
 
 
-def _noted(updates: int, workers: int) -> bool:
-    """Is this one of the choices to learn from? Few workers have short rounds, and would have the most to say."""
-    return is_due(updates, workers * max(1, round(NOTED / workers)))
-
-
-def _ways(s: Settings, instances: int, chance: torch.Generator, network: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """What each episode (instances, times) goes by at first, what until the end, and from which update on.
-
-    −1 is as the network says: all through, and for a part of the way in half the others if there is a network.
-    """
-    shape, rules = (instances, s.times), len(s.rules)
-    drawn_from = torch.rand((instances, -(-s.times // rules), rules), generator=chance)
-    second = drawn_from.argsort(2).flatten(1)[:, -s.times :]  # the last ones, that are tried, as different as can be
-    first = torch.randint(rules, shape, generator=chance)
-    if network:
-        first = torch.where(torch.rand(shape, generator=chance) < 0.5, -1, first)
-    at_once = torch.rand(shape, generator=chance) < AT_ONCE
-    switch = (torch.rand(shape, generator=chance) ** 1.5 * LATEST).long().masked_fill(at_once, 0)
-    first[:, : s.greedy] = second[:, : s.greedy] = -1
-    switch[:, : s.greedy] = s.budget + 1  # never: there is no rule that was kept to, and nothing to learn
-    fixed = slice(s.greedy, s.greedy + len(FIXED))
-    second[:, fixed] = torch.tensor([s.rules.index(rule) for rule in FIXED])
-    switch[:, fixed] = 0
-    return first, second, switch
-
-
-def _lessons(episodes: Episodes, ends: Tensor, times: int, since: Tensor) -> Lessons:
-    """Of the choices from these updates on, one of each episode."""
+def _lessons(episodes: Episodes, ends: Tensor, times: int) -> Lessons:
     instances = len(ends) // times
     best = ends.view(instances, times).sort(1).values[:, 1]  # the second best is hardly ever chance alone
     states, rules, lefts, groups = [], [], [], []
     for moment in episodes.moments:
-        some = (moment.episode >= 0) & (moment.updates >= since[moment.episode])  # of those that are over, no matter
+        some = moment.episode >= 0
         episode = moment.episode[some]
         level = (-4 * moment.loss[some].clamp(1e-3, 10).log()).round().long().clamp(-4, LEVELS - 5) + 4
         states.append(moment.state[some])

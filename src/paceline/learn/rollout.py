@@ -39,7 +39,6 @@ class Moment:
     seconds: Tensor
     loss: Tensor  # as a share of the first
     episode: Tensor  # its number; −1: it is over
-    updates: int
 
 
 @dataclass
@@ -75,8 +74,7 @@ def play(
         action, choice = chooser(seen, fleet, tick, race.rows)
         if record and record(fleet.updates, fleet.N):
             episode = torch.where(race.over, -1, race.rows)
-            loss = watch.fast / watch.first
-            race.ended.moments.append(Moment(seen, choice, fleet.now.float(), loss, episode, fleet.updates))
+            race.ended.moments.append(Moment(seen, choice, fleet.now.float(), watch.fast / watch.first, episode))
         who = guard.let_go(action, fleet, tick)
         fleet.apply(who.any(1))
         fleet.go(who)

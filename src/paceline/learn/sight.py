@@ -60,7 +60,7 @@ class Sight:
         paces = [min(order[at] / middle, UNKNOWN) if at < len(order) else UNKNOWN for at in ranks]
         fast, first, slow, best = (each or 1.0 for each in (self.fast, self.first, self.slow, self.best))
         rounds = self.updates / members
-        seen = scene(rounds, fast, first, slow, best, self.rough, uneven, self.unsteady, self.momentum, members, paces)
+        seen = scene(rounds, fast, first, slow, best, self.rough, uneven, self.unsteady, self.momentum, paces)
         return [*self.frames, *seen]
 
     def forget(self, worker: WorkerId) -> None:

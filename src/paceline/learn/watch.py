@@ -52,10 +52,8 @@ class Watch:
         order = torch.where(self.mean > 0, self.mean, torch.inf).sort(1).values
         middle = order.gather(1, (heard[:, None] - 1) // 2)
         paces = (order[:, [rank(share, N) for share in SHARES]] / middle).clamp(max=UNKNOWN).unbind(1)
-        momentum, many = fleet.momentum[:, 0, 0], torch.full_like(loss, N)
-        seen = scene(
-            rounds, loss, self.first, slow, self.best, self.rough, uneven, self.unsteady, momentum, many, paces
-        )
+        momentum = fleet.momentum[:, 0, 0]
+        seen = scene(rounds, loss, self.first, slow, self.best, self.rough, uneven, self.unsteady, momentum, paces)
         return torch.cat([state, torch.stack(seen, 1)], 1)
 
     def _hear(self, told: Tensor) -> None:

@@ -1,0 +1,133 @@
+"""What counts in learning RLP: each row is learned anew, several times, on digits, where two cores will do.
+
+python benchmarks/ablations.py measure [--seeds 4] [--episodes 24576] [--jobs 2]    # an hour
+python benchmarks/ablations.py                                     # what docs/results/rlp-ablations.jsonl says
+
+Seeds are those of learning. All are judged by the same hundred instances, that nothing is learned from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from paceline.learn import dqn
+from paceline.learn.behaviour import weights_of
+from paceline.learn.features import State
+from paceline.learn.instance import Instance, drawn
+from paceline.learn.judge import FIXED, judged, ratios
+from paceline.learn.learner import Learner, Settings
+from paceline.learn.pool import pool_of, table
+from paceline.learn.weights import save
+from paceline.workloads.data import load
+
+KEPT = Path(__file__).parents[1] / "docs" / "results" / "rlp-ablations.jsonl"
+DEPTHS = (0, 1)
+PAPERS_EPISODES = 1024  # a step of learning for every update takes long
+JUDGED = 10  # times each instance is played by what was learned
+OURS = Settings(instances=256, depths=DEPTHS, size="bundled", budget=600)
+PAPERS = dqn.Settings(depths=DEPTHS, size="bundled", budget=600)
+ROWS: dict[str, Settings | dqn.Settings] = {
+    "as it is": OURS,
+    "no pre-training": replace(OURS, pretrained=False),
+    "a validation batch's loss": replace(OURS, state=State(validated=True)),
+    "H = 1": replace(OURS, state=State(history=1)),
+    "the paper's state alone": replace(OURS, state=State(scene=False)),
+    "a ring as well": replace(OURS, ring=True),
+    "the paper's learner": PAPERS,
+    "the paper's learner, double Q, memory 5,000, γ = 0.99": replace(PAPERS, double=True, memory=5000, discount=0.99),
+}
+
+
+def instances() -> list[Instance]:
+    every = [drawn(number, hidden=DEPTHS[number % len(DEPTHS)], size="bundled") for number in range(100)]
+    return [replace(each, budget=OURS.budget) for each in every]
+
+
+def learn(asked: tuple[Settings | dqn.Settings, int, Path]) -> Path:
+    """Learn, in a process of its own, and write down what was learned."""
+    settings, episodes, path = asked
+    learner: Learner | dqn.Learner
+    if isinstance(settings, Settings):
+        learner = Learner(settings, table("digits"))
+        while learner.iteration * settings.instances * settings.times < episodes:
+            learner.iterate()
+    else:
+        learner = dqn.Learner(settings, table("digits"))
+        learner.pretrain()
+        learner.learn(PAPERS_EPISODES)
+    save(weights_of(learner.network, settings.state, settings.rules), path)
+    return path
+
+
+def measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    data = load("digits")
+    with TemporaryDirectory() as folder, pool_of(max(asked.jobs, 2), {"digits": data}) as pool:
+        assert pool is not None
+        courses = [(row, seed) for seed in range(asked.seeds) for row in asked.rows or ROWS]
+        tasks = [
+            (replace(ROWS[row], seed=seed), asked.episodes, Path(folder) / f"{at}.safetensors")
+            for at, (row, seed) in enumerate(courses)
+        ]
+        networks = []
+        for path in pool.map(learn, tasks):
+            networks.append(path)
+            print(f"learned {len(networks)} of {len(tasks)}: {courses[len(networks) - 1][0]}", flush=True)
+        specs = [*FIXED, *(f"rlp:network={path}" for path in networks)]
+        found = ratios(judged(instances(), JUDGED, specs, lambda _: data, jobs=asked.jobs))
+    lines = [{"row": spec, "seed": None, "ratios": _short(found[spec])} for spec in FIXED]
+    for (row, seed), path in zip(courses, networks, strict=True):
+        lines.append({"row": row, "seed": seed, "ratios": _short(found[f"rlp:network={path}"])})
+    return lines
+
+
+def _short(ratio: Any) -> list[float]:
+    return [float(f"{each:.4g}") for each in ratio]
+
+
+def half(values: list[float]) -> float:
+    """Of the interval that the mean lies in, with 95%, if chance is normal."""
+    few = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}  # Student's t
+    return few.get(len(values), 1.96) * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    for line in lines:
+        if line["seed"] is None:
+            print(f"{line['row']:56} {mean(line['ratios']):.3f}")
+    means = {(line["row"], line["seed"]): mean(line["ratios"]) for line in lines if line["seed"] is not None}
+    for row in dict.fromkeys(row for row, _ in means):
+        each = {seed: value for (name, seed), value in means.items() if name == row}
+        more = [value - means["as it is", seed] for seed, value in each.items() if ("as it is", seed) in means]
+        said = f"{mean(more):+.3f} ± {half(more):.3f}" if row != "as it is" else ""
+        values = ", ".join(f"{value:.3f}" for value in each.values())
+        print(f"{row:56} {mean(each.values()):.3f} {said:16} ({values})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("measure", "show"), default="show")
+    parser.add_argument("rows", nargs="*", choices=[[], *ROWS], metavar="ROW", help="all of them, unless some are named")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--episodes", type=int, default=24_576)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=KEPT)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    if asked.what == "measure":
+        lines = measure(asked)
+        asked.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    show([json.loads(line) for line in asked.out.read_text().splitlines()])
+
+
+if __name__ == "__main__":
+    main()
