@@ -1,6 +1,6 @@
 """What counts in learning RLP: each row is learned anew, several times, on digits, where two cores will do.
 
-python benchmarks/ablations.py measure [--seeds 4] [--episodes 24576] [--jobs 2]    # an hour
+python benchmarks/ablations.py measure [--seeds 4] [--episodes 12288] [--jobs 2]    # an hour
 python benchmarks/ablations.py                                     # what docs/results/rlp-ablations.jsonl says
 
 Seeds are those of learning. All are judged by the same hundred instances, that nothing is learned from.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -30,9 +29,10 @@ from paceline.learn.pool import pool_of, table
 from paceline.learn.weights import save
 from paceline.workloads.data import load
 
+Line = dict[str, Any]
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "rlp-ablations.jsonl"
 DEPTHS = (0, 1)
-PAPERS_EPISODES = 1024  # a step of learning for every update takes long
+PAPERS_EPISODES = 512  # a step of learning for every update takes long
 JUDGED = 10  # times each instance is played by what was learned
 OURS = Settings(instances=256, depths=DEPTHS, size="bundled", budget=600)
 PAPERS = dqn.Settings(depths=DEPTHS, size="bundled", budget=600)
@@ -69,11 +69,11 @@ def learn(asked: tuple[Settings | dqn.Settings, int, Path]) -> Path:
     return path
 
 
-def measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(asked: argparse.Namespace) -> list[Line]:
     data = load("digits")
     with TemporaryDirectory() as folder, pool_of(max(asked.jobs, 2), {"digits": data}) as pool:
         assert pool is not None
-        courses = [(row, seed) for seed in range(asked.seeds) for row in asked.rows or ROWS]
+        courses = [(row, seed) for seed in range(asked.seeds) for row in ROWS]
         tasks = [
             (replace(ROWS[row], seed=seed), asked.episodes, Path(folder) / f"{at}.safetensors")
             for at, (row, seed) in enumerate(courses)
@@ -84,7 +84,7 @@ def measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
             print(f"learned {len(networks)} of {len(tasks)}: {courses[len(networks) - 1][0]}", flush=True)
         specs = [*FIXED, *(f"rlp:network={path}" for path in networks)]
         found = ratios(judged(instances(), JUDGED, specs, lambda _: data, jobs=asked.jobs))
-    lines = [{"row": spec, "seed": None, "ratios": _short(found[spec])} for spec in FIXED]
+    lines: list[Line] = [{"row": spec, "seed": None, "ratios": _short(found[spec])} for spec in FIXED]
     for (row, seed), path in zip(courses, networks, strict=True):
         lines.append({"row": row, "seed": seed, "ratios": _short(found[f"rlp:network={path}"])})
     return lines
@@ -100,7 +100,7 @@ def half(values: list[float]) -> float:
     return few.get(len(values), 1.96) * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def show(lines: list[dict[str, Any]]) -> None:
+def show(lines: list[Line]) -> None:
     for line in lines:
         if line["seed"] is None:
             print(f"{line['row']:56} {mean(line['ratios']):.3f}")
@@ -116,9 +116,8 @@ def show(lines: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("measure", "show"), default="show")
-    parser.add_argument("rows", nargs="*", choices=[[], *ROWS], metavar="ROW", help="all of them, unless some are named")
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--episodes", type=int, default=24_576)
+    parser.add_argument("--episodes", type=int, default=12_288)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=KEPT)
     asked = parser.parse_args()
