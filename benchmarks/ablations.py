@@ -1,6 +1,6 @@
 """What counts in learning RLP: each row is learned anew, several times, on digits, where two cores will do.
 
-python benchmarks/ablations.py measure [--seeds 4] [--episodes 12288] [--jobs 2]    # an hour
+python benchmarks/ablations.py measure [--seeds 3] [--episodes 12288] [--jobs 2]    # an hour
 python benchmarks/ablations.py                                     # what docs/results/rlp-ablations.jsonl says
 
 Seeds are those of learning. All are judged by the same hundred instances, that nothing is learned from.
@@ -116,7 +116,7 @@ def show(lines: list[Line]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("measure", "show"), default="show")
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--episodes", type=int, default=12_288)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=KEPT)
