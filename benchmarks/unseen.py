@@ -1,11 +1,11 @@
 """A hundred unseen instances: measure, or print what was recorded.
 
-python benchmarks/unseen.py [--hundred 1]            # what docs/results/rlp-unseen.jsonl says
+python benchmarks/unseen.py [--hundred 2 3]          # what docs/results/rlp-unseen.jsonl says
 python benchmarks/unseen.py measure [POLICY ...] --data DIR [--device cuda] [--jobs 8] [--seeds 30] [--out FILE]
 
-What is measured replaces what the file says of that policy. --hundred: the first was looked at while the network's
-state was worked out, the second led to another way of learning, and the third, which is taken unless another is asked
-for, is looked at once a network has been chosen by the other two.
+What is measured replaces what the file says of that policy. --hundred: one of three, or several together. The first was
+looked at while the network's state was worked out, the second led to another way of learning, and the third, which is
+taken unless others are asked for, is looked at once a network has been chosen by the other two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Line = dict[str, Any]
 
 
 def measured(asked: argparse.Namespace, policies: list[str]) -> list[Line]:
-    instances = unseen(asked.hundred)
+    instances = of(asked.hundred)
 
     def say(done: int, of: int) -> None:
         print(f"\r{done} of {of}", end="" if done < of else "\n", flush=True)
@@ -35,8 +35,8 @@ def measured(asked: argparse.Namespace, policies: list[str]) -> list[Line]:
     times = judged(instances, asked.seeds, policies, lambda name: load(name, asked.data), asked.device, say, asked.jobs)
     return [
         {
-            "hundred": asked.hundred,
-            "instance": at,
+            "hundred": asked.hundred[at // 100],
+            "instance": at % 100,
             "policy": policy,
             "where": asked.device,
             "reached": [int(each) for each in times[policy].reached[at]],
@@ -48,6 +48,10 @@ def measured(asked: argparse.Namespace, policies: list[str]) -> list[Line]:
     ]
 
 
+def of(hundreds: list[int]) -> list[Instance]:
+    return [each for hundred in hundreds for each in unseen(hundred)]
+
+
 def recorded(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -56,13 +60,17 @@ def quickest(times: dict[str, float]) -> str:
     return min(times, key=lambda spec: times[spec])
 
 
-def show(lines: list[Line], every: list[Instance]) -> None:
-    seconds = {(each["instance"], each["policy"]): each["seconds"] for each in lines}
-    reached = {(each["instance"], each["policy"]): each["reached"] for each in lines}
+def show(lines: list[Line], hundreds: list[int]) -> None:
+    since = {hundred: 100 * at for at, hundred in enumerate(hundreds)}
+    lines = [line for line in lines if line["hundred"] in since]
+    seconds = {(since[each["hundred"]] + each["instance"], each["policy"]): each["seconds"] for each in lines}
+    reached = {(since[each["hundred"]] + each["instance"], each["policy"]): each["reached"] for each in lines}
+    every = of(hundreds)
     instances = range(len(every))
     best = {at: quickest({spec: mean(seconds[at, spec]) for spec in FIXED}) for at in instances}
     wins = Counter(best.values())
-    others = [policy for policy in dict.fromkeys(each["policy"] for each in lines) if policy not in FIXED]
+    counts = Counter(each["policy"] for each in lines)
+    others = [policy for policy, count in counts.items() if count == len(every) and policy not in FIXED]
     for spec in (*others, *FIXED):
         ratio = [mean(seconds[at, spec]) / mean(seconds[at, best[at]]) for at in instances]
         half = 1.96 * stdev(ratio) / math.sqrt(len(ratio))
@@ -89,7 +97,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("measure", "show"), default="show")
     parser.add_argument("policies", nargs="*", help="such as rlp or rlp:network=FILE; all that are compared")
     parser.add_argument("--out", type=Path, default=KEPT)
-    parser.add_argument("--hundred", type=int, choices=(1, 2, 3), default=3)
+    parser.add_argument("--hundred", type=int, nargs="+", choices=(1, 2, 3), default=[3])
     parser.add_argument("--data", type=Path, help="where MNIST lies")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
@@ -102,7 +110,7 @@ def main() -> None:
         known = {(line["hundred"], line["policy"]) for line in new}
         lines = [line for line in lines if (line["hundred"], line["policy"]) not in known] + new
         asked.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    show([line for line in lines if line["hundred"] == asked.hundred], unseen(asked.hundred))
+    show(lines, asked.hundred)
 
 
 if __name__ == "__main__":

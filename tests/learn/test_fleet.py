@@ -190,11 +190,12 @@ def test_whatever_is_chosen_somebody_runs_and_nobody_waits_for_ever(action: int)
 
 
 def test_the_unseen_instances_are_as_they_were_drawn() -> None:
-    """They were committed before anything was learned; nobody is to put them right afterwards."""
+    """One seed after the other: nobody has picked them, and nobody is to put them right afterwards."""
     every = [*unseen(1), *unseen(2), *unseen(3)]
     assert len(every) == 300
     for number, each in enumerate(every):
         again = drawn(number)
         assert each.steps == pytest.approx(again.steps, abs=1e-4)
+        assert each.sleeps == tuple(pytest.approx(sleep, abs=1e-4) for sleep in again.sleeps)
         assert (each.hidden, each.momentum, each.budget) == (again.hidden, again.momentum, again.budget)
         assert each.rate == pytest.approx(again.rate, rel=1e-3)

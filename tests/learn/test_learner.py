@@ -18,7 +18,7 @@ import torch
 
 from paceline.learn.checkpoint import CheckpointError, export, go_on, keep
 from paceline.learn.features import State
-from paceline.learn.instance import Instance, drawn
+from paceline.learn.instance import Instance, drawn, unseen
 from paceline.learn.learner import Learner, Settings
 from paceline.learn.schooling import learned
 from paceline.policies import make
@@ -152,3 +152,12 @@ def test_ctrl_c_keeps_what_was_learned(tmp_path: Path) -> None:
     assert "Traceback" not in said
     learner, log = go_on(kept, DIGITS)
     assert learner.iteration == len(log) >= 1
+
+
+def test_nothing_is_learned_from_the_unseen() -> None:
+    judged_by = {instance.seed for hundred in (1, 2, 3) for instance in unseen(hundred)}
+    for seed in range(3):
+        learner = Learner(replace(SMALL, seed=seed), DIGITS)
+        played = {instance.seed for _, instances in learner._parts() for instance in instances}
+        assert played
+        assert not played & judged_by

@@ -87,8 +87,8 @@ def drawn(
 def unseen(hundred: int = 3) -> list[Instance]:
     """A hundred that policies are judged by; nothing is ever learned from them.
 
-    hundred: the first was looked at to find out what the network has to see, and the second judged an earlier one and
-    led to another way of learning. The third was committed before the network that comes along was learned.
+    hundred: the first was looked at to find out what the network has to see. The others were drawn when the network
+    that comes along had been learned: by the second it was compared with others, by the third it was judged once.
     """
     plain = json.loads((resources.files("paceline.learn") / "unseen.json").read_text())
     return [
