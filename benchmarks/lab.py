@@ -11,6 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -25,7 +26,7 @@ from paceline.launch.hosts import as_built, goodput, hosts
 from paceline.launch.lab import Lab
 from paceline.launch.trial import Measured, Plan
 from paceline.observe.driver import Fault
-from paceline.observe.events import Applied, Arrived
+from paceline.observe.events import Applied, Arrived, Identity, identities
 from paceline.policies import make
 from paceline.simulate import Cluster, ClusterSpec, limit_seconds, load_cluster
 
@@ -292,14 +293,10 @@ def recovery(measured: Measured, fault: Fault) -> tuple[float, float, int, int]:
     before = float(np.median([b - a for times in others.values() for a, b in pairwise(times) if b < fault.time]))
     after = [[b - a for a, b in pairwise(times) if b >= fault.time] for times in others.values()]
     slow = sum(float(np.median(round_)) > 1.15 * before for round_ in zip(*after, strict=False))
-    seen: dict[tuple[int, int], int] = {}
-    incarnation = 0
+    seen: Counter[Identity] = Counter()
     for event in measured.events:
         if isinstance(event, Applied):
-            for worker, iteration in zip(event.workers, event.iterations, strict=True):
-                key = (worker, iteration) if worker != fault.worker else (worker, iteration + 10**6 * incarnation)
-                seen[key] = seen.get(key, 0) + 1
-        incarnation += type(event).__name__ == "Joined" and getattr(event, "worker", None) == fault.worker
+            seen.update(identities(event.workers, event.iterations, event.incarnations))
     return before, max(max(each) for each in after), slow, sum(count > 1 for count in seen.values())
 
 

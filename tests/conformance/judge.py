@@ -17,6 +17,7 @@ from paceline.observe.events import (
     Discarded,
     Event,
     Granted,
+    Identity,
     Joined,
     Kept,
     Left,
@@ -25,6 +26,7 @@ from paceline.observe.events import (
     Pushing,
     Turned,
     Used,
+    identities,
 )
 
 #: What a worker may do next: from the last thing it did to those that may follow.
@@ -57,10 +59,15 @@ class Task:
     """One Grant, and the update that comes of it."""
 
     worker: int
+    incarnation: int
     iteration: int
     batch_size: int | None
     company: set[int]  # everyone who was a member at any time since the Grant or, streamed, since the Turn before it
     version: int = -1  # of the model that was pulled for it
+
+    @property
+    def identity(self) -> Identity:
+        return self.worker, self.incarnation, self.iteration
 
 
 @dataclass
@@ -77,6 +84,7 @@ class Judge:
     now: float = 0.0
     version: int = 0
     does: dict[int, str] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)  # worker → its newest
     done: dict[int, int] = field(default_factory=dict)  # member → completed iterations
     slowest: int = 0  # of those who have been granted; the others hold nobody back
     since: dict[int, set[int]] = field(
@@ -84,7 +92,7 @@ class Judge:
     )  # streamed: member → who was one since it asked for a model
     grants: dict[int, int] = field(default_factory=dict)  # member → Grants since it joined
     running: dict[int, Task] = field(default_factory=dict)
-    waiting: list[Task] = field(default_factory=list)  # arrived, and not yet decided
+    waiting: dict[Identity, Task] = field(default_factory=dict)  # arrived, and not yet decided
     kept: dict[int, Task] = field(default_factory=dict)  # slot → what is there
     arrivals: int = 0
     applied: int = 0
@@ -110,10 +118,12 @@ class Judge:
             assert type(event) in THEN[before], f"worker {worker} was {before}"
             self.does[worker] = DOES[type(event)]
         match event:
-            case Joined(_, worker):
+            case Joined(_, worker, incarnation):
+                assert incarnation > self.incarnations.get(worker, 0), f"worker {worker} is no new incarnation"
+                self.incarnations[worker] = incarnation
                 self.done[worker] = self.slowest
                 self.grants[worker] = 0
-                tasks = [*self.running.values(), *self.waiting]
+                tasks = [*self.running.values(), *self.waiting.values()]
                 for company in [*(task.company for task in tasks), *self.since.values()]:
                     company.add(worker)
             case Left(_, worker):
@@ -129,30 +139,33 @@ class Judge:
                 assert batch_size is None or batch_size >= 1
                 self.grants[worker] += 1
                 self.granted_ever[worker] = self.granted_ever.get(worker, 0) + 1
-                self.running[worker] = Task(worker, self.grants[worker], batch_size, set(self.done))
-                self.running[worker].company |= self.since.pop(worker, set())
+                company = set(self.done) | self.since.pop(worker, set())
+                task = Task(worker, self.incarnations[worker], self.grants[worker], batch_size, company)
+                self.running[worker] = task
             case Pulled(_, worker, version):
                 assert 0 <= version <= self.version, "nobody can have a version that is not made yet"
                 self.running[worker].version = version
             case Cancelled(_, worker):
                 del self.running[worker]
-            case Arrived(_, worker, iteration, batch_size):
+            case Arrived(_, worker, iteration, batch_size, _, incarnation):
                 task = self.running.pop(worker)
-                assert iteration == task.iteration
+                assert (worker, incarnation, iteration) == task.identity
                 assert batch_size == task.batch_size or (task.batch_size is None and batch_size >= 1)
                 self.done[worker] += 1
                 self.arrivals += 1
-                self.waiting.append(task)
-            case Applied(_, version, workers, iterations, staleness):
+                self.waiting[task.identity] = task
+            case Applied(_, version, workers, iterations, staleness, incarnations):
                 assert version == self.version + 1, "versions count up by one"
-                assert len(workers) == len(iterations) == len(staleness) > 0
-                tasks = [self._apply(*update) for update in zip(workers, iterations, staleness, strict=True)]
-                assert len({id(task) for task in tasks}) == len(tasks), "an update is in there twice"
+                assert len(workers) == len(iterations) == len(staleness) == len(incarnations) > 0
+                updates = list(identities(workers, iterations, incarnations))
+                assert len(set(updates)) == len(updates), "an update is in there twice"
+                for update, stale in zip(updates, staleness, strict=True):
+                    self._apply(update, stale)
                 self.version = version
-            case Kept(_, worker, iteration, slot):
-                self.kept[slot] = self._settle(worker, iteration)
-            case Discarded(_, worker, iteration):
-                self._settle(worker, iteration)
+            case Kept(_, worker, iteration, slot, incarnation):
+                self.kept[slot] = self._settle((worker, incarnation, iteration))
+            case Discarded(_, worker, iteration, incarnation):
+                self._settle((worker, incarnation, iteration))
                 self.discarded += 1
             case Used(_, direction, fraction):
                 assert direction in ("in", "out")
@@ -166,29 +179,27 @@ class Judge:
         if begun := [done for worker, done in self.done.items() if self.grants[worker]]:
             self.slowest = min(begun)
 
-    def _apply(self, worker: int, iteration: int, staleness: int) -> Task:
-        # Two incarnations of one worker may each have an update of that number; the trace tells them by staleness.
-        names = (worker, iteration, self.version - staleness)
-        matching = [task for task in self.waiting if (task.worker, task.iteration, task.version) == names]
-        if matching:
-            task = matching[0]
-            self.waiting.remove(task)
-            self.applied += 1
+    def _apply(self, update: Identity, staleness: int) -> None:
+        kept = {task.identity: task for task in self.kept.values()}
+        if update in kept:
+            task = kept[update]
         else:
-            matching = [task for task in self.kept.values() if (task.worker, task.iteration, task.version) == names]
-            assert matching, f"worker {worker}'s update {iteration} is not there, or not {staleness} versions old"
-            task = matching[0]
+            task = self._settle(update)
+            self.applied += 1
+        assert staleness == self.version - task.version, f"{_said(update)} is not {staleness} versions old"
         if self.ring:
             most = min(self.turns, len(task.company)) - 1
-            assert staleness <= most, f"worker {worker}'s update is {staleness} versions old, not {most}"
-        assert staleness == 0 or not self.fresh, f"worker {worker}'s update is {staleness} versions old"
-        return task
+            assert staleness <= most, f"{_said(update)} is {staleness} versions old, not {most}"
+        assert staleness == 0 or not self.fresh, f"{_said(update)} is {staleness} versions old"
 
-    def _settle(self, worker: int, iteration: int) -> Task:
-        matching = [task for task in self.waiting if (task.worker, task.iteration) == (worker, iteration)]
-        assert matching, f"worker {worker}'s update {iteration} has not arrived, or was settled before"
-        self.waiting.remove(matching[0])
-        return matching[0]
+    def _settle(self, update: Identity) -> Task:
+        assert update in self.waiting, f"{_said(update)} has not arrived, or was settled before"
+        return self.waiting.pop(update)
+
+
+def _said(update: Identity) -> str:
+    worker, incarnation, iteration = update
+    return f"update {iteration} of worker {worker}'s incarnation {incarnation}"
 
 
 def judge_of(spec: str, streamed: bool = False) -> Judge:

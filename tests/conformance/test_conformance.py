@@ -8,7 +8,20 @@ import pytest
 
 from conformance.judge import Judge, judge_of
 from paceline.observe.driver import Driver, Fault, Job
-from paceline.observe.events import Applied, Event, Granted, Joined, as_line
+from paceline.observe.events import (
+    Applied,
+    Arrived,
+    Computed,
+    Discarded,
+    Event,
+    Granted,
+    Joined,
+    Kept,
+    Left,
+    Pulled,
+    Turned,
+    as_line,
+)
 from paceline.policies import make, names
 from paceline.simulate.driver import colocated, simulated
 
@@ -190,6 +203,56 @@ def test_the_judge_can_say_no() -> None:
     fails(lambda changed: None, "ssp:staleness=0")
     fails(lambda changed: None, "bsp")
     fails(lambda changed: None, "r2sp:groups=1")
+
+
+def _lives(*incarnations: int) -> list[Event]:
+    """A worker that joins once as each of these. Each makes one update, all of one number and of one version."""
+    events: list[Event] = []
+    for incarnation in incarnations:
+        events += [Joined(1.0, 0, incarnation), Granted(1.0, 0, None, 0), Pulled(1.0, 0, 0), Computed(2.0, 0)]
+        events += [Turned(2.0, 0), Arrived(2.0, 0, 1, 32, None, incarnation), Left(2.0, 0)]
+    return [event._replace(time=float(time)) for time, event in enumerate(events)]
+
+
+def _settled(how: str, incarnation: int) -> Event:
+    match how:
+        case "applied":
+            return Applied(99.0, 1, (0,), (1,), (0,), (incarnation,))
+        case "kept":
+            return Kept(99.0, 0, 1, 7, incarnation)
+        case _:
+            return Discarded(99.0, 0, 1, incarnation)
+
+
+@pytest.mark.parametrize("how", ["applied", "kept", "discarded"])
+def test_the_judge_knows_updates_by_their_incarnation(how: str) -> None:
+    judge = Judge().watch([*_lives(1, 2), _settled(how, 2)])
+    assert list(judge.waiting) == [(0, 1, 1)], "of the two, that of the old incarnation is left"
+    judge = Judge().watch([*_lives(1, 2), _settled(how, 1)])
+    assert list(judge.waiting) == [(0, 2, 1)]
+
+
+@pytest.mark.parametrize("how", ["applied", "kept", "discarded"])
+def test_the_judge_refuses_an_old_incarnations_update_in_the_name_of_the_new_one(how: str) -> None:
+    new_has_nothing = [*_lives(1), Joined(50.0, 0, 2)]
+    with pytest.raises(AssertionError, match="incarnation 2 has not arrived"):
+        Judge().watch([*new_has_nothing, _settled(how, 2)])
+    Judge().watch([*new_has_nothing, _settled(how, 1)])
+    new_is_settled = [*_lives(1, 2), Discarded(50.0, 0, 1, 2)]
+    with pytest.raises(AssertionError, match="incarnation 2 has not arrived, or was settled before"):
+        Judge().watch([*new_is_settled, _settled(how, 2)])
+    Judge().watch([*new_is_settled, _settled(how, 1)])
+
+
+def test_the_judge_refuses_an_incarnation_that_cannot_be() -> None:
+    with pytest.raises(AssertionError, match="no new incarnation"):
+        Judge().watch(_lives(1, 1))
+    old = [*_lives(1), *_lives(2)[:-2], Arrived(99.0, 0, 1, 32, None, 1)]
+    with pytest.raises(AssertionError):
+        Judge().watch([event._replace(time=99.0) for event in old])
+    unnamed = Applied(99.0, 1, (0,), (1,), (0,))
+    with pytest.raises(AssertionError):
+        Judge().watch([*_lives(1), unnamed])
 
 
 def _streamed(job: Job, streamed: bool) -> Job:

@@ -31,6 +31,7 @@ from paceline.observe.events import (
     Used,
     as_line,
     from_line,
+    identities,
 )
 from paceline.observe.observer import Observer, Recorder, Tee, replay
 
@@ -48,10 +49,14 @@ ONE_OF_EACH: list[Event] = [
     Pushing(1.5, 3),
     Arrived(2.0, 3, 1, 128),
     Arrived(2.0, 4, 9, 128, 0.1 + 0.2),
+    Arrived(2.0, 3, 1, 128, None, 2),
     Applied(2.0, 18, (3, 4), (1, 9), (0, 5)),
     Applied(2.1, 19, (3,), (2,), (0,)),
+    Applied(2.1, 20, (3, 4), (2, 9), (0, 5), (2, 1)),
     Kept(2.2, 3, 1, 0),
+    Kept(2.2, 3, 1, 0, 2),
     Discarded(2.3, 3, 1),
+    Discarded(2.3, 3, 1, 2),
     Cancelled(2.4, 3),
     Left(1e6 + 1 / 3, 3),
     Left(1e6 + 1 / 3, 4, True),
@@ -80,9 +85,12 @@ def test_how_a_line_looks() -> None:
     assert as_line(Granted(1.5, 3, None, 2)) == (
         '{"event":"granted","time":1.5,"worker":3,"batch_size":null,"progress_gap":2}'
     )
-    assert json.loads(as_line(Applied(2.0, 18, (3, 4), (1, 9), (0, 5))))["workers"] == [3, 4]
-    assert as_line(Arrived(2.0, 4, 9, 128, 0.5)) == (
-        '{"event":"arrived","time":2.0,"worker":4,"iteration":9,"batch_size":128,"loss":0.5}'
+    assert as_line(Applied(2.0, 18, (3, 4), (1, 9), (0, 5), (2, 1))) == (
+        '{"event":"applied","time":2.0,"version":18,"workers":[3,4],"iterations":[1,9],"staleness":[0,5],'
+        '"incarnations":[2,1]}'
+    )
+    assert as_line(Arrived(2.0, 4, 9, 128, 0.5, 3)) == (
+        '{"event":"arrived","time":2.0,"worker":4,"iteration":9,"batch_size":128,"loss":0.5,"incarnation":3}'
     )
 
 
@@ -94,12 +102,29 @@ def test_how_a_line_looks() -> None:
         ('{"event":"left","time":1.0,"worker":3}', Left(1.0, 3, lost=False)),
         (
             '{"event":"arrived","time":1.0,"worker":3,"iteration":2,"batch_size":8}',
-            Arrived(1.0, 3, 2, 8, loss=None),
+            Arrived(1.0, 3, 2, 8, loss=None, incarnation=1),
         ),
+        (
+            '{"event":"arrived","time":1.0,"worker":3,"iteration":2,"batch_size":8,"loss":0.5}',
+            Arrived(1.0, 3, 2, 8, 0.5, incarnation=1),
+        ),
+        (
+            '{"event":"applied","time":1.0,"version":4,"workers":[3],"iterations":[2],"staleness":[0]}',
+            Applied(1.0, 4, (3,), (2,), (0,), incarnations=()),
+        ),
+        ('{"event":"kept","time":1.0,"worker":3,"iteration":2,"slot":5}', Kept(1.0, 3, 2, 5, incarnation=1)),
+        ('{"event":"discarded","time":1.0,"worker":3,"iteration":2}', Discarded(1.0, 3, 2, incarnation=1)),
     ],
 )
 def test_lines_of_old_traces_are_still_read(line: str, event: Event) -> None:
     assert from_line(line) == event
+
+
+def test_an_update_is_identified_by_worker_incarnation_and_iteration() -> None:
+    assert list(identities((3, 4), (1, 9), (2, 1))) == [(3, 2, 1), (4, 1, 9)]
+    assert list(identities((3, 4), (1, 9), ())) == [(3, 1, 1), (4, 1, 9)], "an old trace names no incarnations"
+    with pytest.raises(ValueError, match="argument 2"):
+        list(identities((3, 4), (1, 9), (2,)))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +145,7 @@ def test_a_loss_that_is_not_finite_is_valid_json_and_comes_back(loss: float, wor
 @settings(derandomize=True, deadline=None)
 @given(st.floats(0.0, 1e12), st.integers(0, 10**6), st.lists(st.integers(0, 10**6), min_size=1, max_size=4))
 def test_no_digit_is_lost(time: float, version: int, workers: list[int]) -> None:
-    event = Applied(time, version, tuple(workers), tuple(workers), tuple(workers))
+    event = Applied(time, version, tuple(workers), tuple(workers), tuple(workers), tuple(workers))
     assert from_line(as_line(event)) == event
 
 

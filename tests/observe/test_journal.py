@@ -35,6 +35,28 @@ def test_a_stream_is_written_down_and_said_again(spec: str, streamed: bool) -> N
         assert [tell(teller, entry) for teller in tellers] == [entry.decided] * 2
 
 
+def test_a_new_incarnation_is_written_down_and_said_again() -> None:
+    journal, lines = journalled("asp", streamed=False)
+    for incarnation in (1, 2):
+        journal.joined(0, 0.0)
+        journal.arrived(Update(0, 1, 0, 32, 1.0, incarnation=incarnation), 1.5)
+        journal.left(0, 2.0)
+    policy, entries = read(lines)
+    told = [(entry, tell(policy, entry)) for entry in entries]
+    assert all(entry.decided == decided for entry, decided in told)
+    arrived = [entry for entry, _ in told if entry.told == "arrived"]
+    assert [Update(*entry.of[0]).incarnation for entry in arrived] == [1, 2]
+    assert [Update(*entry.decided[0][1][0]).incarnation for entry in arrived] == [1, 2]
+
+
+def test_a_journal_from_before_there_were_incarnations_is_said_again_as_it_was() -> None:
+    entry = {"told": "arrived", "now": 1.5, "of": [[0, 1, 0, 32, 1.0, None]]}
+    entry["decided"] = [["Apply", [[0, 1, 0, 32, 1.0, None]], [1.0], None, []], ["Grant", 0, None, None]]
+    policy, entries = read([json.dumps({"policy": "asp", "streamed": False}), json.dumps(entry)])
+    policy.joined(0, 0.0)
+    assert [tell(policy, entry) == entry.decided for entry in entries] == [True]
+
+
 def test_who_is_ready_is_always_written_down() -> None:
     journal, _ = journalled("asp", streamed=False)
     assert not Ledger(journal, Observer()).pushes_freely  # type: ignore[arg-type]

@@ -61,8 +61,8 @@ class Book:
         return self.ledger
 
 
-def update(worker: int, iteration: int = 1, base_version: int = 0) -> Update:
-    return Update(worker, iteration, base_version, 32, 1.0)
+def update(worker: int, iteration: int = 1, base_version: int = 0, incarnation: int = 1) -> Update:
+    return Update(worker, iteration, base_version, 32, 1.0, incarnation=incarnation)
 
 
 def test_what_happened_is_written_before_what_was_decided() -> None:
@@ -76,7 +76,7 @@ def test_what_happened_is_written_before_what_was_decided() -> None:
     book.says(Apply((mine,), (1.0,)), Grant(0, 64)).arrived(mine, 3.0)
     assert book.events == [
         Arrived(3.0, 0, 1, 32),
-        Applied(3.0, 1, (0,), (1,), (0,)),
+        Applied(3.0, 1, (0,), (1,), (0,), (1,)),
         Granted(3.0, 0, 64, 0),
     ]
     book.says().left(0, 4.0)
@@ -89,8 +89,8 @@ def test_what_a_driver_knows_beside_is_written_down_too() -> None:
     assert book.events == [Joined(1.0, 0, 2)]
     book.says().ready(0, 32, 2.0, seconds=0.5)
     assert book.events == [Computed(2.0, 0, 0.5)]
-    book.says().arrived(Update(0, 1, 0, 32, 1.0, loss=0.25), 3.0)
-    assert book.events == [Arrived(3.0, 0, 1, 32, 0.25)]
+    book.says().arrived(Update(0, 1, 0, 32, 1.0, loss=0.25, incarnation=2), 3.0)
+    assert book.events == [Arrived(3.0, 0, 1, 32, 0.25, 2)]
     book.says().left(0, 4.0, lost=True)
     assert book.events == [Left(4.0, 0, True)]
 
@@ -101,10 +101,10 @@ def test_staleness_is_the_versions_between_the_pull_and_the_application() -> Non
         book.says().joined(worker, 0.0)
     for version in range(1, 6):
         book.says(Apply((update(0, version, version - 1),), (1.0,))).arrived(update(0, version, version - 1), 1.0)
-        assert book.events[-1] == Applied(1.0, version, (0,), (version,), (0,))
+        assert book.events[-1] == Applied(1.0, version, (0,), (version,), (0,), (1,))
     together = (update(1, 1, 0), update(2, 1, 3), update(0, 6, 5))
     book.says(Apply(together, (1.0, 1.0, 1.0))).woke(2.0)
-    assert book.events == [Applied(2.0, 6, (1, 2, 0), (1, 1, 6), (5, 2, 0))]
+    assert book.events == [Applied(2.0, 6, (1, 2, 0), (1, 1, 6), (5, 2, 0), (1, 1, 1))]
     assert book.ledger.version == 6
 
 
@@ -159,6 +159,18 @@ def test_every_decision_that_is_an_event_is_written() -> None:
     book.says(Keep(mine, 4), Discard(mine), Cancel(0), WakeAt(9.0)).measured("loss", 0, 0.5, 1.0)
     said = [Measured(1.0, 0, "loss", 0.5), Kept(1.0, 0, 1, 4), Discarded(1.0, 0, 1), Cancelled(1.0, 0)]
     assert book.events == said
+
+
+def test_every_decision_names_the_incarnation_of_its_update() -> None:
+    book = Book()
+    old, new = update(0, incarnation=3), update(0, incarnation=4)
+    book.says(Apply((new,), (1.0,)), Keep(old, 4), Discard(new), Apply((old, new), (1.0, 1.0))).woke(1.0)
+    assert book.events == [
+        Applied(1.0, 1, (0,), (1,), (0,), (4,)),
+        Kept(1.0, 0, 1, 4, 3),
+        Discarded(1.0, 0, 1, 4),
+        Applied(1.0, 2, (0, 0), (1, 1), (1, 1), (3, 4)),
+    ]
 
 
 def test_where_pushes_are_free_nobody_need_be_asked() -> None:

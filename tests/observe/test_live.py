@@ -178,6 +178,22 @@ def test_a_discarded_update_is_no_update_and_a_kept_one_is_one() -> None:
     assert live.samples_per_second(5.0) == pytest.approx(10 / 5)
 
 
+def test_an_update_counts_for_the_incarnation_that_made_it() -> None:
+    events: list[Event] = [
+        Joined(0, 0),
+        Arrived(1, 0, 1, 10),
+        Left(1, 0),
+        Joined(1, 0, 2),
+        Arrived(5, 0, 1, 30, None, 2),
+    ]
+    old = watched(*events, Discarded(5, 0, 1, 2), Applied(5, 1, (0,), (1,), (0,), (1,)))
+    assert (old.updates, old.samples_per_second(5.0)) == pytest.approx((1, 10 / 5))
+    new = watched(*events, Discarded(5, 0, 1, 1), Kept(5, 0, 1, 7, 2), Applied(5, 1, (0,), (1,), (0,), (2,)))
+    assert (new.updates, new.samples_per_second(5.0)) == pytest.approx((1, 30 / 5))
+    both = watched(*events, Applied(5, 1, (0, 0), (1, 1), (0, 0), (1, 2)))
+    assert (both.updates, both.samples_per_second(5.0)) == pytest.approx((2, 40 / 5))
+
+
 def test_time_before_anybody_comes_does_not_count() -> None:
     live = watched(Joined(100, 0), *iteration(0, 1, 100.0))
     assert live.samples_per_second(104.0) == pytest.approx(10 / 4)

@@ -30,6 +30,7 @@ from paceline.observe.events import (
     Pushing,
     Turned,
     Used,
+    identities,
 )
 from paceline.observe.observer import Recorder, Tee
 from paceline.observe.perfetto import LANES, Perfetto, write
@@ -177,6 +178,17 @@ def test_what_became_of_an_update(settled: Event, how: Line) -> None:
         assert line["args"] == {"iteration": 1, "batch": 32} | how
 
 
+def test_what_became_of_an_update_is_told_of_the_incarnation_that_made_it() -> None:
+    again = [event._replace(time=event.time + 10) for event in SERVED[1:]]
+    again = [event._replace(incarnation=2) if isinstance(event, Arrived) else event for event in again]
+    events: list[Event] = [*SERVED, Left(8, 0), Joined(10, 0, 2), *again]
+    lines = written([*events, Discarded(17, 0, 1, 2), Applied(17, 5, (0,), (1,), (4,), (1,))])
+    for line in slices(lines, "compute") + slices(lines, "push"):
+        how = {"version": 5, "staleness": 4} if line["ts"] < 10_000_000 else {"discarded": True}
+        assert line["args"] == {"iteration": 1, "batch": 32} | how
+    assert len(slices(lines, "push")) == 2
+
+
 def test_the_server_has_a_mark_for_each_apply_and_counters() -> None:
     lines = written(
         [
@@ -263,22 +275,25 @@ def test_lanes_add_up_to_the_report(policy: str, streamed: bool) -> None:
     assert moved == pytest.approx(report.communication_seconds * arrivals, abs=microsecond)
 
 
+@pytest.mark.parametrize("faults", [0, 6])
 @pytest.mark.parametrize("policy", names())
-def test_every_update_is_told_of_with_its_staleness(policy: str) -> None:
-    events, _ = simulated(policy)
+def test_every_update_is_told_of_with_its_staleness(policy: str, faults: int) -> None:
+    events, _ = simulated(policy, faults=faults)
     found = Counter(
         (line["args"]["iteration"], line["args"]["batch"], line["args"]["staleness"])
         for line in slices(written(events), "compute")
         if "staleness" in line["args"]
     )
-    batches = {(e.worker, e.iteration): e.batch_size for e in events if isinstance(e, Arrived)}
-    kept = {(e.worker, e.iteration) for e in events if isinstance(e, Kept)}
+    batches = {(e.worker, e.incarnation, e.iteration): e.batch_size for e in events if isinstance(e, Arrived)}
+    kept = {(e.worker, e.incarnation, e.iteration) for e in events if isinstance(e, Kept)}
     applied = Counter(
-        (iteration, batches[worker, iteration], stale)
+        (update[2], batches[update], stale)
         for event in events
         if isinstance(event, Applied)
-        for worker, iteration, stale in zip(event.workers, event.iterations, event.staleness, strict=True)
-        if (worker, iteration) not in kept
+        for update, stale in zip(
+            identities(event.workers, event.iterations, event.incarnations), event.staleness, strict=True
+        )
+        if update not in kept
     )
     assert found == applied
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from paceline.observe.events import (
@@ -136,11 +138,13 @@ def test_updates_that_come_together_have_no_gap() -> None:
 
 def test_two_incarnations_may_have_updates_of_the_same_number() -> None:
     events: list[Event] = [Joined(0, 0), Granted(0, 0, None, 0), Turned(1, 0), Arrived(1, 0, 1, 10), Left(1, 0)]
-    events += [Joined(1, 0), Granted(1, 0, None, 0), Turned(2, 0), Arrived(2, 0, 1, 30)]
-    events += [Applied(2, 1, (0, 0), (1, 1), (0, 0))]
-    report = report_of(events)
-    assert report.updates == 2
-    assert report.samples_per_second == pytest.approx((10 + 30) / 2)
+    events += [Joined(1, 0, 2), Granted(1, 0, None, 0), Turned(2, 0), Arrived(2, 0, 1, 30, None, 2)]
+    both = report_of([*events, Applied(2, 1, (0, 0), (1, 1), (0, 0), (1, 2))])
+    assert (both.updates, both.samples_per_second) == pytest.approx((2, (10 + 30) / 2))
+    old = report_of([*events, Discarded(2, 0, 1, 2), Applied(2, 1, (0,), (1,), (0,), (1,))])
+    assert (old.updates, old.discarded, old.samples_per_second) == pytest.approx((1, 1, 10 / 2))
+    new = report_of([*events, Discarded(2, 0, 1, 1), Kept(2, 0, 1, 7, 2), Applied(2, 1, (0,), (1,), (0,), (2,))])
+    assert (new.updates, new.discarded, new.samples_per_second) == pytest.approx((1, 1, 30 / 2))
 
 
 def test_an_update_that_is_applied_again_and_again_is_one_update() -> None:
@@ -187,6 +191,25 @@ def test_a_recorded_trace_gives_the_same_report(policy: str, streamed: bool) -> 
         assert report_of([from_line(line) for line in lines], warm_up) == result.report
 
 
+@pytest.mark.parametrize("policy", names())
+def test_an_old_trace_without_incarnations_gives_the_same_report(policy: str) -> None:
+    lines: list[str] = []
+    observer = Recorder(lambda event: lines.append(as_line(event)))
+    result = Cluster(load_cluster("r2sp-b").with_jitter(0.1), make(policy), 12, observer=observer).run()
+    old = [without_incarnations(line) for line in lines]
+    assert old != lines
+    assert report_of([from_line(line) for line in old], result.report.warm_up_iterations) == result.report
+
+
+def without_incarnations(line: str) -> str:
+    """A line of a trace, as it was before updates named their incarnation."""
+    fields = json.loads(line)
+    if fields["event"] != "joined":
+        fields.pop("incarnation", None)
+        fields.pop("incarnations", None)
+    return json.dumps(fields)
+
+
 # Memory
 
 
@@ -209,9 +232,3 @@ def test_a_short_series_is_kept_whole() -> None:
         series.add(value)
     assert series.percentiles(0, 50, 100) == [1.0, 3.0, 5.0]
     assert _Series().percentiles(5, 50) == [0.0, 0.0]
-
-
-def test_what_was_settled_is_forgotten() -> None:
-    summary = Summary()
-    Cluster(load_cluster("r2sp-b"), make("asp"), 5, observer=summary).run()
-    assert len(summary._unsettled) == 0

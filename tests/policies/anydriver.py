@@ -50,6 +50,7 @@ class Task:
     """One Grant, and what came of it."""
 
     worker: int
+    incarnation: int
     iteration: int
     base_version: int
     batch_size: int
@@ -89,13 +90,14 @@ class AnyDriver:
         self.version = 0
         self.wake: float | None = None
         self.progress: dict[int, int] = {}  # member → completed iterations
+        self.incarnations: Counter[int] = Counter()  # worker → how often it has joined
         self.iterations: dict[int, int] = {}  # member → Grants since it joined
         self.running: dict[int, Task] = {}  # member → its unanswered Grant
         self.latest: dict[int, Task] = {}  # member → its last Grant
         self.since: dict[int, set[int]] = {}  # gated: member → every id that was one since it last asked for a model
         self.streams: list[tuple[Stream, list[Task]]] = []  # in the order in which they were told, until applied
         self.cancelled: list[Task] = []  # whose answers may still come
-        self.unsettled: dict[Update, list[Task]] = {}
+        self.unsettled: dict[Update, Task] = {}
         self.kept: dict[int, tuple[Update, Task]] = {}  # slot → what is there
         self.sums: dict[int, list[tuple[Update, float]]] = {}  # running sums, and what was added to them
         self.spoilt: set[int] = set()  # those of which something was discarded
@@ -113,8 +115,9 @@ class AnyDriver:
     def joins(self, worker: int) -> None:
         assert worker not in self.progress
         self.progress[worker] = self.slowest
+        self.incarnations[worker] += 1
         self.iterations[worker] = 0
-        tasks = [*self.running.values(), *(task for tasks in self.unsettled.values() for task in tasks)]
+        tasks = [*self.running.values(), *self.unsettled.values()]
         for company in [*(task.company for task in tasks), *self.since.values()]:
             company.add(worker)
         self._asks_for_a_model(worker)
@@ -127,9 +130,8 @@ class AnyDriver:
         if running := self.running.pop(worker, None):
             running.gone = True
         self.cancelled = [task for task in self.cancelled if task.worker != worker]
-        for tasks in self.unsettled.values():
-            for task in tasks:
-                task.departed |= task.worker == worker
+        for task in self.unsettled.values():
+            task.departed |= task.worker == worker
         self._tell("left", worker, self.now)
 
     def computes(self, task: Task) -> None:
@@ -152,8 +154,10 @@ class AnyDriver:
             base_version=task.base_version,
             batch_size=task.batch_size,
             compute_seconds=task.computed_at - task.granted_at,
+            incarnation=task.incarnation,
         )
-        self.unsettled.setdefault(update, []).append(task)
+        assert update not in self.unsettled
+        self.unsettled[update] = task
         self._tell("arrived", update, self.now)
 
     def answers(self, task: Task) -> None:
@@ -274,6 +278,7 @@ class AnyDriver:
                 self.iterations[worker] += 1
                 self.running[worker] = self.latest[worker] = task = Task(
                     worker=worker,
+                    incarnation=self.incarnations[worker],
                     iteration=self.iterations[worker],
                     base_version=self.version,
                     batch_size=batch_size or 32 + 16 * (worker % 3),
@@ -391,8 +396,4 @@ class AnyDriver:
 
     def _settle(self, update: Update, decision: Decision) -> Task:
         require(update in self.unsettled, f"{decision}: {update} has not arrived, or was settled before")
-        tasks = self.unsettled[update]
-        task = tasks.pop(0)
-        if not tasks:
-            del self.unsettled[update]
-        return task
+        return self.unsettled.pop(update)

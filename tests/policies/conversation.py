@@ -4,13 +4,14 @@
     talk.arrives("a", at=1.0).answers(applied("a"), granted("a"))
 
 Workers are letters; `a` is worker 0. A `Conversation` keeps the books of a real driver: it numbers iterations and
-versions, and it lets no time pass over a WakeAt.
+versions, it gives each rejoin a new incarnation, and it lets no time pass over a WakeAt.
 """
 
 from __future__ import annotations
 
 import math
 import string
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +136,7 @@ class Conversation:
         self.version = 0
         self.wake = math.inf
         self.grants: dict[str, list[tuple[int, int, float]]] = {}  # worker → base version, batch and time of each
+        self.incarnations: Counter[str] = Counter()  # worker → how often it has joined
         self.open: set[str] = set()  # who holds a Grant
         self.last: list[Decision] = []  # what was answered
         self.staleness: list[int] = []  # of every update applied
@@ -145,6 +147,7 @@ class Conversation:
 
     def joins(self, worker: str, at: float | None = None) -> Conversation:
         self._pass_time(at)
+        self.incarnations[worker] += 1
         self.grants[worker] = []
         self.open.discard(worker)
         return self._hear(self.policy.joined(LETTERS.index(worker), self.now))
@@ -171,9 +174,10 @@ class Conversation:
             iteration = len(self.grants[worker])
         base_version, batch, granted_at = self.grants[worker][iteration - 1]
         busy = self.now - granted_at if compute is None else compute
-        return self._hear(
-            self.policy.arrived(Update(LETTERS.index(worker), iteration, base_version, batch, busy), self.now)
+        update = Update(
+            LETTERS.index(worker), iteration, base_version, batch, busy, incarnation=self.incarnations[worker]
         )
+        return self._hear(self.policy.arrived(update, self.now))
 
     def wakes(self, at: float | None = None) -> Conversation:
         """The WakeAt comes due; or, with `at`, the policy is woken then, too early."""

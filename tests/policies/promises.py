@@ -135,8 +135,7 @@ class StalenessWithin(Promise):
 
     def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
         if self.turns:
-            tasks = [*driver.running.values(), *(task for tasks in driver.unsettled.values() for task in tasks)]
-            for task in tasks:
+            for task in [*driver.running.values(), *driver.unsettled.values()]:
                 task.notes["turns"] = max(task.notes.get("turns", 0), self.turns(driver.policy))
 
     def applied(self, driver: AnyDriver, tasks: list[Task]) -> None:
@@ -269,8 +268,7 @@ class RingOrder(Promise):
     def _pass_over(self, driver: AnyDriver, seat: int) -> None:
         """Nobody is waited for there."""
         for worker in self.members[seat]:
-            tasks = [task for tasks in driver.unsettled.values() for task in tasks if not task.departed]
-            waits = any(task.worker == worker for task in tasks)
+            waits = any(task.worker == worker and not task.departed for task in driver.unsettled.values())
             require(driver.gated or not waits, f"seat {seat} was passed over, and its update had arrived")
             task = driver.running.get(worker)
             if task is not None and task not in self.granted_now:

@@ -17,13 +17,20 @@ class Federation:
         self.policy = policy or Filtered(make("bsp:weights=mean"), **options)  # type: ignore[arg-type]
         self.now = 0.0
         self.grants = dict.fromkeys(range(clients), 0)
+        self.incarnations = dict.fromkeys(range(clients), 1)
         self.waiting: list[int] = []  # who was granted
+        self.sent: set[Update] = set()  # what is undecided
         self.version = 0
         self.applied: list[tuple[int, ...]] = []
         self.cancelled: list[int] = []
         self.discarded: list[Update] = []
         for client in range(clients):
             self.take(self.policy.joined(client, 0.0))
+
+    def rejoin(self, client: int) -> None:
+        self.grants[client] = 0
+        self.incarnations[client] += 1
+        self.take(self.policy.joined(client, self.now))
 
     def take(self, decisions: list[Decision]) -> list[Apply]:
         applies = []
@@ -36,9 +43,12 @@ class Federation:
                     self.cancelled.append(worker)
                     self.waiting.remove(worker)
                 case Discard(update):
+                    self.sent.remove(update)
                     self.discarded.append(update)
                 case Apply():
                     self.version += 1
+                    for update in decision.updates:  # they are named as they were sent
+                        self.sent.remove(update)
                     self.applied.append(tuple(sorted(update.worker for update in decision.updates)))
                     applies.append(decision)
         return applies
@@ -49,7 +59,8 @@ class Federation:
         going, self.waiting = self.waiting, []
         applies = []
         for client in going:
-            update = Update(client, self.grants[client], self.version, 10, 1.0)
+            update = Update(client, self.grants[client], self.version, 10, 1.0, incarnation=self.incarnations[client])
+            self.sent.add(update)
             applies += self.take(self.policy.arrived(update, self.now))
         for apply in applies:
             for update in apply.updates:
@@ -188,6 +199,30 @@ def test_one_can_be_taken_back_by_hand() -> None:
     assert some.applied[-1] == (0, 1, 2, 3, 5, 6, 7)
 
 
+def test_one_who_is_taken_back_is_a_new_incarnation_to_the_policy_inside() -> None:
+    inside = make("bsp:weights=mean")
+    told, arrived = list[Update](), inside.arrived
+
+    def noted(update: Update, now: float) -> list[Decision]:
+        told.append(update)
+        return arrived(update, now)
+
+    inside.arrived = noted  # type: ignore[method-assign]
+    some = Federation(6, Filtered(inside))
+    for _ in range(2):
+        for _ in range(5):
+            some.round({4: 0.1})
+        assert list(some.policy.blacklist) == [4]
+        some.take(some.policy.pardon([4], some.now))
+        some.round({})
+        assert told[-1].iteration == 1, "the policy inside counts its Grants anew"
+    identities = [(update.worker, update.incarnation, update.iteration) for update in told]
+    assert len(set(identities)) == len(identities)
+    assert {update.incarnation for update in told if update.worker != 4} == {1}
+    assert len({update.incarnation for update in told if update.worker == 4}) == 3
+    assert not some.policy.sent
+
+
 def test_only_a_person_pardons_not_a_worker_itself() -> None:
     """What a worker says it has measured is about itself: a number, where a person names several."""
     some = Federation(8)
@@ -220,8 +255,7 @@ def test_who_leaves_and_comes_back_is_still_blacklisted() -> None:
         some.round({4: 0.1})
     some.take(some.policy.left(4, some.now))
     some.round({})
-    some.grants[4] = 0
-    some.take(some.policy.joined(4, some.now))
+    some.rejoin(4)
     assert list(some.policy.blacklist) == [4]
     some.round({})
     assert 4 not in some.applied[-1]
@@ -236,8 +270,7 @@ def test_one_who_is_away_can_be_pardoned() -> None:
         some.round({4: 0.1})
     some.take(some.policy.left(4, some.now))
     assert some.policy.pardon([4], some.now) == []
-    some.grants[4] = 0
-    some.take(some.policy.joined(4, some.now))
+    some.rejoin(4)
     some.round({})
     assert 4 in some.applied[-1]
 
@@ -282,8 +315,7 @@ def test_whatever_is_measured_somebody_goes_on_and_everything_is_decided_once(da
         if data.draw(st.integers(0, 4)) == 0 and len(members) < clients:
             back = data.draw(st.sampled_from(sorted(set(range(clients)) - members)))
             members.add(back)
-            some.grants[back] = 0
-            some.take(some.policy.joined(back, some.now))
+            some.rejoin(back)
         if data.draw(st.integers(0, 9)) == 0 and len(members) > 1:
             gone = data.draw(st.sampled_from(sorted(members)))
             members.remove(gone)

@@ -1,12 +1,13 @@
 """Groups: id mod count, an inner policy in each, an outer one across. a and c are in group 0, b and d in group 1."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from paceline.policies import Apply, Grant, Keep, Policy, PolicyError, Update, make
+from paceline.policies import Apply, Grant, Keep, Policy, PolicyError, Update, load, make, save
 from paceline.policies.asp import ASP
 from paceline.policies.bsp import BSP
 from paceline.policies.groups import Groups
@@ -117,6 +118,25 @@ def test_a_group_that_empties_and_fills_again_is_woken() -> None:
     while not talk.open:
         talk.wakes()
     talk.answers(granted("a"))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_group_that_empties_and_fills_again_is_a_new_incarnation_to_the_outer_policy(saved: bool) -> None:
+    talk = Conversation(Groups(count=2, inner=ASP(), outer=BSP()), workers="ab")
+    for now in (0.0, 10.0):
+        talk.arrives("a", at=now + 1.0).answers()
+        talk.leaves("a", at=now + 2.0).answers()
+        talk.joins("a", at=now + 10.0).answers(granted("a"))
+    policy: Any = load(json.loads(json.dumps(save(talk.policy)))) if saved else talk.policy
+    talk.policy = policy
+    alike = [replace(update, incarnation=0) for update in policy.told]
+    assert alike == [Update(0, 1, 0, 32, 1.0, incarnation=0)] * 2, "but for the incarnation"
+    assert [update.incarnation for update in policy.told] == [1, 2]
+    talk.arrives("a", at=21.0).answers()
+    talk.arrives("b", at=22.0).answers(applied("aaab"), granted("a"), granted("b"))
+    (apply,) = [decision for decision in talk.last if isinstance(decision, Apply)]
+    assert [update.incarnation for update in apply.updates] == [1, 2, 3, 1]
+    assert not policy.told
 
 
 @pytest.mark.parametrize("inner", ["asp", "bsp", "bsp:fraction=0.5"])

@@ -79,6 +79,24 @@ def test_a_kept_update_may_be_applied_again_but_not_after_it_was_replaced() -> N
         driver.answers(driver.running[0])
 
 
+def test_an_update_is_not_settled_in_the_name_of_another_incarnation() -> None:
+    held: list[Update] = []
+
+    def hold(update: Update) -> Decisions:
+        held.append(update)
+        return [Grant(0)]
+
+    driver = AnyDriver(Says)
+    driver.policy.say = hold  # type: ignore[attr-defined]
+    driver.joins(0)
+    driver.answers(driver.running[0])
+    driver.leaves(0)
+    driver.joins(0)
+    driver.policy.say = lambda update: [whole(held[0]), whole(replace(update, incarnation=1))]  # type: ignore[attr-defined]
+    with pytest.raises(Broken, match=r"incarnation=1.* was settled before"):
+        driver.answers(driver.running[0])
+
+
 def test_an_update_that_is_forgotten_is_found_when_all_have_left() -> None:
     driver = AnyDriver(Says)
     driver.policy.say = lambda update: [Grant(update.worker)]  # type: ignore[attr-defined]

@@ -86,7 +86,9 @@ def test_a_policy_in_the_midst_of_things_goes_on_from_a_file(spec: str) -> None:
         deque([1, 2], maxlen=5),
         deque(),
         Update(1, 2, 3, 4, 5.0),
+        Update(1, 2, 3, 4, 5.0, 0.5, 6),
         {Update(1, 2, 3, 4, 5.0): [1]},
+        {Update(1, 2, 3, 4, 5.0, incarnation=n): Update(1, 9, 3, 4, 5.0, incarnation=n) for n in (1, 2)},
     ],
     ids=repr,
 )

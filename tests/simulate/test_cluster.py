@@ -64,7 +64,7 @@ def test_an_iteration_step_by_step() -> None:
         Turned(1.24, 0),
         Pushing(1.24, 0),
         Arrived(1.44, 0, 1, 32),
-        Applied(1.44, 1, (0,), (1,), (0,)),
+        Applied(1.44, 1, (0,), (1,), (0,), (1,)),
         Granted(1.44, 0, None, 0),
         Pulling(1.49, 0),
         Pulled(1.69, 0, 1),
@@ -72,7 +72,7 @@ def test_an_iteration_step_by_step() -> None:
         Turned(2.69, 0),
         Pushing(2.69, 0),
         Arrived(2.89, 0, 2, 32),
-        Applied(2.89, 2, (0,), (2,), (0,)),
+        Applied(2.89, 2, (0,), (2,), (0,), (1,)),
         Granted(2.89, 0, None, 0),
     )
 

@@ -1,16 +1,20 @@
 """Trace events: one small schema, whoever drives the policy.
 
 Each event is one JSON object on a line of its own, `{"event": "granted", "time": 1.5, "worker": 3, …}`. Times are
-seconds since the run began; versions number the Applies. Fields that came later have defaults, so old traces can be
-read. JSON has no number for a loss that is not finite: it is written as "NaN", "Infinity" or "-Infinity".
+seconds since the run began; versions number the Applies. Worker, incarnation and iteration identify an update. Fields
+that came later have defaults, so old traces can be read. An old trace names no incarnations; there all of them are 1.
+JSON has no number for a loss that is not finite: it is written as "NaN", "Infinity" or "-Infinity".
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
+
+#: What identifies an update: its worker, its worker's incarnation, and its iteration.
+Identity: TypeAlias = tuple[int, int, int]
 
 
 class Began(NamedTuple):
@@ -88,16 +92,18 @@ class Arrived(NamedTuple):
     iteration: int
     batch_size: int
     loss: float | None = None  # as the worker told it
+    incarnation: int = 1
 
 
 class Applied(NamedTuple):
-    """The model changed. Of each update: its worker, its iteration and its staleness."""
+    """The model changed. Of each update: its worker, its iteration, its staleness and its worker's incarnation."""
 
     time: float
     version: int
     workers: tuple[int, ...]
     iterations: tuple[int, ...]
     staleness: tuple[int, ...]
+    incarnations: tuple[int, ...] = ()  # empty in an old trace: then all are 1
 
 
 class Kept(NamedTuple):
@@ -107,6 +113,7 @@ class Kept(NamedTuple):
     worker: int
     iteration: int
     slot: int
+    incarnation: int = 1
 
 
 class Discarded(NamedTuple):
@@ -115,6 +122,7 @@ class Discarded(NamedTuple):
     time: float
     worker: int
     iteration: int
+    incarnation: int = 1
 
 
 class Cancelled(NamedTuple):
@@ -201,6 +209,13 @@ KINDS: dict[str, Any] = {
         Measured,
     )
 }
+
+
+def identities(
+    workers: tuple[int, ...], iterations: tuple[int, ...], incarnations: tuple[int, ...]
+) -> Iterable[Identity]:
+    """The identities of the updates that an Applied names."""
+    return zip(workers, incarnations or (1,) * len(workers), iterations, strict=True)
 
 
 def in_json(value: Any) -> Any:

@@ -81,7 +81,8 @@ def tell(teller: Any, entry: Entry) -> list[Any]:
 def _plain(value: Any) -> Any:
     """As values that JSON knows: a decision is its name and its fields, an update is its fields."""
     if isinstance(value, Update):
-        return [getattr(value, each.name) for each in fields(value)]
+        row = [getattr(value, each.name) for each in fields(value)]
+        return row[:-1] if value.incarnation == 1 else row  # as in a journal from before there were incarnations
     if is_dataclass(value):
         return [type(value).__name__, *(_plain(getattr(value, each.name)) for each in fields(value))]
     if isinstance(value, list | tuple):

@@ -52,7 +52,7 @@ class Ledger:
     def arrived(self, update: Update, now: float) -> list[Decision]:
         if update.worker in self.progress:
             self.progress.advance(update.worker)
-        self._observer.arrived(now, update.worker, update.iteration, update.batch_size, update.loss)
+        self._observer.arrived(now, update.worker, update.iteration, update.batch_size, update.loss, update.incarnation)
         return self._note(self.policy.arrived(update, now), now)
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> list[Decision]:
@@ -92,21 +92,24 @@ class Ledger:
         if len(updates) == 1:  # the common case, made quick
             update = updates[0]
             stale = before - update.base_version
-            self._observer.applied(now, version, (update.worker,), (update.iteration,), (stale,))
+            self._observer.applied(now, version, (update.worker,), (update.iteration,), (stale,), (update.incarnation,))
         else:
             workers = tuple([update.worker for update in updates])
             iterations = tuple([update.iteration for update in updates])
             staleness = tuple([before - update.base_version for update in updates])
-            self._observer.applied(now, version, workers, iterations, staleness)
+            incarnations = tuple([update.incarnation for update in updates])
+            self._observer.applied(now, version, workers, iterations, staleness, incarnations)
 
     def _turn(self, turn: Turn, now: float) -> None:
         self._observer.turned(now, turn.worker)
 
     def _discarded(self, discard: Discard, now: float) -> None:
-        self._observer.discarded(now, discard.update.worker, discard.update.iteration)
+        update = discard.update
+        self._observer.discarded(now, update.worker, update.iteration, update.incarnation)
 
     def _kept(self, keep: Keep, now: float) -> None:
-        self._observer.kept(now, keep.update.worker, keep.update.iteration, keep.slot)
+        update = keep.update
+        self._observer.kept(now, update.worker, update.iteration, keep.slot, update.incarnation)
 
     def _cancelled(self, cancel: Cancel, now: float) -> None:
         self._observer.cancelled(now, cancel.worker)

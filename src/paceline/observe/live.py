@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from paceline.observe.events import Identity, identities
 from paceline.observe.observer import Observer
-from paceline.observe.unsettled import Unsettled
 
 State = Literal["computing", "waiting", "pushing", "left"]
 
@@ -141,7 +141,7 @@ class Live(Observer):
         self._losses = 0
         self._samples = 0
         self._stale = self._stale_count = 0
-        self._unsettled: Unsettled[int] = Unsettled()
+        self._unsettled: dict[Identity, int] = {}  # samples of updates that are not decided yet
         self._waiting, self._members = _Integral(), _Integral()
         self._older = self._newer = _Sums()
 
@@ -215,14 +215,22 @@ class Live(Observer):
         self._stop_waiting(record, time)
         record.state = "pushing"
 
-    def arrived(self, time: float, worker: int, iteration: int, batch_size: int, loss: float | None = None) -> None:
+    def arrived(
+        self,
+        time: float,
+        worker: int,
+        iteration: int,
+        batch_size: int,
+        loss: float | None = None,
+        incarnation: int = 1,
+    ) -> None:
         self._pass(time)
         record = self.workers[worker]
         self._stop_waiting(record, time)
         record.iteration = iteration
         record.arrive(time, batch_size)
         self._wait(record, time)
-        self._unsettled.add(worker, iteration, batch_size)
+        self._unsettled[worker, incarnation, iteration] = batch_size
         if loss is not None:
             record.loss = loss
             self._hear(loss)
@@ -234,22 +242,23 @@ class Live(Observer):
         workers: tuple[int, ...],
         iterations: tuple[int, ...],
         staleness: tuple[int, ...],
+        incarnations: tuple[int, ...] = (),
     ) -> None:
         self._pass(time)
         self.version = version
-        for worker, iteration, stale in zip(workers, iterations, staleness, strict=True):
-            self.workers[worker].staleness = stale
-            self._accept(worker, iteration)
+        for update, stale in zip(identities(workers, iterations, incarnations), staleness, strict=True):
+            self.workers[update[0]].staleness = stale
+            self._accept(update)
         self._stale += sum(staleness)
         self._stale_count += len(staleness)
 
-    def kept(self, time: float, worker: int, iteration: int, slot: int) -> None:
+    def kept(self, time: float, worker: int, iteration: int, slot: int, incarnation: int = 1) -> None:
         self._pass(time)
-        self._accept(worker, iteration)
+        self._accept((worker, incarnation, iteration))
 
-    def discarded(self, time: float, worker: int, iteration: int) -> None:
+    def discarded(self, time: float, worker: int, iteration: int, incarnation: int = 1) -> None:
         self._pass(time)
-        self._unsettled.settle(worker, iteration)
+        self._unsettled.pop((worker, incarnation, iteration), None)
 
     def cancelled(self, time: float, worker: int) -> None:
         self._pass(time)
@@ -281,8 +290,9 @@ class Live(Observer):
             record.stop_waiting(time)
             self._waiting.change(time, -1)
 
-    def _accept(self, worker: int, iteration: int) -> None:
-        samples = self._unsettled.settle(worker, iteration)
+    def _accept(self, update: Identity) -> None:
+        """Count an update once, also if it is kept and applied again and again."""
+        samples = self._unsettled.pop(update, None)
         if samples is not None:
             self.updates += 1
             self._samples += samples

@@ -29,7 +29,15 @@ class Observer:
 
     def pushing(self, time: float, worker: int) -> None: ...
 
-    def arrived(self, time: float, worker: int, iteration: int, batch_size: int, loss: float | None = None) -> None: ...
+    def arrived(
+        self,
+        time: float,
+        worker: int,
+        iteration: int,
+        batch_size: int,
+        loss: float | None = None,
+        incarnation: int = 1,
+    ) -> None: ...
 
     def applied(
         self,
@@ -38,11 +46,12 @@ class Observer:
         workers: tuple[int, ...],
         iterations: tuple[int, ...],
         staleness: tuple[int, ...],
+        incarnations: tuple[int, ...] = (),
     ) -> None: ...
 
-    def kept(self, time: float, worker: int, iteration: int, slot: int) -> None: ...
+    def kept(self, time: float, worker: int, iteration: int, slot: int, incarnation: int = 1) -> None: ...
 
-    def discarded(self, time: float, worker: int, iteration: int) -> None: ...
+    def discarded(self, time: float, worker: int, iteration: int, incarnation: int = 1) -> None: ...
 
     def cancelled(self, time: float, worker: int) -> None: ...
 

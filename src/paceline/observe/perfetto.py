@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
-from paceline.observe.events import Event, in_json
+from paceline.observe.events import Event, Identity, identities, in_json
 from paceline.observe.observer import Observer, replay
-from paceline.observe.unsettled import Unsettled
 
 LANES = ("compute", "push", "pull", "wait")
 QUEUED = "queued"
@@ -156,7 +155,15 @@ class Perfetto(Observer):
     def pushing(self, time: float, worker: int) -> None:
         self._go_on(worker, "push", "push", time)
 
-    def arrived(self, time: float, worker: int, iteration: int, batch_size: int, loss: float | None = None) -> None:
+    def arrived(
+        self,
+        time: float,
+        worker: int,
+        iteration: int,
+        batch_size: int,
+        loss: float | None = None,
+        incarnation: int = 1,
+    ) -> None:
         record = self._workers[worker]
         if record.name == QUEUED:  # nobody saw the push begin
             record.name = "push"
@@ -167,7 +174,7 @@ class Perfetto(Observer):
             about["loss"] = in_json(loss)
             if math.isfinite(loss):
                 self._count("loss", time, {"last": loss})
-        self._unsettled.add(worker, iteration, _Done(record.pid, record.slices, about))
+        self._unsettled[worker, incarnation, iteration] = _Done(record.pid, record.slices, about)
         record.slices = []
 
     def applied(
@@ -177,21 +184,22 @@ class Perfetto(Observer):
         workers: tuple[int, ...],
         iterations: tuple[int, ...],
         staleness: tuple[int, ...],
+        incarnations: tuple[int, ...] = (),
     ) -> None:
         now = self._at(time)
         about = {"version": version, "workers": workers, "iterations": iterations, "staleness": staleness}
         self._instant(self._server, f"apply {version}", now, about, self._server + 1)
         self._count("staleness", time, {"mean": sum(staleness) / max(1, len(staleness))})
-        for worker, iteration, stale in zip(workers, iterations, staleness, strict=True):
-            self._settle(worker, iteration, {"staleness": stale, "version": version})
+        for update, stale in zip(identities(workers, iterations, incarnations), staleness, strict=True):
+            self._settle(update, {"staleness": stale, "version": version})
 
-    def kept(self, time: float, worker: int, iteration: int, slot: int) -> None:
+    def kept(self, time: float, worker: int, iteration: int, slot: int, incarnation: int = 1) -> None:
         self._at(time)
-        self._settle(worker, iteration, {"kept in": slot})
+        self._settle((worker, incarnation, iteration), {"kept in": slot})
 
-    def discarded(self, time: float, worker: int, iteration: int) -> None:
+    def discarded(self, time: float, worker: int, iteration: int, incarnation: int = 1) -> None:
         self._at(time)
-        self._settle(worker, iteration, {"discarded": True})
+        self._settle((worker, incarnation, iteration), {"discarded": True})
 
     def cancelled(self, time: float, worker: int) -> None:
         self._abandon(self._workers[worker], self._at(time), "cancelled")
@@ -214,7 +222,7 @@ class Perfetto(Observer):
         self._name = name
         self._end = 0
         self._workers: dict[int, _Worker] = {}
-        self._unsettled: Unsettled[_Done] = Unsettled()
+        self._unsettled: dict[Identity, _Done] = {}  # updates that are in and not decided yet
         self._links = {"in": 0.0, "out": 0.0}
         self._server_pid: int | None = None
         self._sees_pulls = False
@@ -223,8 +231,9 @@ class Perfetto(Observer):
         """Close whatever is open, where the run ends."""
         for record in self._workers.values():
             self._abandon(record, self._end, "cut off by the end")
-        for done in self._unsettled.settle_all():
+        for done in self._unsettled.values():
             self._write_all(done.pid, done.slices, done.about)
+        self._unsettled.clear()
 
     def _go_on(self, worker: int, lane: str, name: str, time: float) -> None:
         record = self._workers[worker]
@@ -243,8 +252,8 @@ class Perfetto(Observer):
         self._write_all(record.pid, record.slices, {"iteration": record.iteration} | ({} if waits else {why: True}))
         record.slices = []
 
-    def _settle(self, worker: int, iteration: int, how: dict[str, Any]) -> None:
-        done = self._unsettled.settle(worker, iteration)
+    def _settle(self, update: Identity, how: dict[str, Any]) -> None:
+        done = self._unsettled.pop(update, None)
         if done:
             self._write_all(done.pid, done.slices, done.about | how)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from paceline.observe.events import Identity, identities
 from paceline.observe.observer import Observer
-from paceline.observe.unsettled import Unsettled
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Summary(Observer):
         self._ended = 0.0
         self._iterations = 0
         self._samples = 0
-        self._unsettled: Unsettled[int] = Unsettled()  # samples of updates that are neither accepted nor dropped yet
+        self._unsettled: dict[Identity, int] = {}  # samples of updates that are neither accepted nor dropped yet
         self._updates = self._discarded = 0
         self._lost = self._returned = 0
         self._stale_total = self._stale_count = self._stale_most = 0
@@ -191,11 +191,19 @@ class Summary(Observer):
         if self._began is not None:
             record.blocked += time - record.computed_at
 
-    def arrived(self, time: float, worker: int, iteration: int, batch_size: int, loss: float | None = None) -> None:
+    def arrived(
+        self,
+        time: float,
+        worker: int,
+        iteration: int,
+        batch_size: int,
+        loss: float | None = None,
+        incarnation: int = 1,
+    ) -> None:
         record = self._workers[worker]
         record.arrived_at = self._ended = time
         record.batch = batch_size
-        self._unsettled.add(worker, iteration, batch_size)
+        self._unsettled[worker, incarnation, iteration] = batch_size
         self.arrivals += 1
         if self._began is not None:
             record.communicated += time - record.turned_at
@@ -220,22 +228,23 @@ class Summary(Observer):
         workers: tuple[int, ...],
         iterations: tuple[int, ...],
         staleness: tuple[int, ...],
+        incarnations: tuple[int, ...] = (),
     ) -> None:
         counts = self._counts(time)
-        for worker, iteration, stale in zip(workers, iterations, staleness, strict=True):
+        for update, stale in zip(identities(workers, iterations, incarnations), staleness, strict=True):
             if stale > self._stale_most:
                 self._stale_most = stale
             if counts:
                 self._stale_total += stale
                 self._stale_count += 1
-            self._accept(worker, iteration, counts)
+            self._accept(update, counts)
 
-    def kept(self, time: float, worker: int, iteration: int, slot: int) -> None:
-        self._accept(worker, iteration, self._counts(time))
+    def kept(self, time: float, worker: int, iteration: int, slot: int, incarnation: int = 1) -> None:
+        self._accept((worker, incarnation, iteration), self._counts(time))
 
-    def discarded(self, time: float, worker: int, iteration: int) -> None:
+    def discarded(self, time: float, worker: int, iteration: int, incarnation: int = 1) -> None:
         self._discarded += 1
-        self._unsettled.settle(worker, iteration)
+        self._unsettled.pop((worker, incarnation, iteration), None)
 
     def _blocked(self, worker: _Worker) -> float:
         """How long it has waited, up to the end of the run if it waits still."""
@@ -247,12 +256,12 @@ class Summary(Observer):
         """Is this after the warm-up? What is applied as the last update of the warm-up arrives belongs to it."""
         return self._began is not None and time > self._began
 
-    def _accept(self, worker: int, iteration: int, counts: bool) -> None:
+    def _accept(self, update: Identity, counts: bool) -> None:
         """Count an update once, also if it is kept and applied again and again."""
-        samples = self._unsettled.settle(worker, iteration)
+        samples = self._unsettled.pop(update, None)
         if samples is not None:
             self._updates += 1
-            self._workers[worker].updates += 1
+            self._workers[update[0]].updates += 1
             if counts:
                 self._samples += samples
 

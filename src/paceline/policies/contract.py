@@ -8,7 +8,8 @@ What a driver promises:
  - `now` never goes backwards;
  - every `Grant` to a member is followed by one `ready` and one `arrived` of that worker, or by `left`. If the
    iteration was cancelled in between, its `ready` or `arrived` may still come, or not;
- - a worker that rejoins is a new incarnation: nothing of the old one is reported after its `left`;
+ - a worker that rejoins is a new incarnation. Its Updates carry the new number, so two updates are never equal.
+   Nothing of the old incarnation is reported after `left`;
  - `Update.iteration` counts the Grants of that worker since it joined, from 1;
  - every `Apply` makes one new version of the model, numbered from 1;
  - where `hears_ready` is false it may leave out `ready`, and take the Turn for granted.
@@ -39,6 +40,8 @@ class Update:
 
     base_version: the model version the worker pulled, from which the update was computed.
     compute_seconds: time in computation alone, as the worker measured it.
+    incarnation: a number that is new each time that the worker joins. Worker, incarnation and iteration identify the
+    update.
     """
 
     worker: WorkerId
@@ -47,6 +50,7 @@ class Update:
     batch_size: int
     compute_seconds: float
     loss: float | None = None
+    incarnation: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 The driver measures the cosine of each update with those that it was applied with (`compares`). A client whose cosines
 stay low is blacklisted: as far as the policy inside knows, it has left. It is not granted any more, and what still
-comes from it is dropped.
+comes from it is dropped. If it is taken back, the policy inside is told that a new incarnation has joined.
 
 The paper's rule (`relative=false,beta=0.5,strikes=3`): the cosine with the mean is below β = 0.5 three times in a row.
 But as training goes on updates become noise, and the cosine of any of n falls to 1/√n, below any fixed β.
@@ -70,7 +70,9 @@ class Filtered(Policy):
         self.blacklist: dict[WorkerId, tuple[float, ...]] = {}
         self.aside: set[WorkerId] = set()  # members who are on it
         self.since: dict[WorkerId, int] = {}  # blacklisted → the version then, the oldest first
-        self.skipped: dict[WorkerId, int] = {}  # member → its Grants before it was last taken back
+        self.taken_back = 0  # how often a member was
+        #: Member that was taken back → its Grants before that, and its incarnation as the policy inside knows it.
+        self.skipped: dict[WorkerId, tuple[int, int]] = {}
         self.sent: dict[Update, Update] = {}  # as the policy inside knows it → as it was sent, where those differ
         self.cohorts: deque[Cohort] = deque(maxlen=AWAITED)  # applied, and not yet compared
 
@@ -97,7 +99,9 @@ class Filtered(Policy):
                 del self.since[client]
                 if client in self.aside:
                     self.aside.remove(client)
-                    self.skipped[client] = self.granted[client]
+                    self.taken_back += 1
+                    # Drivers count incarnations from 1 up, so a negative number is no other incarnation's.
+                    self.skipped[client] = (self.granted[client], -self.taken_back)
                     out += self._pass(self.policy.joined(client, now))
         return out
 
@@ -133,12 +137,12 @@ class Filtered(Policy):
         worker = update.worker
         if update.iteration == self.granted.get(worker):
             self.running.discard(worker)
-        skipped = self.skipped.get(worker, 0)
+        skipped, incarnation = self.skipped.get(worker, (0, 0))
         if worker not in self.granted or worker in self.aside or update.iteration <= skipped:
             return [Discard(update)]
         known = update
         if skipped:
-            known = replace(update, iteration=update.iteration - skipped)
+            known = replace(update, iteration=update.iteration - skipped, incarnation=incarnation)
             self.sent[known] = update
         return self._pass(self.policy.arrived(known, now)) + self._try_again(now)
 

@@ -58,9 +58,10 @@ class Group:
         self.skipped: dict[WorkerId, int] = {}  # member → those of them that the present inner policy did not give
         self.running: dict[WorkerId, None] = {}  # members with a Grant not yet answered
         # Updates as the inner policy knows them → as they were sent; the two are numbered differently after a skip.
-        self.unsettled: dict[Update, list[Update]] = {}  # arrived, and the inner policy has not decided
+        self.unsettled: dict[Update, Update] = {}  # arrived, and the inner policy has not decided
         self.kept: dict[int, tuple[Update, Update]] = {}  # slot → what the inner policy keeps there
-        self.iteration = 0  # the outer policy's Grants to this group
+        self.incarnation = 0  # how often it has joined the outer policy: each time that its first member comes
+        self.iteration = 0  # the outer policy's Grants to this group since then
         self.expected: int | None = None  # staleness, as the outer policy foresees it
         self.open = False  # has the outer policy let the group go?
         self.waiting: Bundle | None = None  # what the outer policy was told of and has not decided
@@ -92,7 +93,7 @@ class Groups(Policy):
         self.mixes = self.inner.mixes or self.outer.mixes
         self.hears_loss = self.inner.hears_loss or self.outer.hears_loss
         self.groups: dict[int, Group] = {}
-        self.told: dict[Update, list[Bundle]] = {}  # a group's update → what it stands for, until it is decided
+        self.told: dict[Update, Bundle] = {}  # a group's update → what it stands for, until it is decided
         self.kept: dict[int, tuple[Update, Bundle]] = {}  # slot → what the outer policy keeps there
         self.slots: dict[tuple[int, int], list[int]] = {}  # whose slot, and which → the slots that stand for it
         self.slots_used = 0
@@ -118,6 +119,7 @@ class Groups(Policy):
         out: Decisions = []
         self._inside(number, group.inner.joined(worker, now), now, out)
         if first:
+            group.incarnation += 1
             group.iteration = 0
             self._across(self.outer.joined(number, now), now, out)
         return self._with_wake(out)
@@ -135,7 +137,7 @@ class Groups(Policy):
         sent = update
         if group.skipped[worker]:
             update = replace(update, iteration=update.iteration - group.skipped[worker])
-        group.unsettled.setdefault(update, []).append(sent)
+        group.unsettled[update] = sent
         out: Decisions = []
         self._inside(number, group.inner.arrived(update, now), now, out)
         return self._with_wake(out)
@@ -192,12 +194,12 @@ class Groups(Policy):
                 case WakeAt(time):
                     self._wake_at(number, time)
                 case Discard(update):
-                    out.append(Discard(self._settled(group, update)))
+                    out.append(Discard(group.unsettled.pop(update)))
                 case Cancel(worker):
                     group.running.pop(worker, None)
                     out.append(decision)
                 case Add(update, number_inside, weight):
-                    out.append(Add(group.unsettled[update][-1], self._sum(number, number_inside), weight))
+                    out.append(Add(group.unsettled[update], self._sum(number, number_inside), weight))
                 case Apply():
                     bundle = self._bundle(group, decision, number)
                     if group.waiting and all(isinstance(held, Grant) for held in group.held):
@@ -205,7 +207,7 @@ class Groups(Policy):
                     else:
                         group.held.append(bundle)
                 case Keep(update, slot):
-                    sent = self._settled(group, update)
+                    sent = group.unsettled.pop(update)
                     group.kept[slot] = (update, sent)
                     group.held.append(Keep(sent, self._slots(number, slot, 1)[0]))
                 case Grant():
@@ -233,17 +235,10 @@ class Groups(Policy):
                         base_version=min(update.base_version for update in updates),
                         batch_size=sum(update.batch_size for update in updates),
                         compute_seconds=max(update.compute_seconds for update in updates),
+                        incarnation=group.incarnation,
                     )
-                    self.told.setdefault(update, []).append(group.waiting)
+                    self.told[update] = held
                     self._across(self.outer.arrived(update, now), now, out)
-
-    @staticmethod
-    def _settled(group: Group, update: Update) -> Update:
-        """The update as it was sent, which is undecided no longer."""
-        sent = group.unsettled[update]
-        if len(sent) == 1:
-            del group.unsettled[update]
-        return sent.pop(0)
 
     def _sum(self, number: int, inside: int) -> int:
         """The sum that stands for one of an inner policy's."""
@@ -254,8 +249,8 @@ class Groups(Policy):
 
     def _bundle(self, group: Group, apply: Apply, number: int) -> Bundle:
         kept = dict(group.kept.values())
-        settles = {i: self._settled(group, update) for i, update in enumerate(apply.updates) if update not in kept}
-        sent = tuple(settles.get(i) or kept[update] for i, update in enumerate(apply.updates))
+        settles = {update: group.unsettled.pop(update) for update in apply.updates if update not in kept}
+        sent = tuple(settles.get(update) or kept[update] for update in apply.updates)
         sums = tuple((self.sums.pop((number, inside)), factor) for inside, factor in apply.sums)
         return Bundle(replace(apply, updates=sent, sums=sums), list(settles.values()))
 
@@ -285,10 +280,7 @@ class Groups(Policy):
 
     def _decided(self, update: Update) -> Bundle:
         """What a group's update stands for, which waits no longer."""
-        bundles = self.told[update]
-        bundle = bundles.pop(0)
-        if not bundles:
-            del self.told[update]
+        bundle = self.told.pop(update)
         group = self.groups[update.worker]
         if group.waiting is bundle:
             group.waiting = None
@@ -331,7 +323,7 @@ class Groups(Policy):
         """The outer policy has cancelled the group: drop what it has and start it again from the newest model."""
         group = self.groups[number]
         out += [Cancel(worker) for worker in group.running]
-        out += [Discard(update) for sent in group.unsettled.values() for update in sent]
+        out += [Discard(update) for update in group.unsettled.values()]
         self._drop(number, out)
         group.inner = copy.deepcopy(self.inner)
         self.sums = {key: known for key, known in self.sums.items() if key[0] != number}

@@ -42,7 +42,15 @@ class Phases(Observer):
     def pushing(self, time: float, worker: int) -> None:
         self._enter(worker, "push", time)
 
-    def arrived(self, time: float, worker: int, iteration: int, batch_size: int, loss: float | None = None) -> None:
+    def arrived(
+        self,
+        time: float,
+        worker: int,
+        iteration: int,
+        batch_size: int,
+        loss: float | None = None,
+        incarnation: int = 1,
+    ) -> None:
         self._enter(worker, "wait", time)
 
     def cancelled(self, time: float, worker: int) -> None:

@@ -334,7 +334,15 @@ class _Run(Observer):
     def pulled(self, time: float, worker: int, version: int) -> None:
         self._since[worker] = time
 
-    def arrived(self, time: float, worker: int, iteration: int, batch_size: int, loss: float | None = None) -> None:
+    def arrived(
+        self,
+        time: float,
+        worker: int,
+        iteration: int,
+        batch_size: int,
+        loss: float | None = None,
+        incarnation: int = 1,
+    ) -> None:
         self.spans.append((worker, self._since.pop(worker), time))
         self.steps[worker] = self.steps.get(worker, 0) + 1
         self.updates, self.seconds = self.updates + 1, time

@@ -83,7 +83,15 @@ class Watch(Observer):
     def pulling(self, time: float, worker: int) -> None:
         self._began[worker, "out"] = time
 
-    def arrived(self, time: float, worker: int, iteration: int, batch_size: int, loss: float | None = None) -> None:
+    def arrived(
+        self,
+        time: float,
+        worker: int,
+        iteration: int,
+        batch_size: int,
+        loss: float | None = None,
+        incarnation: int = 1,
+    ) -> None:
         self.arrivals.append(time)
         self._ended(time, worker, "in")
 

@@ -781,6 +781,7 @@ class Coordinator:
             ready.batch_size,
             ready.compute_seconds,
             ready.loss if ready.loss is not None and math.isfinite(ready.loss) else None,
+            incarnation=member.incarnation,
         )
         self._identities.setdefault(update, []).append(member.identity)
         if self.samples:

@@ -367,7 +367,13 @@ class Cluster:
         now = machine.pushed_at = self.clock.now
         loss = self._model.loss(machine.number) if self._model and self._hears_loss else None
         update = Update(
-            machine.number, machine.iteration, machine.base_version, machine.batch, machine.compute_seconds, loss
+            machine.number,
+            machine.iteration,
+            machine.base_version,
+            machine.batch,
+            machine.compute_seconds,
+            loss,
+            incarnation=machine.incarnation,
         )
         if self._model:
             self._model.arrive(update)

@@ -1,0 +1,43 @@
+"""Whatever watches a run holds the updates that are in and undecided, and no others."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from paceline.observe.events import Applied, Arrived, Discarded, Event, Identity, Kept, identities
+from paceline.observe.live import Live
+from paceline.observe.observer import Recorder, replay
+from paceline.observe.perfetto import Perfetto
+from paceline.observe.summary import Summary
+from paceline.policies import make, names
+from paceline.simulate import Cluster, load_cluster
+from paceline.simulate.chaos import chaos
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("policy", names())
+def test_no_more_is_held_than_is_undecided(policy: str, seed: int) -> None:
+    events: list[Event] = []
+    spec = chaos(load_cluster("r2sp-b").with_jitter(0.1), count=6, iterations=12, seed=seed)
+    Cluster(spec, make(policy), 12, observer=Recorder(events.append)).run()
+    watching = (Live(), Summary(), Perfetto(io.StringIO()))
+    undecided: dict[Identity, None] = {}
+    most = 0
+    for event in events:
+        for observer in watching:
+            replay([event], observer)
+        match event:
+            case Arrived(worker=worker, incarnation=incarnation, iteration=iteration):
+                undecided[worker, incarnation, iteration] = None
+            case Kept(worker=worker, incarnation=incarnation, iteration=iteration):
+                del undecided[worker, incarnation, iteration]
+            case Discarded(worker=worker, incarnation=incarnation, iteration=iteration):
+                del undecided[worker, incarnation, iteration]
+            case Applied():
+                for update in identities(event.workers, event.iterations, event.incarnations):
+                    undecided.pop(update, None)  # one that is kept was decided before
+        most = max(most, len(undecided))
+        assert all(observer._unsettled.keys() == undecided.keys() for observer in watching)
+    assert most > 0
