@@ -25,7 +25,7 @@ from paceline.policies import make
 from paceline.serve import greeting, loop, messages
 from paceline.serve.description import Description
 from paceline.serve.door import Door
-from paceline.serve.life import FROM_COORDINATOR, FROM_SHARD
+from paceline.serve.life import FROM_COORDINATOR
 from paceline.serve.wire import Channel
 
 WORKERS = 8
@@ -95,7 +95,7 @@ class Latencies:
 
 
 async def measure(policy: str) -> Latencies:
-    from paceline.serve.coordinator import Terms  # not above: workers need less
+    from paceline.serve.terms import Terms  # not above: workers need less
     from paceline.serve.server import Server
 
     events: list[Event] = []

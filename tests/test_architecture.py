@@ -14,12 +14,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "paceline"
 #: What each room may import of paceline besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "policies": set(),
+    "job": {"policies"},
     "model": {"policies"},
-    "observe": {"policies"},
+    "observe": {"policies", "job"},
     "workloads": set(),
-    "simulate": {"policies", "model", "observe", "workloads"},
+    "simulate": {"policies", "job", "model", "observe", "workloads"},
     "learn": {"policies", "simulate", "workloads"},
-    "serve": {"policies", "model", "observe"},
+    "serve": {"policies", "job", "model", "observe"},
     "collectives": set(),
     "train": {"model", "serve", "collectives"},
     "federated": {"policies", "model", "observe", "workloads", "simulate", "serve", "train"},
@@ -45,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 #: What each room may import from outside the standard library.
 OUTSIDE: dict[str, set[str]] = {
     "policies": set(),
+    "job": set(),
     "model": {"torch", "numpy"},
     "observe": {"rich", "matplotlib"},
     "workloads": {"numpy", "torch", "transformers"},

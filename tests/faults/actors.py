@@ -25,7 +25,7 @@ from paceline.model.spec import OptimizerSpec
 from paceline.observe.events import as_line
 from paceline.observe.observer import Recorder
 from paceline.serve.client import Client
-from paceline.serve.coordinator import Terms
+from paceline.serve.terms import Terms
 from paceline.serve.description import Description
 from paceline.serve.door import Door
 from paceline.serve.saving import Plan

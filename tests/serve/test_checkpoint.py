@@ -151,7 +151,7 @@ def test_a_folder_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
     import asyncio
 
     from paceline.policies import make
-    from paceline.serve.coordinator import Terms
+    from paceline.serve.terms import Terms
     from paceline.serve.server import Server
 
     trained(tmp_path)

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from paceline.policies import make
 from paceline.serve import files
-from paceline.serve.coordinator import Terms
+from paceline.serve.terms import Terms
 from paceline.serve.messages import Add, Arrived, Drop, Identity, Push, Pushed
 from paceline.serve.server import Server, ServerError
 from paceline.serve.shard import LEAST_AT_ONCE, STRANGERS, Shard

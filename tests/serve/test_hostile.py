@@ -119,7 +119,7 @@ class Target:
         self.running, self.honest = running, honest
         self.coordinator = honest.port
         self.sockets: list[socket.socket] = []  # all that were opened, to be closed when their test is over
-        self.shards = [port for _, port in running.coordinator._addresses.values()]
+        self.shards = [port for _, port in running.coordinator.shards.addresses.values()]
 
     def socket(self, port: int) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", port))
@@ -412,7 +412,7 @@ def test_absurd_readies(target: Target, ready: Ready) -> None:
     channel, _, _ = target.member()
     channel.send(ready)
     is_refused(channel, "")
-    assert 7 not in target.running.coordinator.roster.members
+    assert 7 not in target.running.coordinator.state.roster.training
 
 
 def test_ready_before_anything_was_granted(target: Target) -> None:

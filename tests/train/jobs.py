@@ -13,7 +13,8 @@ from typing import Any
 from paceline.observe.events import Event
 from paceline.observe.observer import Recorder
 from paceline.policies import Policy, make
-from paceline.serve.coordinator import Coordinator, Terms
+from paceline.serve.coordinator import Coordinator
+from paceline.serve.terms import Terms
 from paceline.serve.door import Door
 from paceline.serve.shard import Shard
 from paceline.serve.tls import Tls
@@ -86,7 +87,7 @@ def job(
         for number in range(shards):
             holders.append(threading.Thread(target=hold, args=(number, door, token), daemon=True))
             holders[-1].start()
-        await coordinator._complete.wait()
+        await coordinator.shards.complete.wait()
         up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
         ready.set()
         await asyncio.to_thread(over.wait)

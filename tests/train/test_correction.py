@@ -28,7 +28,7 @@ from paceline.policies.contract import Grant
 from paceline.policies.r2sp import R2SP
 from paceline.serve import checkpoint, record, replay
 from paceline.serve.client import Client
-from paceline.serve.coordinator import Terms
+from paceline.serve.terms import Terms
 from paceline.serve.description import Description
 from paceline.serve.messages import MOST_STALENESS, Apply, Begin, Granted, Setup, Stream
 from paceline.serve.record import Put
@@ -254,7 +254,7 @@ def test_workers_that_make_their_own_steps_are_given_weights_as_they_are() -> No
         with job(policy, 1, 2, correct="full") as running:
             crew = Crew(MOMENTUM, 2)
             crew.work(running, 2)
-            assert running.coordinator._correct == "none"
+            assert running.coordinator.agreement.correct == "none"
 
 
 def test_who_joins_late_is_given_a_prediction_too(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_an_optimizer_whose_momentum_is_not_known_is_refused_in_a_sentence() -> 
     for asked in ("auto", "none"):
         with job("r2sp", 1, 2, correct=asked) as running:
             Crew(unknown, 2).work(running, 2)
-            assert running.coordinator._correct == "none"
+            assert running.coordinator.agreement.correct == "none"
 
 
 def test_what_cannot_be_had_is_told_before_a_job_is_gone_on_with(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pieces_of(running: Job) -> list[int]:
     """How many each shard holds."""
-    return [len(pieces) for pieces in running.coordinator._cut()]
+    return [len(pieces) for pieces in running.coordinator.agreement.pieces()]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -175,7 +175,7 @@ def test_who_dies_in_mid_push_blocks_nobody_and_leaves_only_what_it_had_pushed(
             doomed.die()
 
         running.work(*[lambda where: workers.work(where, 60)] * 2, die)
-        until(lambda: 2 not in running.coordinator.roster.members)
+        until(lambda: 2 not in running.coordinator.state.roster.training)
         assert running.coordinator.samples is not None
         assert running.coordinator.samples.all_done
         seen = np.array(seen_by_a_newcomer(running))

@@ -37,7 +37,7 @@ from paceline.policies.groups import Groups
 from paceline.serve import files, greeting, loop
 from paceline.serve.description import Description
 from paceline.serve.door import CALLERS, SECONDS
-from paceline.serve.life import FROM_COORDINATOR, FROM_SHARD, attempts
+from paceline.serve.life import FROM_COORDINATOR
 from paceline.serve.messages import (
     Beat,
     Begin,
@@ -57,6 +57,7 @@ from paceline.serve.messages import (
     Welcome,
 )
 from paceline.serve.shard import AT_ONCE, LEAST_AT_ONCE
+from paceline.serve.transfers import FROM_SHARD, attempts
 from paceline.serve.wire import CHUNK, PREFIX, Reader, decode_prefix, encode
 
 PATIENCE = 60.0  # seconds for which a connection is tried

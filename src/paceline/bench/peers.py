@@ -19,8 +19,8 @@ import torch
 from paceline.bench.load import Model, as_bytes
 from paceline.policies import make
 from paceline.serve import loop
-from paceline.serve.coordinator import Terms
 from paceline.serve.server import Server
+from paceline.serve.terms import Terms
 from paceline.serve.wire import CHUNK
 
 PATIENCE = timedelta(seconds=60)

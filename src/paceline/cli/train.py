@@ -214,8 +214,8 @@ def serve(
     """Serve a job: workers on this machine or others join with `paceline work`, or any script with PACELINE_CONNECT."""
     from paceline.serve import loop
     from paceline.serve.checkpoint import CheckpointError
-    from paceline.serve.coordinator import Terms
     from paceline.serve.server import Address, Server, ServerError
+    from paceline.serve.terms import Terms
     from paceline.serve.variables import workers_of_launcher
 
     if servers:

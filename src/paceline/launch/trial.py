@@ -32,9 +32,9 @@ from paceline.observe.processes import cpu_seconds
 from paceline.observe.summary import Report, Summary
 from paceline.policies import make
 from paceline.serve import loop
-from paceline.serve.coordinator import Terms
 from paceline.serve.door import Door
 from paceline.serve.server import Address, Server
+from paceline.serve.terms import Terms
 from paceline.serve.variables import CONNECT, TOKEN, WORKER, WORKERS
 from paceline.simulate.spec import ClusterSpec
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from paceline.learn.instance import Instance
 from paceline.policies import Apply, Policy
-from paceline.simulate.cluster import Cluster, Untrained
+from paceline.simulate.cluster import Cluster
+from paceline.simulate.model import Untrained
 
 SPARE = 5  # rounds that are simulated beyond the budget: what has arrived is not always applied before the end
 

@@ -67,15 +67,20 @@ def read(lines: Iterable[str]) -> tuple[Policy, Iterator[Entry]]:
 
 
 def tell(teller: Any, entry: Entry) -> list[Any]:
-    """Tell a policy, or a ledger, what the entry says; its decisions as the journal writes them."""
+    """Tell a policy, or a ledger, what the entry says; its decisions."""
     of = entry.of
     if entry.told == "arrived":
         of = [Update(*of[0])]
     elif entry.told == "measured" and isinstance(of[1], list):
         of = [of[0], tuple(of[1]) if of[0] == "pardon" else Update(*of[1]), of[2]]
-    # Through JSON and back, since a tuple is a list there.
-    decided: list[Any] = json.loads(json.dumps(_plain(getattr(teller, entry.told)(*of, entry.now))))
-    return decided
+    decisions: list[Any] = getattr(teller, entry.told)(*of, entry.now)
+    return decisions
+
+
+def in_plain_values(decisions: list[Any]) -> list[Any]:
+    """Decisions as the journal writes them. They go through JSON and back, since a tuple is a list there."""
+    written: list[Any] = json.loads(json.dumps(_plain(decisions)))
+    return written
 
 
 def _plain(value: Any) -> Any:

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 
 from paceline.serve.door import Door
 from paceline.serve.exchange import Backward
-from paceline.serve.life import PARTING, Life, Over, Refusal, attempts
+from paceline.serve.life import PARTING, Life
 from paceline.serve.messages import Given, Granted, Measured, Ready, Soon, Want
 from paceline.serve.tls import Tls
+from paceline.serve.transfers import Over, Refusal, attempts
 from paceline.serve.wire import WireError
 
 __all__ = ["Client", "Refusal"]

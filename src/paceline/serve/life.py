@@ -1,32 +1,25 @@
-"""One incarnation of a worker: from its Welcome until it leaves or is given up.
+"""One incarnation of a worker, from its Welcome until it leaves: threads and sockets around a WorkerState.
 
 A lost connection does not end it. The control connection comes back within the lease with Resume, and both sides
-repeat what was not answered; a connection to a shard is opened again, and the push or pull on it is done again, which
-the shard bears. What ends it is the server's word (Expelled), or a server of another generation.
+repeat what was not answered. It ends by the server's word: Expelled, which a server of another generation says too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from paceline.model.half import WIDTH
+from paceline.job.worker import WorkerState
 from paceline.serve.door import Door
-from paceline.serve.exchange import Backward, Exchange, Part, visits
+from paceline.serve.exchange import Backward
 from paceline.serve.messages import (
     Accepted,
     Barred,
     Beat,
-    Begin,
-    Begun,
     Cancelled,
     Challenge,
     Expelled,
@@ -34,31 +27,26 @@ from paceline.serve.messages import (
     Finished,
     Give,
     Given,
-    Go,
     Granted,
-    Hello,
     Join,
     Leave,
-    May,
     Measured,
-    Pull,
     Push,
-    Pushed,
     Ready,
     Refused,
     Resume,
     Resumed,
-    Returned,
     Soon,
     Turned,
     Want,
-    Weights,
     Welcome,
 )
-from paceline.serve.wire import Channel, Reader, WireError
+from paceline.serve.transfers import Ending, Over, Refusal, Transfers, attempts, heed
+from paceline.serve.wire import Reader, WireError
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 FROM_COORDINATOR = Reader(
     Challenge
     | Accepted
@@ -76,26 +64,8 @@ FROM_COORDINATOR = Reader(
     | Beat
     | Leave
 )
-FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Go | Pushed | Returned | Weights)
 CUT_SECONDS = 30.0  # a connection over which nothing gets through for so long, before a lease is agreed on, is lost
 PARTING = 5.0  # seconds to wait for the server's answer when we have said that we leave
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
-
-
-class Refusal(ConnectionError):
-    """The server does not want this worker; the message says why."""
-
-
-class Over(ConnectionError):
-    """This incarnation is over; the worker may join again."""
-
-
-def attempts(seconds: float) -> Iterator[float]:
-    """Pauses between attempts, longer and longer, for so many seconds in all."""
-    end, pause = time.monotonic() + seconds, FIRST_PAUSE
-    while (left := end - time.monotonic()) > 0:
-        yield min(pause, left)
-        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 class Life:
@@ -111,8 +81,7 @@ class Life:
         self._door, self._patience = door, patience
         self.version = 0  # of the model that was last pulled
         self.pull_seconds = 0.0  # that it took
-        self.barred = ""  # why it is not granted any more, if it is not
-        self.granted: Granted | None = None  # the last one
+        self.granted: Granted | None = None  # the last one that was taken
         self._control, self.generation = door.open(FROM_COORDINATOR)
         try:
             if generation not in (None, self.generation):
@@ -125,35 +94,39 @@ class Life:
             raise
         lease = self.welcome.lease
         self._control.bear_silence(lease)  # the server answers every Beat
-        self._parts = [
-            Part(number, door.at(host, port), pieces) for number, (host, port, pieces) in enumerate(self.welcome.shards)
-        ]
-        self._threads = ThreadPoolExecutor(max(1, len(self._parts)), thread_name_prefix="paceline")
+        self._ending = Ending()
+        self._transfers = Transfers(door, self.welcome, self.generation, patience, self._ending)
+        self._state = WorkerState()
+        self._news = threading.Condition()  # guards the state; notified when something was heard
         self._sending = threading.Lock()
-        self._unanswered: dict[str, Any] = {}  # what is said again on a new connection
-        self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._later: deque[Any] = deque()  # heard while something else was waited for
-        self._newest = 0  # iteration of the newest Grant that was heard
-        self._parted = False  # has the server heard that we leave?
-        self._ended: ConnectionError | None = None
-        self._over = threading.Event()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         threading.Thread(target=self._beat, args=(lease / 3,), daemon=True).start()
 
+    @property
+    def barred(self) -> str:
+        """Why this worker is not granted any more, if it is not."""
+        return self._state.barred
+
     def go_on(self, weights: memoryview) -> Granted:
         """Wait for the next Grant, and pull the model into `weights`. If asked to, give them first."""
-        while not isinstance(message := self._hear(), Granted):
-            if isinstance(message, Give):
-                self._on_all(partial(self._begin, weights))
-        if message.pull:
+        state = self._state
+        while True:
+            self._await(lambda: state.gives or state.is_granted)
+            with self._news:
+                gives, state.gives = state.gives, False
+                granted: Granted | None = None if gives else state.take_grant()
+            if granted:
+                break
+            self._transfers.begin(weights)
+        if granted.pull:
             began = time.perf_counter()
-            self._pull_all(message.version, weights, message.expected)
+            self.version = self._transfers.pull(granted.version, weights, granted.expected)
             self.pull_seconds = time.perf_counter() - began
         else:
-            self.version = message.version
-        self.granted = message
-        return message
+            self.version = granted.version
+        self.granted = granted
+        return granted
 
     def answer(
         self,
@@ -178,150 +151,147 @@ class Life:
             nonlocal said
             if not said:
                 said = True
-                with self._sending:
-                    self._unanswered.pop("Turned", None)
-                self._say(ready(iteration, self.version), unanswered="Granted")
+                self._say(self._state.tell_ready, ready(iteration, self.version))
 
         if soon:
-            if backward and self._parts:  # a turn that comes too early is time that others wait
-                part, piece = visits(self._parts, self.welcome.worker, from_the_end=True)[0]
-                backward.wait(part.pieces[piece][0])
-            self._say(soon, unanswered="Turned")
+            if backward:
+                self._transfers.await_first_piece(backward)
+            self._say(self._state.announce, soon)
         else:
             computed()
-        if self._newest <= iteration and (not self.welcome.gated or self._await_turn(iteration)):
+        if self._may_push(iteration):
             if self.welcome.streamed:
-                self._stream(iteration, gradient, weights, tuple(rates), dtype, backward, computed)
+                self._transfers.stream(iteration, gradient, weights, tuple(rates), dtype, backward, computed)
             else:
                 if backward:
                     backward.wait(0)
                 computed()
-                push = Push(iteration, tuple(rates), dtype)
-                self._on_all(lambda part: self._push(part, push, gradient))
+                self._transfers.push(Push(iteration, tuple(rates), dtype), gradient)
         computed()
 
     def take(self, want: Want) -> Given:
         """Samples to train on."""
-        self._say(want, unanswered="Given")
-        while not (isinstance(message := self._hear_next(), Given) and message.number == want.number):
-            self._later.append(message)
-        return message
+        self._say(self._state.want, want)
+        given: Given = self._await(lambda: self._state.take_given(want.number))
+        return given
 
     def finish(self, weights: memoryview) -> None:
         """Wait until the others are done too, and pull the last model."""
-        self._say(Finish(), unanswered="Finished")
-        while not isinstance(message := self._hear(), Finished):
-            pass
-        self._pull_all(message.version, weights)
+        if self._state.last_version is None:
+            self._say(self._state.finish, Finish())
+            self._await(lambda: self._state.last_version is not None)
+        assert self._state.last_version is not None
+        self.version = self._transfers.pull(self._state.last_version, weights)
 
     def measured(self, measured: Measured) -> None:
         """Tell what was measured. It is not said twice: lost with its connection, it is lost."""
-        self._say(measured)
+        self._send([measured])
 
     def leave(self) -> bool:
         """Say good-bye. False if the server may not have heard it, and waits for this worker to come back."""
-        if self._ended is not None:
-            return not isinstance(self._ended, Over)
-        self._over.set()
-        self._say(Leave())
+        if self._ending.error is not None:
+            return not isinstance(self._ending.error, Over)
+        self._ending.over.set()
+        self._say(self._state.leave, Leave())
         self._listener.join(PARTING)
         self.end(WireError("This worker has left."))
-        return self._parted
+        return self._state.has_parted
 
     def end(self, error: ConnectionError) -> None:
         """Whatever waits here wakes with this error."""
-        if self._ended is None:
-            self._ended = error
-        self._over.set()
-        self._heard.put(self._ended)
+        with self._news:
+            if self._ending.error is None:
+                self._ending.error = error
+            self._ending.over.set()
+            self._news.notify_all()
         self._control.close()
-        for part in self._parts:
-            part.hang_up()
-        self._threads.shutdown(wait=False)
+        self._transfers.close()
 
     # The coordinator
 
     def _expect(self, kind: type) -> Any:
         message = self._control.receive()
-        _heed(message)
+        heed(message)
         if not isinstance(message, kind):
             raise WireError(f"The server answered with {type(message).__name__} instead of {kind.__name__}.")
         return message
 
-    def _say(self, message: Any, unanswered: str = "") -> None:
-        """Say it; if the connection is lost, it is said again on the next one until it is answered."""
-        with self._sending:
-            if unanswered:
-                self._unanswered[unanswered] = message
-            with contextlib.suppress(OSError):  # the listener sees it too, and comes back
+    def _say(self, note: Callable[[Any], list[Any]], message: Any) -> None:
+        """Say something that is said again on a new connection until it is answered. note: has the state know."""
+        with self._news:
+            messages = note(message)
+        self._send(messages)
+
+    def _send(self, messages: list[Any]) -> None:
+        with self._sending, contextlib.suppress(OSError):  # the listener sees it too, and comes back
+            for message in messages:
                 self._control.send(message)
-                return
+            return
         self._control.cut()
 
+    def _await(self, found: Callable[[], T]) -> T:
+        """Wait until this is true, and return it. If the incarnation ends before, raise its error."""
+        with self._news:
+            while not (value := found()):
+                self._ending.check()
+                self._news.wait()
+            return value
+
+    def _may_push(self, iteration: int) -> bool:
+        """True when it is our turn; False if the iteration is over."""
+        state = self._state
+        if not self.welcome.gated:
+            return not state.is_over(iteration)
+        self._await(lambda: state.turn(iteration) != "later")
+        return state.turn(iteration) == "now"
+
     def _beat(self, pause: float) -> None:
-        while not self._over.wait(pause):
-            self._say(Beat())
+        while not self._ending.over.wait(pause):
+            self._say(self._state.beat, Beat())
 
     def _listen(self) -> None:
         while True:
             try:
                 message = self._control.receive()
-                _heed(message)
+                heed(message)
             except (Refusal, Over) as error:
                 return self.end(error)
             except OSError as error:
-                if self._over.is_set():
+                if self._ending.over.is_set():
                     return None
                 try:
                     self._come_back(error)
                 except ConnectionError as final:
                     return self.end(final)
                 continue
+            with self._news:
+                if isinstance(message, Barred) and not self._state.barred:
+                    log.warning("Worker %d is left out: %s.", self.welcome.worker, message.why)
+                self._state.heard(message)
+                self._news.notify_all()
             if isinstance(message, Leave):
-                self._parted = True
                 return None
-            self._take_in(message)
-
-    def _take_in(self, message: Any) -> None:
-        if isinstance(message, Granted):
-            if message.iteration <= self._newest:
-                return  # said again on a new connection
-            self._newest = message.iteration
-            self.barred = ""
-        if isinstance(message, Barred):
-            if not self.barred:
-                log.warning("Worker %d is left out: %s.", self.welcome.worker, message.why)
-            self.barred = message.why
-            return
-        kind = type(message).__name__
-        if kind in self._unanswered:
-            with self._sending:
-                self._unanswered.pop(kind, None)
-        if not isinstance(message, Beat):
-            self._heard.put(message)
 
     def _come_back(self, lost: OSError) -> None:
         """Open the control connection again, as the same incarnation."""
         self._control.close()
+        who = (self.welcome.worker, self.welcome.incarnation, self.welcome.ticket)
         for pause in attempts(self._patience):
-            if self._over.is_set():
+            if self._ending.over.is_set():
                 raise WireError("This worker has left.")
             try:
-                channel, generation = self._door.open(FROM_COORDINATOR)
+                channel, _ = self._door.open(FROM_COORDINATOR)
             except WireError:
                 raise
             except OSError as error:
                 lost = error
-                self._over.wait(pause)
+                self._ending.over.wait(pause)
                 continue
-            if generation != self.generation:
-                channel.close()
-                raise Over("The server is of another generation.")
             try:
-                channel.send(Resume(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
+                channel.send(Resume(*who, self.generation))
                 with channel.within(10.0):
                     answer = channel.receive()
-                _heed(answer)
+                heed(answer)
                 if not isinstance(answer, Resumed):
                     raise WireError(f"The server answered with {type(answer).__name__} instead of Resumed.")
             except (Refusal, Over, WireError):
@@ -330,178 +300,17 @@ class Life:
             except OSError as error:
                 channel.close()
                 lost = error
-                self._over.wait(pause)
+                self._ending.over.wait(pause)
                 continue
             channel.bear_silence(self.welcome.lease)
             with self._sending:
                 self._control = channel
+                with self._news:
+                    again = self._state.reconnected()
                 with contextlib.suppress(OSError):
-                    for message in self._unanswered.values():
+                    for message in again:
                         channel.send(message)
-            if self._over.is_set():  # meanwhile, and it was the old one that was closed
+            if self._ending.over.is_set():  # meanwhile, and it was the old one that was closed
                 channel.close()
             return
         raise WireError(f"The server at {self._door.host}:{self._door.port} cannot be reached any more: {lost}.")
-
-    def _await_turn(self, iteration: int) -> bool:
-        """True when it is our turn; False if the iteration was cancelled."""
-        while True:
-            message = self._hear()
-            if isinstance(message, Turned | Cancelled) and message.iteration == iteration:
-                return isinstance(message, Turned)
-
-    def _hear(self) -> Any:
-        return self._later.popleft() if self._later else self._hear_next()
-
-    def _hear_next(self) -> Any:
-        message = self._heard.get()
-        if isinstance(message, ConnectionError):
-            self._heard.put(message)  # for whoever asks next
-            raise message
-        return message
-
-    # Shards
-
-    def _stream(
-        self,
-        iteration: int,
-        gradient: memoryview,
-        weights: memoryview,
-        rates: tuple[float, ...],
-        dtype: str,
-        backward: Backward | None,
-        computed: Callable[[], None],
-    ) -> None:
-        """Push piece by piece, and take in what comes back meanwhile. computed: is called when all of it is there."""
-        exchange = Exchange(lambda piece: Push(iteration, rates, dtype, piece), gradient, WIDTH[dtype], weights, _heed)
-        try:
-            coming = [self._threads.submit(self._with, part, partial(exchange.receive, part)) for part in self._parts]
-        except RuntimeError:  # shut down meanwhile
-            raise self._ended or WireError("This worker has left.") from None
-        last: Part | None = None
-        for part, piece in visits(self._parts, self.welcome.worker, from_the_end=backward is not None):
-            if last is not None and last is not part and not backward:
-                exchange.drain(last)
-            last = part
-            if backward:
-                backward.wait(part.pieces[piece][0])
-            if self._ended:
-                raise self._ended
-            exchange.send(part, piece)
-        computed()
-        for each in coming:
-            each.result()
-
-    def _begin(self, weights: memoryview, part: Part) -> None:
-        for piece in range(len(part.pieces)):
-            self._ask(part, Begin(piece), part.piece(weights, piece))
-
-    def _push(self, part: Part, push: Push, gradient: memoryview) -> None:
-        self._ask(part, push, part.piece(gradient, 0, WIDTH[push.dtype]), May() if self.welcome.asks else None)
-
-    def _ask(self, part: Part, message: Any, body: memoryview, may: May | None = None) -> None:
-        """Send it, and again until it is answered. `may`: ask first."""
-
-        def do(channel: Channel) -> None:
-            if may:
-                channel.send(may)
-                _heed(channel.receive())
-            channel.send(message, body)
-            _heed(channel.receive())
-
-        self._with(part, do)
-
-    def _pull(self, pull: Pull, weights: memoryview, part: Part) -> None:
-        scratch = bytearray()
-
-        def place(message: Any, size: int) -> memoryview:
-            nonlocal scratch
-            if isinstance(message, Weights):
-                return part.piece(weights, message.piece)
-            scratch = bytearray(size)
-            return memoryview(scratch)
-
-        def do(channel: Channel) -> int:
-            channel.send(pull)
-            left = len(part.pieces)
-            while left:
-                answer = channel.receive(place)
-                _heed(answer)
-                left -= not isinstance(answer, Returned)  # of a push that was sent twice
-            return int(answer.version)
-
-        part.version = self._with(part, do)
-
-    def _pull_all(self, version: int, weights: memoryview, expected: int | None = None) -> None:
-        """Pull this version or a newer one, the same from all shards: half an update is never seen.
-
-        expected: as it will be so many versions later. None: as it is, and so it must be where it is the last.
-
-        A shard may have gone on while another was asked. It is seldom, as all are asked at once; then all are asked
-        again: one alone, asked later, would be ahead of the others.
-        """
-        for part in self._parts:
-            part.version = -1
-        asked = Pull(version, expected)
-        while any(part.version < version for part in self._parts):
-            self._on_all(partial(self._pull, asked, weights))  # all at once, so that they agree
-            version = max(part.version for part in self._parts)
-            if expected is not None:  # of the versions that are to follow, these have
-                expected = max(0, expected - (version - asked.version))
-            asked = Pull(version, expected)
-        self.version = version
-
-    def _with(self, part: Part, do: Callable[[Channel], Any]) -> Any:
-        """Do something with a shard, and again on a new connection when the old one is lost."""
-        pauses: Iterator[float] | None = None  # from the first failure on: a transfer may itself take long
-        while True:
-            if self._ended:
-                raise self._ended
-            try:
-                if part.channel is None:
-                    part.channel = self._connect(part)
-                    if self._ended:  # meanwhile: whoever ended it may have hung up before this was there
-                        part.hang_up()
-                        raise self._ended
-                return do(part.channel)
-            except (Refusal, Over):
-                raise
-            except OSError as error:
-                part.hang_up()
-                pauses = pauses or attempts(self._patience)
-                pause = next(pauses, None)
-                if pause is None and not self._ended:
-                    where = f"{part.door.host}:{part.door.port}"
-                    raise WireError(f"The shard at {where} cannot be reached any more: {error}.") from None
-                self._over.wait(pause or 0.0)
-
-    def _connect(self, part: Part) -> Channel:
-        channel, generation = part.door.open(FROM_SHARD)
-        if generation != self.generation:
-            channel.close()
-            raise Over("The server is of another generation.")
-        channel.bear_cut(max(1.0, self.welcome.lease))
-        channel.bear_silence(self.welcome.lease)  # a shard answers at once, or its answer was lost on the way
-        try:
-            channel.send(Hello(self.welcome.worker, self.welcome.incarnation, self.welcome.ticket))
-        except OSError:
-            channel.close()
-            raise
-        return channel
-
-    def _on_all(self, do: Callable[[Part], Any]) -> list[Any]:
-        """Do the same with every shard, side by side."""
-        if len(self._parts) == 1:
-            return [do(self._parts[0])]
-        try:
-            return list(self._threads.map(do, self._parts))
-        except RuntimeError:  # shut down meanwhile
-            raise self._ended or WireError("This worker has left.") from None
-
-
-def _heed(message: Any) -> None:
-    """Some answers are the end of it."""
-    if isinstance(message, Refused):
-        raise Refusal(message.reason)
-    if isinstance(message, Expelled):
-        raise Over(message.reason)

@@ -20,22 +20,14 @@ from typing import TypeAlias
 
 import msgspec
 
+from paceline.job.identity import Identity as Identity
 from paceline.model.correction import Correction
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # elements of the model: start, stop
-MOST_STALENESS = 1 << 20  # versions that an update may be expected to be behind
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Any message."""
-
-
-class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """Which update."""
-
-    worker: int
-    incarnation: int
-    iteration: int
 
 
 # Greeting, the same on every connection
@@ -87,11 +79,12 @@ class Join(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    """A worker whose connection was lost is back."""
+    """A worker whose connection was lost is back. generation: of the server that it joined."""
 
     worker: int
     incarnation: int
     ticket: bytes
+    generation: str = ""
 
 
 class Welcome(Message, frozen=True):

@@ -22,8 +22,9 @@ from paceline.observe.observer import Observer
 from paceline.policies import Policy
 from paceline.serve import checkpoint, files
 from paceline.serve.checkpoint import Checkpoint, CheckpointError
-from paceline.serve.coordinator import Coordinator, Terms
+from paceline.serve.coordinator import Coordinator
 from paceline.serve.saving import Plan
+from paceline.serve.terms import Terms
 from paceline.serve.tls import Tls
 from paceline.serve.variables import SHARD_TOKEN, TOKEN
 
@@ -129,7 +130,7 @@ class Server:
                 if not self.coordinator.failed.is_set():
                     return  # else a shard was lost over it, and with it what was trained since the one before
             reason, hopeless = self.coordinator.reason, self.coordinator.hopeless
-            expected = self.coordinator.roster.expected
+            expected = self.coordinator.state.roster.expected
             await self.stop()
             restored = self._last()
             if hopeless:
@@ -141,7 +142,7 @@ class Server:
             self._restorations -= 1
             log.warning("%s Going back to version %d.", reason, restored.version)
             self._restored = restored
-            self._terms = replace(self._terms, incarnations=self.coordinator.incarnations, awaited=expected)
+            self._terms = replace(self._terms, incarnations=dict(self.coordinator.state.incarnations), awaited=expected)
             await self.start()
 
     async def stop(self) -> None:

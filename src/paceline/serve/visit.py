@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.job.saving import MOST_STALENESS
 from paceline.model.half import WIDTH, widen
 from paceline.serve.messages import (
-    MOST_STALENESS,
     Begin,
     Begun,
     Go,

@@ -1,7 +1,8 @@
 """A whole cluster under a virtual clock, with a policy in charge.
 
-An iteration of a worker: it is granted, pulls the model, computes, pushes its gradient, and waits. The policy is told
-what happens and its decisions are carried out, exactly as a real coordinator would.
+An iteration of a worker: it is granted, pulls the model, computes, pushes its gradient, and waits. The job is run by
+the same JobState that a real coordinator runs. Here its events come from machines and links that are simulated, and its
+instructions move them.
 """
 
 from __future__ import annotations
@@ -9,69 +10,26 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
+from paceline.job import Identity, JobState, JobTerms, events, instructions
 from paceline.observe.driver import Fault
-from paceline.observe.ledger import Ledger
 from paceline.observe.observer import Observer, Tee
 from paceline.observe.summary import Report, Summary
-from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Turn, Update, WakeAt
+from paceline.policies import Apply, Discard, Keep, Policy
 from paceline.simulate.clock import Clock
 from paceline.simulate.gate import Gate
-from paceline.simulate.network import DIRECTIONS, Direction, Flow, Mesh, Network, Port, Rounds, Star
+from paceline.simulate.machine import NEVER, Machine
+from paceline.simulate.model import Model
+from paceline.simulate.network import DIRECTIONS, Direction, Mesh, Network, Rounds, Star
 from paceline.simulate.pipeline import Pipeline
-from paceline.simulate.spec import ClusterSpec, WorkerSpec, chance_of
-
-NEVER = -1.0
+from paceline.simulate.spec import ClusterSpec
 
 
 class SimulationError(RuntimeError):
     """The run could not go on."""
-
-
-class Model(Protocol):
-    """What becomes of tensors. Without one, updates are only counted."""
-
-    over: Any  # once this is true, the run is
-    momentum: float  # of the optimizer
-
-    def grant(self, worker: int, staleness: int | None) -> None:
-        """A worker may go on; staleness: that the policy expects of its next update, counted from now."""
-
-    def pull(self, worker: int, staleness: int | None) -> None:
-        """A worker is given the newest weights; staleness: of the update it will make of them, where it is known."""
-
-    def compute(self, worker: int, batch: int) -> None: ...
-    def loss(self, worker: int) -> float | None:
-        """Of what a worker has computed; asked for where the policy wants to know."""
-
-    def arrive(self, update: Update) -> None: ...
-    def drop(self, worker: int) -> None:
-        """What a worker was computing or pushing will not arrive."""
-
-    def keep(self, keep: Keep) -> None: ...
-    def discard(self, update: Update) -> None: ...
-    def apply(self, apply: Apply, time: float) -> Sequence[float]:
-        """Change the model. Where the policy compares updates: the cosine of each with their mean."""
-
-
-class Untrained:
-    """Stands where a model would, for who wants to know in which order things happen: all of this comes to nothing."""
-
-    over, momentum = False, 0.0
-
-    def grant(self, worker: int, staleness: int | None) -> None: ...
-    def pull(self, worker: int, staleness: int | None) -> None: ...
-    def compute(self, worker: int, batch: int) -> None: ...
-    def loss(self, worker: int) -> None: ...
-    def arrive(self, update: Update) -> None: ...
-    def drop(self, worker: int) -> None: ...
-    def keep(self, keep: Keep) -> None: ...
-    def discard(self, update: Update) -> None: ...
-    def apply(self, apply: Apply, time: float) -> Sequence[float]:
-        return ()
 
 
 @dataclass(frozen=True)
@@ -83,72 +41,6 @@ class Result:
     events: int  # taken off the heap
     wall_seconds: float
     simulated_seconds: float
-
-
-class Machine:
-    """A worker's machine."""
-
-    __slots__ = (
-        "base_version",
-        "batch",
-        "compute_ends",
-        "compute_seconds",
-        "cut_until",
-        "expected",
-        "flows",
-        "go",
-        "granted_version",
-        "halted",
-        "incarnation",
-        "iteration",
-        "member",
-        "number",
-        "paused_until",
-        "ports",
-        "pull_at",
-        "pushed_at",
-        "random",
-        "returning",
-        "silent_since",
-        "spec",
-        "stops",
-        "up",
-        "version",
-    )
-
-    def __init__(self, number: int, spec: WorkerSpec, network: Network, seed: int) -> None:
-        self.number = number
-        self.ports: dict[Direction, Port] = {way: network.port(number, way) for way in DIRECTIONS}
-        self.spec = spec
-        self.random = chance_of(number, seed)
-        self.incarnation = 0
-        self.up = True
-        self.member = False
-        self.paused_until = self.cut_until = 0.0
-        self.silent_since = 0.0  # while paused or cut
-        self.stops = 0  # how often what was under way was forgotten
-        self.start()
-
-    def start(self) -> None:
-        """Begin with nothing."""
-        self.iteration = 0
-        self.batch = self.spec.batch
-        self.version = -1  # of the model it has
-        self.base_version = self.granted_version = 0
-        self.expected: int | None = None  # staleness, of what it will make of the version it was granted
-        self.compute_seconds = 0.0
-        self.pushed_at = NEVER
-        self.flows: dict[Direction, Flow] = {}
-        self.halted: list[tuple[Direction, float, Callable[[Machine], None]]] = []  # transfers on a link that is cut
-        self.stop()
-
-    def stop(self) -> None:
-        """Forget what was under way."""
-        self.stops += 1
-        self.compute_ends = self.pull_at = NEVER
-        self.returning: Literal["no", "coming", "back"] = "no"  # streamed: the slices that were pushed
-        self.go = False  # streamed: it is granted, and waits for the last slice
-        self.halted.clear()
 
 
 class Cluster:
@@ -174,7 +66,10 @@ class Cluster:
         warm_up = min(iterations // 4, 25) if model else iterations // 4  # who trains may stop long before the end
         self.summary = Summary(warm_up=0 if spec.faults else warm_up * len(spec.workers))
         self._observer: Observer = self.summary if observer is None else Tee(self.summary, observer)
-        self.ledger = Ledger(policy, self._observer)
+        # To the job the servers are one shard: an update is in at all of them at the same time.
+        terms = JobTerms(shards=1, workers=len(spec.workers), lease=spec.lease)
+        self.state = JobState(policy, terms, self._observer, sees_pulls=True)
+        self._pushes_freely = self.state.ledger.pushes_freely
         self.trip = 4 * spec.latency  # push, Grant, request and pull: each waits for one way
         self._busy_until = 0.0  # when the servers will have applied all they were told to
         # When which version will be there to be pulled; and what is to be done with updates after that.
@@ -203,14 +98,16 @@ class Cluster:
         self._pipeline = Pipeline(self) if policy.pipelined else None
         self._hears_loss = policy.hears_loss
         self._do: dict[type, Callable[[Any], None]] = {
-            Grant: self._grant,
-            Turn: self._turn,
-            Apply: self._apply,
-            WakeAt: self._wake_at,
-            Cancel: self._cancel,
+            instructions.Granted: self._grant,
+            instructions.Turned: self._turn,
+            instructions.Apply: self._apply,
+            instructions.WakeAt: self._wake_at,
+            instructions.Cancelled: self._cancel,
+            instructions.Expelled: self._expelled,
+            instructions.Giver: self._give,
         }
         if model:
-            self._do |= {Keep: self._after_applies, Discard: self._after_applies}
+            self._do |= dict.fromkeys((instructions.Keep, instructions.Discard), self._after_applies)
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         """Run until every worker has done its iterations, on average. `progress` hears how far it is, from 0 to 1."""
@@ -218,7 +115,7 @@ class Cluster:
         for fault in self.spec.faults:
             self.clock.at(fault.time, self._fault, fault)
         if self._model and self._hears_loss:
-            self._carry_out(self.ledger.measured("momentum", None, self._model.momentum, self.clock.now))
+            self._tell(events.Described(self._model.momentum))
         for machine in self.machines:
             self._join(machine)
         while self.clock.run(most=50 if self._model else 50_000):
@@ -244,14 +141,25 @@ class Cluster:
         machine.start()
         machine.incarnation += 1
         machine.up = machine.member = True
-        self._carry_out(self.ledger.joined(machine.number, self.clock.now, machine.incarnation))
+        self._tell(events.Join(self._connection(machine), machine.number))
 
-    def _grant(self, grant: Grant) -> None:
-        machine = self.machines[grant.worker]
-        machine.iteration += 1
+    def _connection(self, machine: Machine) -> int:
+        """The number of the connection of this incarnation of a machine."""
+        return machine.incarnation * len(self.machines) + machine.number
+
+    def _at(self, connection: int) -> Machine:
+        return self.machines[connection % len(self.machines)]
+
+    def _give(self, giver: instructions.Giver) -> None:
+        """The weights that the model begins with are there already."""
+        self.clock.at(self.clock.now, self._tell, events.Begun(0, giver.worker, giver.incarnation))
+
+    def _grant(self, grant: instructions.Granted) -> None:
+        machine = self._at(grant.to)
+        machine.iteration = grant.iteration
         machine.batch = grant.batch_size or machine.spec.batch
-        machine.granted_version = self.ledger.version
-        machine.expected = grant.expected_staleness
+        machine.granted_version = grant.version
+        machine.expected = grant.expected
         if self._model:
             self._model.grant(machine.number, machine.expected)
         now = self.clock.now
@@ -268,7 +176,7 @@ class Cluster:
         elif machine.returning == "back" and machine.pushed_at == now:
             self._hand_back(machine)
             self._later(machine, self._slice_seconds(machine), self._pulled)  # but for the last slice
-        elif machine.version == self.ledger.version:
+        elif machine.version == self.state.ledger.version:
             self._compute(machine)  # it has the newest already
         else:
             machine.pull_at = max(now + self.trip, self._busy_until)
@@ -324,14 +232,21 @@ class Cluster:
         if machine.compute_ends != self.clock.now:
             return
         machine.compute_ends = NEVER
-        if self.ledger.pushes_freely:
-            self.ledger.turned(machine.number, self.clock.now)
-            self._push(machine)
+        if self.clock.now < machine.cut_until:
+            machine.mute = True  # nobody hears it until its link is back
         else:
-            self._carry_out(self.ledger.ready(machine.number, machine.batch, self.clock.now))
+            self._tell_ready(machine)
 
-    def _turn(self, turn: Turn) -> None:
-        machine = self.machines[turn.worker]
+    def _tell_ready(self, machine: Machine) -> None:
+        loss = self._model.loss(machine.number) if self._model and self._hears_loss else None
+        seconds, version = machine.compute_seconds, machine.base_version
+        connection = self._connection(machine)
+        self._tell(events.Ready(connection, machine.iteration, version, machine.batch, seconds, loss))
+        if self._pushes_freely:
+            self._push(machine)
+
+    def _turn(self, turn: instructions.Turned) -> None:
+        machine = self._at(turn.to)
         if machine.up:  # else nobody is there to push; its lease will run out
             self._push(machine)
 
@@ -364,37 +279,30 @@ class Cluster:
 
     def pushed(self, machine: Machine) -> None:
         """A whole push is in."""
-        now = machine.pushed_at = self.clock.now
-        loss = self._model.loss(machine.number) if self._model and self._hears_loss else None
-        update = Update(
-            machine.number,
-            machine.iteration,
-            machine.base_version,
-            machine.batch,
-            machine.compute_seconds,
-            loss,
-            incarnation=machine.incarnation,
-        )
+        machine.pushed_at = self.clock.now
+        update = Identity(machine.number, machine.incarnation, machine.iteration)
         if self._model:
             self._model.arrive(update)
-        self._carry_out(self.ledger.arrived(update, now))
+        self._tell(events.Arrived(0, update))
         if self.summary.arrivals >= self._goal:
             self.clock.running = False
 
-    # Decisions
+    # The job
 
-    def _carry_out(self, decisions: list[Decision]) -> None:
-        for decision in decisions:
-            do = self._do.get(type(decision))
-            if do is not None:  # what is streamed, kept or dropped is not our affair: here updates have no tensor
-                do(decision)
+    def _tell(self, event: events.Event) -> None:
+        """Tell the job what happened, and carry out its instructions."""
+        do = self._do
+        for instruction in self.state.handle(event, self.clock.now):
+            carry_out = do.get(type(instruction))
+            if carry_out is not None:  # the others are not our affair: there are no sockets, files or tensors here
+                carry_out(instruction)
 
-    def _apply(self, apply: Apply) -> None:
+    def _apply(self, apply: instructions.Apply) -> None:
         if self._pipeline:  # it has applied it slice by slice
-            self._applying.append((self.clock.now, self.ledger.version, apply))
+            self._applying.append((self.clock.now, apply.version, apply.decision))
             self._note_applied(self.clock.now)
             return
-        self._applying.append((self.server_time(self.spec.apply_seconds), self.ledger.version, apply))
+        self._applying.append((self.server_time(self.spec.apply_seconds), apply.version, apply.decision))
         if self.streamed:  # hardly anybody pulls, and what is over must not pile up
             self._note_applied(self.clock.now)
 
@@ -404,16 +312,17 @@ class Cluster:
         while applying and applying[0][0] <= by:
             at, self._applied, what = applying.popleft()
             if self._model:
-                self._tell(self._model, what, at)
+                self._change(self._model, what, at)
 
-    def _after_applies(self, what: Keep | Discard) -> None:
+    def _after_applies(self, instruction: instructions.Keep | instructions.Discard) -> None:
         """In the order of the decisions: an Apply before it may name what is replaced."""
+        what = instruction.decision
         if self._applying:
             self._applying.append((self._applying[-1][0], self._applying[-1][1], what))
         elif self._model:
-            self._tell(self._model, what, self.clock.now)
+            self._change(self._model, what, self.clock.now)
 
-    def _tell(self, model: Model, what: Apply | Keep | Discard, at: float) -> None:
+    def _change(self, model: Model, what: Apply | Keep | Discard, at: float) -> None:
         if isinstance(what, Keep):
             model.keep(what)
         elif isinstance(what, Discard):
@@ -421,25 +330,21 @@ class Cluster:
         else:
             cosines = model.apply(what, at)
             if cosines:  # told when what goes on now is done
-                self.clock.at(self.clock.now, self._compared, list(zip(what.updates, cosines, strict=True)))
+                self.clock.at(self.clock.now, self._tell, events.Compared(what.updates, tuple(cosines)))
             if model.over:
                 self.stop()
 
-    def _compared(self, cosines: list[tuple[Update, float]]) -> None:
-        for update, cosine in cosines:
-            self._carry_out(self.ledger.measured("cosine", update, cosine, self.clock.now))
-
-    def _wake_at(self, wake: WakeAt) -> None:
+    def _wake_at(self, wake: instructions.WakeAt) -> None:
         self._wake = max(wake.time, self.clock.now)
         self.clock.at(self._wake, self._woke, self._wake)
-
-    def _cancel(self, cancel: Cancel) -> None:
-        self._abandon(self.machines[cancel.worker])
 
     def _woke(self, at: float) -> None:
         if at == self._wake:
             self._wake = NEVER
-            self._carry_out(self.ledger.woke(self.clock.now))
+            self._tell(events.Woke())
+
+    def _cancel(self, cancel: instructions.Cancelled) -> None:
+        self._abandon(self._at(cancel.to))
 
     def server_time(self, seconds: float) -> float:
         """When the servers will have done work of so many seconds, after all that they have to do."""
@@ -484,13 +389,13 @@ class Cluster:
             self._rejoin(machine)
         elif fault.kind == "kill":
             if machine.up:
+                self._fall_silent(machine)
                 self._abandon(machine)
                 machine.up = False
-                self._expire_at(now + self.spec.lease, machine)
+                self.clock.at(machine.silent_since + self.spec.lease, self._check_leases)
         elif machine.up:
             until = now + fault.seconds
-            if now >= max(machine.paused_until, machine.cut_until):
-                machine.silent_since = now
+            self._fall_silent(machine)
             if fault.kind == "pause":
                 longer = until - max(machine.paused_until, now)  # a pause within a pause adds nothing
                 machine.paused_until = max(machine.paused_until, until)
@@ -504,7 +409,7 @@ class Cluster:
                     machine.halted.append((direction, self.network.stop(flow), done))
                 machine.flows.clear()
             if until > machine.silent_since + self.spec.lease:
-                self._expire_at(machine.silent_since + self.spec.lease, machine)
+                self.clock.at(machine.silent_since + self.spec.lease, self._check_leases)
             self.clock.at(until, self._recover, (machine, machine.incarnation))
 
     def _recover(self, what: tuple[Machine, int]) -> None:
@@ -520,29 +425,44 @@ class Cluster:
             halted, machine.halted = machine.halted, []
             for direction, size, done in halted:
                 self.transfer(machine, direction, size, done)
+            if machine.mute:
+                machine.mute = False
+                self._tell_ready(machine)
 
-    def _expire_at(self, time: float, machine: Machine) -> None:
-        self.clock.at(time, self._expire, (machine, machine.incarnation))
+    def _is_silent(self, machine: Machine) -> bool:
+        return not machine.up or self.clock.now < max(machine.paused_until, machine.cut_until)
 
-    def _expire(self, what: tuple[Machine, int]) -> None:
+    def _fall_silent(self, machine: Machine) -> None:
+        """A machine is heard now, and then no more."""
+        if not self._is_silent(machine):
+            machine.silent_since = self.clock.now
+            if machine.member:
+                self._tell(events.Beat(self._connection(machine)))
+
+    def _check_leases(self, _: None) -> None:
+        """Somebody's lease runs out now. Everybody who is not silent beats, as real workers do all the time."""
+        for machine in self.machines:
+            if machine.member and not self._is_silent(machine):
+                self._tell(events.Beat(self._connection(machine)))
+        self._tell(events.Tick(self.clock.now))
+
+    def _expelled(self, expelled: instructions.Expelled) -> None:
         """A lease has run out."""
-        machine, incarnation = what
-        if machine.incarnation == incarnation and machine.member:
-            self._leave(machine)
+        self._part_with(self._at(expelled.to))
 
-    def _leave(self, machine: Machine) -> None:
+    def _part_with(self, machine: Machine) -> None:
         self._abandon(machine)
         machine.member = False
         if self._pipeline:
             self._pipeline.leave(machine)
-        self._carry_out(self.ledger.left(machine.number, self.clock.now, lost=True))
 
     def _rejoin(self, machine: Machine) -> None:
         """A new incarnation comes; of the old one nothing more is heard."""
         if machine.up and machine.member:
             return
         if machine.member:
-            self._leave(machine)
+            self._part_with(machine)
+            self._tell(events.Disconnected(self._connection(machine)))
         machine.paused_until = machine.cut_until = 0.0
         self._join(machine)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.simulate.cluster import Cluster, Machine
+    from paceline.simulate.cluster import Cluster
+    from paceline.simulate.machine import Machine
 
 
 class Pipeline:

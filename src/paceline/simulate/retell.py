@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.observe.journal import Difference, Entry, read, tell
-from paceline.observe.ledger import Ledger
+from paceline.job import Ledger
+from paceline.observe.journal import Difference, Entry, in_plain_values, read, tell
 from paceline.observe.observer import Observer
 from paceline.simulate.clock import Clock
 
@@ -24,7 +24,10 @@ def retell(lines: Iterable[str], observer: Observer | None = None) -> tuple[int,
     def happen(numbered: tuple[int, Entry]) -> None:
         nonlocal count, found
         line, entry = numbered
-        decided = tell(ledger, entry)
+        decisions = tell(ledger, entry)
+        for decision in decisions:
+            ledger.note(decision, entry.now)
+        decided = in_plain_values(decisions)
         count += len(decided)
         if decided != entry.decided:
             found = Difference(line, entry, decided)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from paceline.observe.summary import Report
 from paceline.policies import Apply, Policy
-from paceline.simulate.cluster import Cluster, Untrained
+from paceline.simulate.cluster import Cluster
+from paceline.simulate.model import Untrained
 from paceline.simulate.spec import ClusterSpec
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 
+from paceline.job.identity import Identity, identity_of
 from paceline.model.correction import chosen, momentum_of
 from paceline.model.similarity import products
 from paceline.model.slice import Slice
@@ -75,8 +76,8 @@ class Training:
         self._held: dict[WorkerId, torch.Tensor] = {}  # by who pulled them
         self._turns: dict[WorkerId, int] = {}  # Applies in a round, as the last Grant told
         self._computing: dict[WorkerId, Job] = {}
-        self._arrived: dict[tuple[WorkerId, int], Job] = {}
-        self._kept: dict[int, tuple[WorkerId, int]] = {}  # slot → the update there
+        self._arrived: dict[Identity, Job] = {}
+        self._kept: dict[int, Identity] = {}  # slot → the update there
         self._due: list[Job] = []  # without a gradient so far
         self._local: dict[WorkerId, Slice] = {}  # where models are mixed: what workers step with by themselves
         # What it comes to
@@ -121,9 +122,9 @@ class Training:
             self._due = []
         return job.loss
 
-    def arrive(self, update: Update) -> None:
+    def arrive(self, update: Identity) -> None:
         """What it computed is in."""
-        self._arrived[update.worker, update.iteration] = self._computing.pop(update.worker)
+        self._arrived[update] = self._computing.pop(update.worker)
 
     def drop(self, worker: WorkerId) -> None:
         """What it was computing will not come."""
@@ -135,10 +136,10 @@ class Training:
         old = self._kept.get(keep.slot)
         if old:
             self._arrived.pop(old, None)
-        self._kept[keep.slot] = (keep.update.worker, keep.update.iteration)
+        self._kept[keep.slot] = identity_of(keep.update)
 
     def discard(self, update: Update) -> None:
-        job = self._arrived.pop((update.worker, update.iteration), None)
+        job = self._arrived.pop(identity_of(update), None)
         if job in self._due:
             self._due.remove(job)
 
@@ -149,7 +150,7 @@ class Training:
         kept = set(self._kept.values())
         jobs = []
         for update in apply.updates:
-            key = (update.worker, update.iteration)
+            key = identity_of(update)
             jobs.append(self._arrived[key] if key in kept else self._arrived.pop(key))
         rate = self.task.rate(self.seen / len(self.task.data.labels))
         self._work(apply, jobs, rate)

@@ -1,0 +1,156 @@
+"""A policy with its books kept. Staleness and progress gap are defined here, once, for every driver and report.
+
+*Staleness* of an update: model versions applied between the pull it was computed from and its own application.
+*Progress gap*: taken at a Grant, the granted worker's completed iterations minus the slowest member's; a joiner starts
+at the slowest member's progress, with its first Grant. Until then it holds nobody back and is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Turn, Update, WorkerId
+from paceline.policies.pieces import Progress
+
+
+class Watcher(Protocol):
+    """Is told what happens, as it happens. `paceline.observe.Observer` is one."""
+
+    def joined(self, time: float, worker: int, incarnation: int = 1) -> None: ...
+    def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None: ...
+    def pulled(self, time: float, worker: int, version: int) -> None: ...
+    def computed(self, time: float, worker: int, seconds: float | None = None) -> None: ...
+    def turned(self, time: float, worker: int) -> None: ...
+    def arrived(
+        self,
+        time: float,
+        worker: int,
+        iteration: int,
+        batch_size: int,
+        loss: float | None = None,
+        incarnation: int = 1,
+    ) -> None: ...
+    def applied(
+        self,
+        time: float,
+        version: int,
+        workers: tuple[int, ...],
+        iterations: tuple[int, ...],
+        staleness: tuple[int, ...],
+        incarnations: tuple[int, ...] = (),
+    ) -> None: ...
+    def kept(self, time: float, worker: int, iteration: int, slot: int, incarnation: int = 1) -> None: ...
+    def discarded(self, time: float, worker: int, iteration: int, incarnation: int = 1) -> None: ...
+    def cancelled(self, time: float, worker: int) -> None: ...
+    def left(self, time: float, worker: int, lost: bool = False) -> None: ...
+    def progressed(self, time: float, epoch: int, done: int, total: int) -> None: ...
+    def measured(self, time: float, worker: int, kind: str, value: float) -> None: ...
+
+
+class Ledger:
+    """Stands between a driver and a policy: tells the policy what happens, and writes that down.
+
+    The driver writes down each decision (`note`) when it carries it out, so that versions are counted in that order.
+    """
+
+    def __init__(self, policy: Policy, watcher: Watcher) -> None:
+        self.policy = policy
+        self.version = 0  # of the model: how many Applies there were
+        self.progress = Progress()
+        self._new: set[WorkerId] = set()  # members without a Grant so far
+        self.watcher = watcher
+        self.pushes_freely = not policy.hears_ready
+
+    def joined(self, worker: WorkerId, now: float, incarnation: int = 1) -> list[Decision]:
+        self._new.add(worker)
+        self.watcher.joined(now, worker, incarnation)
+        return self.policy.joined(worker, now)
+
+    def ready(self, worker: WorkerId, batch_size: int, now: float, seconds: float | None = None) -> list[Decision]:
+        """`seconds`: how long the worker has computed, where the driver did not see it begin."""
+        self.watcher.computed(now, worker, seconds)
+        return self.policy.ready(worker, batch_size, now)
+
+    def turned(self, worker: WorkerId, now: float, seconds: float | None = None) -> None:
+        """Note a `ready` that the policy need not hear (`pushes_freely`): it would answer with a Turn."""
+        self.watcher.computed(now, worker, seconds)
+        self.watcher.turned(now, worker)
+
+    def arrived(self, update: Update, now: float) -> list[Decision]:
+        if update.worker in self.progress:
+            self.progress.advance(update.worker)
+        self.watcher.arrived(now, update.worker, update.iteration, update.batch_size, update.loss, update.incarnation)
+        return self.policy.arrived(update, now)
+
+    def measured(self, kind: str, subject: object, value: float, now: float) -> list[Decision]:
+        worker = subject.worker if isinstance(subject, Update) else subject
+        if isinstance(worker, int):
+            self.watcher.measured(now, worker, kind, value)
+        return self.policy.measured(kind, subject, value, now)
+
+    def left(self, worker: WorkerId, now: float, lost: bool = False) -> list[Decision]:
+        if worker in self._new:
+            self._new.discard(worker)
+        else:
+            self.progress.remove(worker)
+        self.watcher.left(now, worker, lost)
+        return self.policy.left(worker, now)
+
+    def woke(self, now: float) -> list[Decision]:
+        return self.policy.woke(now)
+
+    # Decisions, as they are carried out
+
+    def note(self, decision: Decision, now: float) -> None:
+        """Write a decision down, of whichever kind. Some kinds leave no trace."""
+        write = WRITERS.get(type(decision))
+        if write is not None:
+            write(self, decision, now)
+
+    def note_granted(self, grant: Grant, now: float) -> None:
+        if self._new and grant.worker in self._new:
+            self._new.discard(grant.worker)
+            self.progress.add(grant.worker)
+        ahead = self.progress[grant.worker] - self.progress.slowest
+        self.watcher.granted(now, grant.worker, grant.batch_size, ahead)
+
+    def note_applied(self, apply: Apply, now: float) -> None:
+        updates, before = apply.updates, self.version
+        self.version = version = before + 1
+        if len(updates) == 1:  # the common case, made quick
+            update = updates[0]
+            stale = before - update.base_version
+            incarnations: tuple[int, ...] = (update.incarnation,)
+            self.watcher.applied(now, version, (update.worker,), (update.iteration,), (stale,), incarnations)
+        else:
+            workers = tuple([update.worker for update in updates])
+            iterations = tuple([update.iteration for update in updates])
+            staleness = tuple([before - update.base_version for update in updates])
+            incarnations = tuple([update.incarnation for update in updates])
+            self.watcher.applied(now, version, workers, iterations, staleness, incarnations)
+
+    def note_turn(self, turn: Turn, now: float) -> None:
+        self.watcher.turned(now, turn.worker)
+
+    def note_discarded(self, discard: Discard, now: float) -> None:
+        update = discard.update
+        self.watcher.discarded(now, update.worker, update.iteration, update.incarnation)
+
+    def note_kept(self, keep: Keep, now: float) -> None:
+        update = keep.update
+        self.watcher.kept(now, update.worker, update.iteration, keep.slot, update.incarnation)
+
+    def note_cancelled(self, cancel: Cancel, now: float) -> None:
+        self.watcher.cancelled(now, cancel.worker)
+
+
+#: How each kind of decision is written down; the others leave no trace.
+WRITERS: dict[type, Callable[[Ledger, Any, float], None]] = {
+    Grant: Ledger.note_granted,
+    Apply: Ledger.note_applied,
+    Turn: Ledger.note_turn,
+    Discard: Ledger.note_discarded,
+    Keep: Ledger.note_kept,
+    Cancel: Ledger.note_cancelled,
+}

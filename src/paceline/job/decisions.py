@@ -1,0 +1,128 @@
+"""The decisions of the policy, carried out: each becomes instructions for workers and shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from paceline import policies
+from paceline.job import instructions
+from paceline.job.identity import identity_of
+from paceline.job.membership import Member, Stage, Step
+from paceline.job.saving import Saving, within_limit
+from paceline.policies import Decision, Update
+
+
+class Decisions(Saving):
+    """Carries out decisions."""
+
+    def _carry_out(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            CARRIERS[type(decision)](self, decision)
+        if self.checkpoints:
+            self._save_if_due()
+
+    def _grant(self, grant: policies.Grant) -> None:
+        self.ledger.note_granted(grant, self._now)
+        member = self.roster.training[grant.worker]
+        member.step(Step.GRANT)
+        member.iteration += 1
+        version, expected = self.ledger.version, within_limit(grant.expected_staleness)
+        self._turns[grant.worker] = 1 if expected is None else expected + 1
+        member.granted_version, member.batch_size, member.expected = version, grant.batch_size, expected
+        member.pull = not self.terms.streams or member.last_applied != version
+        self._send_grant(member)
+
+    def _send_grant(self, member: Member) -> None:
+        if member.connection is not None:
+            self._out.append(
+                instructions.Granted(
+                    member.connection,
+                    member.iteration,
+                    member.granted_version,
+                    member.batch_size,
+                    member.pull,
+                    member.expected,
+                )
+            )
+
+    def _wake_at(self, wake: policies.WakeAt) -> None:
+        self._out.append(instructions.WakeAt(wake.time))
+
+    def _add(self, add: policies.Add) -> None:
+        self._out.append(instructions.Add(identity_of(add.update), add.sum, add.weight))
+
+    def _apply(self, apply: policies.Apply) -> None:
+        self.ledger.note_applied(apply, self._now)
+        version, updates, turns, compare = self.ledger.version, apply.updates, 1, False
+        if not self.terms.streams:  # streamed, the shards have applied it already
+            turns = self._turns_of([update.worker for update in updates])
+            compare = self.ledger.policy.compares and len(updates) > 1
+        self._out.append(instructions.Apply(version, apply, turns, compare))
+        training = self.roster.training
+        for update in updates:
+            self._applied[update.worker, update.incarnation] = update.iteration
+            member = training.get(update.worker)
+            if member and member.incarnation == update.incarnation:
+                member.last_applied = version
+        self._trained(updates)
+        if self.terms.streams:
+            for update in apply.updates:
+                self._shards_are_done_with(identity_of(update))
+
+    def _trained(self, updates: Iterable[Update]) -> None:
+        """The samples of these updates are done."""
+        samples = self.samples
+        if samples is None:
+            return
+        for update in updates:
+            samples.done(identity_of(update))
+        done, size = samples.trained, samples.size
+        self.ledger.watcher.progressed(self._now, done // size, done, size * samples.epochs)
+
+    def _discard(self, discard: policies.Discard) -> None:
+        self.ledger.note_discarded(discard, self._now)
+        identity = identity_of(discard.update)
+        self._shards_are_done_with(identity)
+        self._out.append(instructions.Discard(discard))
+        if self.samples:
+            self.samples.dropped(identity)
+
+    def _keep(self, keep: policies.Keep) -> None:
+        self.ledger.note_kept(keep, self._now)
+        self._out.append(instructions.Keep(keep))
+        self._trained((keep.update,))
+
+    def _cancel(self, cancel: policies.Cancel) -> None:
+        self.ledger.note_cancelled(cancel, self._now)
+        member = self.roster.training[cancel.worker]
+        self._send(member.connection, instructions.Cancelled, member.iteration)
+        self._drop_parts(member)
+        member.step(Step.CANCEL)
+
+    def _drop_parts(self, member: Member) -> None:
+        """The update of this iteration will never be whole."""
+        if self.terms.streams:
+            if member.stage in (Stage.ANNOUNCED, Stage.TURNED):
+                self._out.append(instructions.Drop(member.identity))
+                self._shards_are_done_with(member.identity)
+        else:
+            self._out += [instructions.Drop(member.identity, shard) for shard in sorted(member.parts)]
+        member.parts.clear()
+        if self.samples and member.ready:
+            self.samples.returned(member.worker, member.ready.taken)
+        member.ready = None
+
+
+#: How each kind of decision is carried out.
+CARRIERS: dict[type, Callable[[Decisions, Any], None]] = {
+    policies.Grant: Decisions._grant,
+    policies.Turn: Decisions._turn,
+    policies.Stream: Decisions._stream,
+    policies.Add: Decisions._add,
+    policies.Apply: Decisions._apply,
+    policies.Discard: Decisions._discard,
+    policies.Keep: Decisions._keep,
+    policies.Cancel: Decisions._cancel,
+    policies.WakeAt: Decisions._wake_at,
+}

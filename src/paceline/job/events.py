@@ -1,0 +1,232 @@
+"""What happens to a job. Events of a worker name the connection over which it said so.
+
+A driver numbers its connections and never uses a number twice. A worker's events have the names and fields of its
+messages on the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from paceline.job.identity import Identity
+from paceline.policies import Update
+
+# A worker's messages
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A worker asks to take part. worker: the number that it wants; None: any that is free."""
+
+    connection: int
+    worker: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A worker whose connection was lost is back. genuine: has it shown that it is the one it says it is?"""
+
+    connection: int
+    worker: int
+    incarnation: int
+    generation: str
+    genuine: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A worker asks for `count` samples of a dataset of `size`, for `epochs` epochs. It numbers its requests."""
+
+    connection: int
+    number: int
+    count: int
+    size: int
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Soon:
+    """A worker computes a gradient, and can begin to push it. Ready will follow."""
+
+    connection: int
+    iteration: int
+    base_version: int
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker has computed a gradient from the samples that it was given under the numbers `taken`."""
+
+    connection: int
+    iteration: int
+    base_version: int
+    batch_size: int
+    compute_seconds: float
+    loss: float | None = None
+    taken: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A worker has measured something outside of training: an accuracy, a validation loss."""
+
+    connection: int
+    kind: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A worker has no more to train on. It waits for the others, and for the last model."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A worker is alive."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A worker leaves of its own accord."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Misbehaved:
+    """A worker sent something that it may not send. It takes no part any more."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A connection is gone. Its worker keeps its place until its lease runs out."""
+
+    connection: int
+
+
+# The shards
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBeat:
+    """A shard is alive."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A shard has the weights of the checkpoint."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A shard has the weights that the model begins with, from this incarnation of a worker."""
+
+    shard: int
+    worker: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A shard has its part of an update."""
+
+    shard: int
+    update: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """All shards have compared updates that were applied together: the cosine of each with their sum."""
+
+    updates: tuple[Update, ...]
+    cosines: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A shard has written its part of a checkpoint; or not, and `error` says why."""
+
+    shard: int
+    version: int
+    error: str = ""
+
+
+# The driver
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """It is known what is trained. momentum: of the server's optimizer."""
+
+    momentum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint is on the disk as a whole; or it cannot be, and `error` says why."""
+
+    version: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveNow:
+    """Take a checkpoint, if the model has moved since the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pardon:
+    """A person takes these workers back that the policy leaves out."""
+
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. It was to be told at `due`; if that is long ago, the driver itself was held up."""
+
+    due: float
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """A WakeAt has come due."""
+
+
+Event: TypeAlias = (
+    Join
+    | Resume
+    | Want
+    | Soon
+    | Ready
+    | Measured
+    | Finish
+    | Beat
+    | Leave
+    | Misbehaved
+    | Disconnected
+    | ShardBeat
+    | Loaded
+    | Begun
+    | Arrived
+    | Compared
+    | Saved
+    | Described
+    | Stored
+    | SaveNow
+    | Pardon
+    | Tick
+    | Woke
+)

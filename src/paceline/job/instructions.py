@@ -1,0 +1,295 @@
+"""What a job tells its driver to do, in order.
+
+Those for a worker name the connection to send them over (`to`), and have the names and fields of the messages on the
+wire. Those for the shards go to all of them in the same order, which is the order log of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from paceline import policies
+from paceline.job.identity import Identity
+
+# To a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The worker takes part, under this number and as this incarnation."""
+
+    to: int
+    worker: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The worker still takes part. What it may have missed follows."""
+
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker is refused for good. The driver hangs up."""
+
+    to: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expelled:
+    """This incarnation of a worker is over. It may join again. The driver hangs up."""
+
+    to: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close a connection that its worker has replaced by another."""
+
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Give the shards the weights that the model begins with."""
+
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Pull this version or a newer one, and run this iteration.
+
+    batch_size: None means the worker's own. pull: False if the worker was returned this very version.
+    expected: the staleness that the resulting update will have, where it is known.
+    """
+
+    to: int
+    iteration: int
+    version: int
+    batch_size: int | None
+    pull: bool
+    expected: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """Push now."""
+
+    to: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Abandon this iteration."""
+
+    to: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Positions of an epoch's order to train on; an empty range when there are no more."""
+
+    to: int
+    number: int
+    epoch: int = 0
+    start: int = 0
+    stop: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """Until further notice there will be no Grant, and this is why."""
+
+    to: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The training is over; this is the last version of the model."""
+
+    to: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The answer to a worker's Beat."""
+
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The answer to a worker's Leave. The driver hangs up."""
+
+    to: int
+
+
+# To the shards
+
+
+@dataclass(frozen=True, slots=True)
+class Giver:
+    """The weights that the model begins with come from this incarnation of a worker, and from nobody else."""
+
+    worker: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Number `version` of the order log: change the model as the policy decided.
+
+    turns: how many Applies make up a round, where that is known. compare: are the updates to be compared?
+    """
+
+    version: int
+    decision: policies.Apply
+    turns: int = 1
+    compare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Apply each piece of these updates as soon as all of them have sent it, and return it to them."""
+
+    number: int
+    updates: tuple[Identity, ...]
+    weights: tuple[float, ...]
+    in_order: bool
+    turns: int
+    expected: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Add an update to a running sum, times this weight."""
+
+    update: Identity
+    sum: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Discard an update. shard: at this one alone; None: at all of them."""
+
+    update: Identity
+    shard: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Discard an update that had arrived, as the policy decided."""
+
+    decision: policies.Discard
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Put an update aside, as the policy decided."""
+
+    decision: policies.Keep
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Accept nothing of this worker any more that is older than this incarnation."""
+
+    worker: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write a checkpoint of this version. snapshot: what the job knows at this point of the order log."""
+
+    version: int
+    snapshot: Mapping[str, Any]
+
+
+# To the driver itself
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """All shards have written their parts of this version: make the checkpoint whole."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Remove the parts of a checkpoint that will not be whole."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Tell Woke at this time. A new WakeAt replaces the old one."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Something worth a line in the log. warns: is it worth a warning?"""
+
+    text: str
+    warns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """This generation of the server cannot go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The job is over: every worker has left of its own accord."""
+
+
+Instruction: TypeAlias = (
+    Welcome
+    | Resumed
+    | Refused
+    | Expelled
+    | HangUp
+    | Give
+    | Granted
+    | Turned
+    | Cancelled
+    | Given
+    | Barred
+    | Finished
+    | Beat
+    | Leave
+    | Giver
+    | Apply
+    | Stream
+    | Add
+    | Drop
+    | Discard
+    | Keep
+    | Fence
+    | Save
+    | Store
+    | Forget
+    | WakeAt
+    | Log
+    | Fail
+    | Done
+)

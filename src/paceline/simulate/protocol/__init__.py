@@ -1,0 +1,11 @@
+"""The whole protocol of a job in one process, under a virtual clock, with faults from a seed.
+
+The coordinator's JobState and every worker's WorkerState are the real ones. The network between them loses connections,
+delays messages, and delivers those of an old connection after those of a new one. Processes are stopped, killed and
+started again. A seed that fails is a bug report that replays.
+"""
+
+from paceline.simulate.protocol.faults import Fault, draw_faults
+from paceline.simulate.protocol.run import Outcome, Setting, draw_setting, run
+
+__all__ = ["Fault", "Outcome", "Setting", "draw_faults", "draw_setting", "run"]

@@ -1,0 +1,268 @@
+"""The server's process: a real JobState, shards that count, and checkpoints that outlive it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline import policies
+from paceline.job import Identity, JobState, JobTerms, SaveEvery, events, instructions
+from paceline.observe.observer import Recorder
+from paceline.simulate.protocol.shard import Shard
+from paceline.simulate.protocol.transport import Connection, Process
+from paceline.simulate.protocol.worker import Welcome
+
+if TYPE_CHECKING:
+    from paceline.simulate.protocol.run import Checkpoint, World
+
+BEAT_SECONDS = 1.0  # between two signs of life of a shard
+LAST_WORDS = (instructions.Refused, instructions.Expelled, instructions.Leave, instructions.HangUp)
+TO_SHARDS = (
+    instructions.Apply,
+    instructions.Stream,
+    instructions.Discard,
+    instructions.Drop,
+    instructions.Keep,
+    instructions.Fence,
+    instructions.Save,
+)
+
+
+class Holder:
+    """A shard's process."""
+
+    def __init__(self, server: Server, number: int, pieces: int, counts: list[dict[int, int]]) -> None:
+        self.process = Process(server.process.clock)
+        self.shard = Shard(number, pieces, self._tell, counts)
+        self._giver: tuple[int, int] | None = None
+        self._begins: list[tuple[tuple[int, int], Callable[[str], None]]] = []
+        self._given: set[tuple[int, int]] = set()
+        self.connection = Connection(0, self, server, server.chance)
+        self._beat()
+
+    def _beat(self) -> None:
+        self._tell("beat", None)
+        self.process.after(BEAT_SECONDS, self._beat)
+
+    def _tell(self, kind: str, what: Any) -> None:
+        self.connection.send(self, (self.shard.number, kind, what))
+
+    def begin(self, who: tuple[int, int], answer: Callable[[str], None]) -> None:
+        """The weights that the model begins with, from an incarnation of a worker; taken from its giver alone."""
+        if not self.shard.accepts(Identity(*who, 0)):
+            answer("expelled")
+            return
+        self._begins.append((who, answer))
+        self._take_weights()
+
+    def _take_weights(self) -> None:
+        for who, answer in [each for each in self._begins if each[0] == self._giver]:
+            if who not in self._given:
+                self._given.add(who)
+                self._tell("begun", who)
+            answer("begun")
+        self._begins = [each for each in self._begins if each[0] != self._giver]
+
+    def received(self, connection: Connection, message: Any) -> None:
+        if isinstance(message, instructions.Giver):
+            self._giver = (message.worker, message.incarnation)
+            self._take_weights()
+        else:
+            self.shard.carry_out(message)
+
+    def lost(self, connection: Connection) -> None:
+        self.process.kill()
+
+
+class Server:
+    """One process of the server. It lives in generations: when a shard is lost, a new one begins."""
+
+    def __init__(self, world: World, chance: random.Random) -> None:
+        self.world, self.chance = world, chance
+        self.process = Process(world.clock)
+        self.state: JobState
+        self.holders: list[Holder] = []
+        self._connections: dict[int, Connection] = {}
+        self._wake = 0
+        self._life = 0  # of generations in this process
+        self._parts: dict[int, list[dict[int, int]]] = {}  # shard → what it has written of the checkpoint under way
+        self._snapshot: Mapping[str, Any] = {}
+        self.begin(world.newest, None, {})
+
+    def begin(
+        self, restored: Checkpoint | None, awaited: frozenset[int] | None, incarnations: Mapping[int, int]
+    ) -> None:
+        """Begin a generation."""
+        setting = self.world.setting
+        policy = policies.make(setting.policy)
+        policy.streamed = setting.streamed and policy.streamable
+        streams = policy.pipelined or policy.streamed
+        self.world.generations += 1
+        terms = JobTerms(
+            shards=setting.shards,
+            workers=setting.workers,
+            lease=setting.lease,
+            save=SaveEvery(setting.save_every),
+            policy=setting.policy,
+            streams=streams,
+            generation=f"generation {self.world.generations}",
+            awaited=awaited,
+            incarnations=dict(incarnations),
+        )
+        trace = self.world.begin_trace(restored.version if restored else 0)
+        snapshot = restored.snapshot if restored else None
+        self.state = self.world.make_state(policy, terms, Recorder(trace.append), snapshot, self.process.clock.now)
+        self._life += 1
+        self._streams, self._gated = streams, policy.streamed and policy.takes_turns
+        pieces = setting.pieces if streams else 1
+        counts = restored.counts if restored else [[] for _ in range(setting.shards)]
+        self.holders = [Holder(self, number, pieces, counts[number]) for number in range(setting.shards)]
+        for holder in self.holders:
+            holder.shard.streams = streams
+        if restored:
+            for holder in self.holders:
+                holder.shard.version = restored.version
+            for number in range(setting.shards):
+                self._tell(events.Loaded(number))
+        self._tick(self._life, self.process.clock.now)
+
+    # Events in, instructions out
+
+    def _tell(self, event: events.Event) -> None:
+        state = self.state
+        for instruction in state.handle(event, self.process.clock.now):
+            self.world.log(self.process.clock.now, event, instruction)
+            if self.state is state:  # else this generation has failed meanwhile
+                self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Any) -> None:
+        match instruction:
+            case instructions.Welcome(to, worker, incarnation):
+                who = (worker, incarnation, self.state.terms.generation)
+                self._send(to, Welcome(*who, self._gated, self._streams, tuple(self.holders)))
+            case instructions.Save(version, snapshot):
+                self._parts, self._snapshot = {}, snapshot
+                self._to_shards(instruction)
+            case instructions.Apply() if self._streams:
+                pass
+            case instructions.Giver():
+                self._to_shards(instruction)
+            case instructions.Store(version):
+                self.process.after(self.chance.uniform(0.0, 0.5), lambda: self._store(version))
+            case instructions.WakeAt(time):
+                self._wake += 1
+                number, life = self._wake, self._life
+                wait = max(0.0, time - self.process.clock.now)
+                self.process.after(wait, lambda: self._woke(number, life))
+            case instructions.Done():
+                self._save_and_end(self._life, asked=False)
+            case instructions.Fail():
+                self.restart()
+            case instructions.Log() | instructions.Add() | instructions.Forget():
+                pass
+            case _ if isinstance(instruction, TO_SHARDS):
+                self._to_shards(instruction)
+            case _:
+                if not isinstance(instruction, instructions.HangUp):
+                    self._send(instruction.to, instruction)
+                if isinstance(instruction, LAST_WORDS):
+                    connection = self._connections.pop(instruction.to, None)
+                    if connection:
+                        connection.close(self)
+
+    def _send(self, to: int, message: Any) -> None:
+        if to in self._connections:
+            self._connections[to].send(self, message)
+
+    def _to_shards(self, order: Any) -> None:
+        shard = getattr(order, "shard", None)
+        for holder in self.holders if shard is None else [self.holders[shard]]:
+            holder.connection.send(self, order)
+
+    def _tick(self, life: int, due: float) -> None:
+        if life == self._life:
+            self._tell(events.Tick(due))
+            pause = self.state.leases.tick_seconds
+            then = self.process.clock.now + pause
+            self.process.after(pause, lambda: self._tick(life, then))
+
+    def _woke(self, number: int, life: int) -> None:
+        if number == self._wake and life == self._life:
+            self._tell(events.Woke())
+
+    def _store(self, version: int) -> None:
+        error = self.world.store(version, self._snapshot, [self._parts[number] for number in sorted(self._parts)])
+        self._tell(events.Stored(version, error))
+
+    def _save_and_end(self, life: int, asked: bool) -> None:
+        """Everybody has left: write a last checkpoint, and end."""
+        if life != self._life:
+            return
+        saved = self.state.checkpoints.saved if self.state.checkpoints else None
+        if not self.state.is_saving:
+            if saved == self.state.version:
+                self.world.end()
+                return
+            self._tell(events.SaveNow())
+        self.process.after(0.1, lambda: self._save_and_end(life, asked=True))
+
+    # Connections
+
+    def accept(self, connection: Connection) -> None:
+        self._connections[connection.number] = connection
+
+    def received(self, connection: Connection, message: Any) -> None:
+        if connection.number == 0:
+            if any(holder.connection is connection for holder in self.holders):
+                self._from_shard(*message)
+        elif connection.number in self._connections:
+            self._tell(message)
+
+    def _from_shard(self, shard: int, kind: str, what: Any) -> None:
+        match kind:
+            case "arrived":
+                self._tell(events.Arrived(shard, what))
+            case "beat":
+                self._tell(events.ShardBeat(shard))
+            case "begun":
+                self._tell(events.Begun(shard, *what))
+            case "saved":
+                version, counts = what
+                self._parts[shard] = counts
+                self._tell(events.Saved(shard, version))
+
+    def lost(self, connection: Connection) -> None:
+        if connection.number == 0:
+            if any(holder.connection is connection for holder in self.holders):
+                self.restart()
+        elif self._connections.pop(connection.number, None):
+            self._tell(events.Disconnected(connection.number))
+
+    # Faults
+
+    def lose_shard(self, number: int) -> None:
+        """A shard's process dies."""
+        holder = self.holders[number % len(self.holders)]
+        holder.process.kill()
+        holder.connection.close(holder)
+
+    def restart(self) -> None:
+        """A shard is lost: go back to the last checkpoint, in a new generation."""
+        expected, incarnations = self.state.roster.expected, self.state.incarnations
+        self._end_generation()
+        self.begin(self.world.newest, expected, incarnations)
+        self.world.restart_workers()
+
+    def _end_generation(self) -> None:
+        for holder in self.holders:
+            holder.process.kill()
+        self.holders = []
+        for connection in self._connections.values():
+            connection.close(self)
+        self._connections = {}
+
+    def kill(self) -> None:
+        """The process dies, and its shards with it."""
+        self._end_generation()
+        self.process.kill()

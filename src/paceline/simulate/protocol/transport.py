@@ -1,0 +1,117 @@
+"""Connections that can be lost at any moment, and processes that can be stopped or killed."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from paceline.simulate.clock import Clock
+
+
+class Process:
+    """Does what it is given to do, one thing after the other; not while it is stopped, and never once it is killed."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.alive = True
+        self._stopped_until = 0.0
+        self._todo: deque[Callable[[], None]] = deque()
+        self._busy = False
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do this now, or when the process goes on."""
+        if self.alive:
+            self._todo.append(work)
+            self._go_on(None)
+
+    def after(self, seconds: float, work: Callable[[], None]) -> None:
+        """Do this so many seconds from now, or when the process goes on after that."""
+        self.clock.at(self.clock.now + seconds, lambda _: self.do(work))
+
+    def stop(self, seconds: float) -> None:
+        """Do nothing for so long. What comes meanwhile waits."""
+        self._stopped_until = max(self._stopped_until, self.clock.now + seconds)
+        self.clock.at(self._stopped_until, self._go_on)
+
+    def kill(self) -> None:
+        self.alive = False
+        self._todo.clear()
+
+    def _go_on(self, _: None) -> None:
+        if self._busy:
+            return
+        self._busy = True
+        while self._todo and self.alive and self.clock.now >= self._stopped_until:
+            self._todo.popleft()()
+        self._busy = False
+
+
+class End(Protocol):
+    """One end of a connection."""
+
+    process: Process
+
+    def received(self, connection: Connection, message: Any) -> None: ...
+    def lost(self, connection: Connection) -> None: ...
+
+
+class Connection:
+    """A connection between a caller and a listener. Each direction keeps its order."""
+
+    def __init__(self, number: int, caller: End, listener: End, chance: random.Random, slow: float = 0.02) -> None:
+        self.number, self.chance, self._slow = number, chance, slow
+        self._ends = (caller, listener)
+        self._arrives = {id(caller): 0.0, id(listener): 0.0}  # when the last message to an end arrives
+        self._open = {id(caller): True, id(listener): True}  # does an end still hear this connection?
+        self._carries = True  # do messages that are sent now get through?
+        self._drops_all = False  # are those lost too that are on their way?
+
+    def send(self, sender: End, message: Any) -> None:
+        """Send a message to the other end. It arrives later, in order, unless the connection is lost before."""
+        if not self._carries:
+            return
+        other = self._other(sender)
+        clock = other.process.clock
+        delay = self.chance.expovariate(1 / self._slow)
+        at = self._arrives[id(other)] = max(self._arrives[id(other)], clock.now + delay)
+
+        def arrive(_: None) -> None:
+            if not self._drops_all and self._open[id(other)]:
+                other.process.do(lambda: self._deliver(other, message))
+
+        clock.at(at, arrive)
+
+    def _deliver(self, end: End, message: Any) -> None:
+        if self._open[id(end)]:
+            end.received(self, message)
+
+    def cut(self, notice: float = 0.0) -> None:
+        """Lose it. Messages under way may still arrive, or not. Each end notices within `notice` seconds."""
+        if not self._carries:
+            return
+        self._carries = False
+        self._drops_all = self.chance.random() < 0.5
+        for end in self._ends:
+            process = end.process
+            seconds = max(self._arrives[id(end)] - process.clock.now, 0.0) + self.chance.uniform(0.0, notice)
+            process.after(seconds, lambda end=end: self._notice(end))  # type: ignore[misc]
+
+    def close(self, closer: End) -> None:
+        """An end hangs up. What it has sent arrives; the other end notices after that."""
+        if self._open[id(closer)]:
+            self._open[id(closer)] = False
+            self._carries = False
+            other = self._other(closer)
+            process = other.process
+            wait = max(self._arrives[id(other)] - process.clock.now, 0.0) + self.chance.expovariate(1 / self._slow)
+            process.after(wait, lambda: self._notice(other))
+
+    def _notice(self, end: End) -> None:
+        if self._open[id(end)]:
+            self._open[id(end)] = False
+            end.lost(self)
+
+    def _other(self, end: End) -> End:
+        return self._ends[1] if end is self._ends[0] else self._ends[0]
