@@ -13,7 +13,8 @@ import sys
 import time
 from dataclasses import replace
 
-from paceline.bench import crowd
+from paceline.bench import bare, crowd
+from paceline.bench.measured import CrowdError, Load
 from paceline.policies import make
 from paceline.simulate import Cluster, load_cluster
 
@@ -43,9 +44,9 @@ def growth(sizes: tuple[int, ...] = SIZES) -> None:
         )
 
 
-def load(asked: crowd.Load, policies: list[str]) -> None:
+def load(asked: Load, policies: list[str]) -> None:
     """A real server with so many clients connected at the same time: its memory and CPU, beside a bare TCP server's."""
-    tcp = crowd.bare(asked)
+    tcp = bare.exchange(asked)
     print(
         f"Bare TCP: {asked.clients:,} connections, {asked.rounds} exchanges each of {asked.bytes:,} bytes both ways: "
         f"{1e3 * tcp.cpu_each:.2f} ms of CPU an exchange, {tcp.seconds / asked.rounds:.1f} s a round."
@@ -56,7 +57,7 @@ def load(asked: crowd.Load, policies: list[str]) -> None:
         most = crowd.bound(asked, policy)
         borne = crowd.serve(asked, policy, progress=lambda said: print(f"  {said}", file=sys.stderr))
         coordinator, shard = borne.memory
-        allowed = shard.connected + asked.at_work + most
+        allowed = shard.connected + crowd.at_work(asked) + most
         print(
             f"\n{policy}: {asked.clients:,} clients connected in {borne.connecting:.1f} s, "
             f"{borne.turned_away} times after another try.\n"
@@ -91,7 +92,7 @@ if __name__ == "__main__":
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
         try:
-            wanted = crowd.Load(chosen.clients, chosen.rounds, chosen.bytes)
+            wanted = Load(chosen.clients, chosen.rounds, chosen.bytes)
             load(wanted, chosen.policy or ["fl-r2sp", "fl-r2sp:filter=false"])
-        except (crowd.CrowdError, ValueError) as error:
+        except (CrowdError, ValueError) as error:
             sys.exit(str(error))

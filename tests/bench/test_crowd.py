@@ -9,8 +9,8 @@ pytest.importorskip("msgspec")
 
 import torch
 
-from paceline.bench import crowd
-from paceline.bench.crowd import CrowdError, Load
+from paceline.bench import bare, crowd
+from paceline.bench.measured import CrowdError, Load
 
 pytestmark = pytest.mark.alone
 
@@ -26,11 +26,11 @@ def test_a_small_crowd_does_its_rounds(policy: str) -> None:
     coordinator, shard = figure.memory
     for process in (coordinator, shard):
         assert process.empty <= process.connected <= process.peak
-    assert shard.peak <= shard.connected + load.at_work + crowd.bound(load, policy)
+    assert shard.peak <= shard.connected + crowd.at_work(load) + crowd.bound(load, policy)
 
 
 def test_bare_sockets_exchange_the_same_bytes() -> None:
-    figure = crowd.bare(Load(clients=20, rounds=3, bytes=100_000))
+    figure = bare.exchange(Load(clients=20, rounds=3, bytes=100_000))
     assert (figure.exchanges, figure.least) == (60, 3)
 
 

@@ -1,42 +1,34 @@
-"""Very many clients at one real server, all connected at the same time, beside a bare TCP server of the same bytes.
+"""Very many clients at one real server, all connected at the same time.
 
 One process holds them all: each is a coroutine that says what `paceline.serve.client` would say, over sockets of its
 own. All of them push the same change, so the model that belongs to a version is known, and every pull is checked
-against it.
-
-`python -m paceline.bench.crowd BYTES` is the bare server.
+against it. What that costs is measured beside a bare TCP server that is sent the same bytes (`bare.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import os
-import selectors
-import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from paceline.bench.load import ELEMENT, as_bytes
+from paceline.bench.bare import connected, fill
+from paceline.bench.load import as_bytes
+from paceline.bench.measured import CrowdError, Figure, Load, Watched, allow, started
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import SUMS
-from paceline.observe.processes import cpu_seconds, memory
 from paceline.policies import make
 from paceline.policies.bsp import BSP
 from paceline.policies.flr2sp import FLR2SP
 from paceline.policies.groups import Groups
-from paceline.serve import files, greeting, loop
+from paceline.serve import greeting, loop
 from paceline.serve.description import Description
-from paceline.serve.door import CALLERS, SECONDS
+from paceline.serve.door import SECONDS
 from paceline.serve.life import FROM_COORDINATOR
 from paceline.serve.messages import (
     Beat,
@@ -58,11 +50,10 @@ from paceline.serve.messages import (
 )
 from paceline.serve.shard import AT_ONCE, LEAST_AT_ONCE
 from paceline.serve.transfers import FROM_SHARD, attempts
-from paceline.serve.wire import CHUNK, PREFIX, Reader, decode_prefix, encode
+from paceline.serve.wire import PREFIX, Reader, decode_prefix, encode
 
 PATIENCE = 60.0  # seconds for which a connection is tried
 LONGEST = 600.0  # seconds for a crowd to connect, to pull, or to do its rounds
-STOPPING = 10.0  # seconds that a server has to stop before it is killed
 SETTLING = 1.0  # seconds after the last push, before memory is looked at again
 # Bytes that a shard takes once its threads are at work, in all and for each, beside what they receive: measured with a
 # small model (4 kB; 40 kB for the 50), where 50, 1,000 and 2,000 of them took 67, 110 and 140 MB.
@@ -70,66 +61,11 @@ AT_WORK, EACH_AT_WORK = 80_000_000, 40_000
 CLOSE = 1e-5  # of a weight: what float32 may lose over a few thousand versions
 
 
-class CrowdError(RuntimeError):
-    """It cannot be measured here, or the server did not do what it must; the message says which."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """What the crowd does: each of so many clients exchanges a model of so many bytes at least so often."""
-
-    clients: int = 2000
-    rounds: int = 3
-    bytes: int = 1_000_000
-
-    def __post_init__(self) -> None:
-        if self.clients < 3 or self.rounds < 1 or self.bytes < ELEMENT or self.bytes % ELEMENT:
-            raise ValueError("A load is of 3 clients or more, a round or more, and a model of 4 bytes or a multiple.")
-
-    @property
-    def at_work(self) -> int:
-        """Bytes, about, that the threads of a shard take besides, once they are at work."""
-        return AT_WORK + EACH_AT_WORK * self.clients
-
-    @property
-    def elements(self) -> int:
-        return self.bytes // ELEMENT
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Of one process, in bytes: when nobody had come, when all were connected, at most, and when all was over."""
-
-    empty: int
-    connected: int
-    peak: int
-    settled: int
-
-
-@dataclass(frozen=True)
-class Figure:
-    """How one server bore it."""
-
-    seconds: float  # in which all of them did their rounds
-    exchanges: int  # that were made then, in all: some clients are quicker
-    least: int  # that any client made
-    cpu_seconds: float  # of the server meanwhile, all its processes
-    memory: tuple[Memory, ...]  # of each of its processes
-    connecting: float  # seconds until all were connected
-    turned_away: int = 0  # connections that had to be tried again
-    versions: int = 0  # of the model, at the end
-
-    @property
-    def cpu_each(self) -> float:
-        """CPU seconds of an exchange."""
-        return self.cpu_seconds / self.exchanges
-
-
 def serve(load: Load, policy: str, progress: Callable[[str], None] = lambda _said: None) -> Figure:
     """Load `paceline federate serve` with a crowd of clients."""
-    _allow(2 * load.clients)
+    allow(2 * load.clients)
     command = ["-m", "paceline", "federate", "serve", "--clients", str(load.clients), "--policy", policy]
-    with _process(command) as (process, port):
+    with started(command) as (process, port):
         crowd = _Crowd(load, port, process.pid, progress)
         figure = loop.run(crowd.run())
         try:
@@ -139,13 +75,6 @@ def serve(load: Load, policy: str, progress: Callable[[str], None] = lambda _sai
         if code:
             raise CrowdError(f"The server ended with exit code {code}; its output above says why.")
         return figure
-
-
-def bare(load: Load) -> Figure:
-    """The same bytes to and from a server that does nothing with them."""
-    _allow(load.clients)
-    with _process(["-m", "paceline.bench.crowd", str(load.bytes)]) as (process, port):
-        return loop.run(_exchange_bare(load, port, process.pid))
 
 
 def bound(load: Load, policy: str) -> int:
@@ -164,67 +93,9 @@ def bound(load: Load, policy: str) -> int:
     return load.bytes * (1 + held + received + groups)
 
 
-def _allow(connections: int) -> None:
-    if (most := files.allow(connections)) < connections:
-        raise CrowdError(f"{connections} open files are needed, and there may be {most}: raise `ulimit -Hn`.")
-
-
-# A server's process
-
-
-@contextlib.contextmanager
-def _process(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server, and the port that it says it listens at, which is the last thing on its first line."""
-    command = [sys.executable, "-W", "ignore", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    try:
-        said = process.stdout.readline().strip().rstrip(".").rpartition(":")[2]
-        if not said.isdigit():
-            raise CrowdError("The server did not start; its output above says why.")
-        yield process, int(said)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-        try:
-            process.wait(STOPPING)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.stdout.close()
-
-
-def _family(process: int) -> list[int]:
-    """A process and those that it started."""
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [process, *(each for child in children for each in _family(int(child)))]
-
-
-class _Watched:
-    """What the processes of a server use, looked at step by step."""
-
-    def __init__(self, process: int) -> None:
-        self._processes = _family(process)
-        self._resident: list[list[int]] = []
-        self.look()
-
-    def look(self) -> None:
-        """Note how much memory there is in use now."""
-        self._resident.append([memory(process) for process in self._processes])
-
-    def cpu_seconds(self) -> float:
-        return sum(map(cpu_seconds, self._processes))
-
-    def memory(self) -> tuple[Memory, ...]:
-        """Of each process, if it was looked at three times."""
-        peaks = [memory(process, "VmHWM") for process in self._processes]
-        empty, connected, settled = self._resident
-        return tuple(Memory(*each) for each in zip(empty, connected, peaks, settled, strict=True))
-
-
-# Clients of a federation
+def at_work(load: Load) -> int:
+    """Bytes, about, that the threads of a shard take besides, once they are at work."""
+    return AT_WORK + EACH_AT_WORK * load.clients
 
 
 class _Wire:
@@ -240,7 +111,7 @@ class _Wire:
     async def open(cls, host: str, port: int, reader: Reader) -> _Wire:
         """Connect and greet."""
         async with asyncio.timeout(SECONDS):
-            return await cls._greeted(cls(await _connected(host, port), reader))
+            return await cls._greeted(cls(await connected(host, port), reader))
 
     @classmethod
     async def _greeted(cls, wire: _Wire) -> _Wire:
@@ -262,17 +133,17 @@ class _Wire:
 
     async def receive(self, body: memoryview | None = None) -> Any:
         """The next message, and its body if it has one."""
-        await _fill(self._loop, self._socket, self._prefix)
+        await fill(self._loop, self._socket, self._prefix)
         head_size, body_size = decode_prefix(self._prefix)
         head = bytearray(head_size)
-        await _fill(self._loop, self._socket, memoryview(head))
+        await fill(self._loop, self._socket, memoryview(head))
         message = self._reader.head(head)
         if isinstance(message, Refused | Expelled):
             raise CrowdError(f"The server refused a client: {message.reason}")
         if body_size:
             if body is None or len(body) != body_size:
                 raise CrowdError(f"The server sent a {type(message).__name__} of {body_size} bytes.")
-            await _fill(self._loop, self._socket, body)
+            await fill(self._loop, self._socket, body)
         return message
 
     async def expect(self, kind: type, body: memoryview | None = None) -> Any:
@@ -284,26 +155,6 @@ class _Wire:
 
     def close(self) -> None:
         self._socket.close()
-
-
-async def _connected(host: str, port: int) -> socket.socket:
-    sock = socket.socket()
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(sock, (host, port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-async def _fill(on: asyncio.AbstractEventLoop, sock: socket.socket, place: memoryview) -> None:
-    while len(place):
-        count = await on.sock_recv_into(sock, place[:CHUNK])
-        if count == 0:
-            raise ConnectionError("the server has hung up")
-        place = place[count:]
 
 
 class _Crowd:
@@ -333,7 +184,7 @@ class _Crowd:
         tasks = [asyncio.ensure_future(doing) for doing in (self._client(0), self._beat())]
         try:
             await self._unless_lost(self._first_connected, tasks)
-            server, began = _Watched(self._process), time.monotonic()
+            server, began = Watched(self._process), time.monotonic()
             tasks += [asyncio.ensure_future(self._client(number)) for number in range(1, last)]
             await self._unless_lost(self._others_connected, tasks)
             tasks.append(asyncio.ensure_future(self._client(last)))  # with the last, the federation begins
@@ -447,78 +298,3 @@ class _Crowd:
             await asyncio.sleep(self._lease / 3)
             for control in list(self._controls.values()):
                 await control.send(Beat())
-
-
-# Bare sockets
-
-
-async def _exchange_bare(load: Load, port: int, process: int) -> Figure:
-    on, server = asyncio.get_running_loop(), _Watched(process)
-    began = time.monotonic()
-    sent, spare = memoryview(bytes(range(250)) * (load.bytes // 250 + 1))[: load.bytes], list[bytearray]()
-    sockets = await asyncio.gather(*(_connected("127.0.0.1", port) for _ in range(load.clients)))
-
-    async def exchange(sock: socket.socket) -> None:
-        for _ in range(load.rounds):
-            await on.sock_sendall(sock, sent)
-            place = spare.pop() if spare else bytearray(load.bytes)
-            await _fill(on, sock, memoryview(place))
-            spare.append(place)
-
-    try:
-        connecting = time.monotonic() - began
-        server.look()
-        cpu, began = server.cpu_seconds(), time.monotonic()
-        await asyncio.gather(*map(exchange, sockets))
-        seconds, cpu = time.monotonic() - began, server.cpu_seconds() - cpu
-        server.look()
-        exchanges = load.clients * load.rounds
-        return Figure(seconds, exchanges, load.rounds, cpu, server.memory(), connecting)
-    finally:
-        for sock in sockets:
-            sock.close()
-
-
-class _Bare:
-    """A connection of the bare server: so many bytes in, and then so many out."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self.there = 0  # bytes of this direction that are through
-
-
-def serve_bare(size: int) -> None:
-    """Receive so many bytes from a connection and send as many, for as many connections as there are."""
-    place = memoryview(bytearray(size))  # one for all: nobody asks what was in it
-    with socket.create_server(("127.0.0.1", 0), backlog=CALLERS) as listener, selectors.DefaultSelector() as selector:
-        listener.setblocking(False)
-        selector.register(listener, selectors.EVENT_READ)
-        sys.stdout.write(f"{listener.getsockname()[1]}\n")
-        sys.stdout.flush()
-        while True:
-            for key, events in selector.select():
-                if key.data is None:
-                    sock, _ = listener.accept()
-                    sock.setblocking(False)
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    selector.register(sock, selectors.EVENT_READ, _Bare(sock))
-                    continue
-                one: _Bare = key.data
-                if events & selectors.EVENT_READ:
-                    count = one.socket.recv_into(place[one.there :][:CHUNK])
-                    if not count:
-                        selector.unregister(one.socket)
-                        one.socket.close()
-                        continue
-                else:
-                    count = one.socket.send(place[one.there :])
-                one.there += count
-                if one.there == size:
-                    one.there = 0
-                    onward = selectors.EVENT_WRITE if events & selectors.EVENT_READ else selectors.EVENT_READ
-                    selector.modify(one.socket, onward, one)
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        serve_bare(int(sys.argv[1]))
