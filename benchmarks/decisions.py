@@ -95,8 +95,8 @@ class Latencies:
 
 
 async def measure(policy: str) -> Latencies:
-    from paceline.serve.terms import Terms  # not above: workers need less
     from paceline.serve.server import Server
+    from paceline.serve.terms import Terms  # not above: workers need less
 
     events: list[Event] = []
     async with Server(lambda: make(policy), Terms(workers=WORKERS), observer=Recorder(events.append)) as server:

@@ -25,12 +25,12 @@ from paceline.model.spec import OptimizerSpec
 from paceline.observe.events import as_line
 from paceline.observe.observer import Recorder
 from paceline.serve.client import Client
-from paceline.serve.terms import Terms
 from paceline.serve.description import Description
 from paceline.serve.door import Door
 from paceline.serve.saving import Plan
 from paceline.serve.server import Address, Server
 from paceline.serve.shard import Shard
+from paceline.serve.terms import Terms
 
 TOKEN = b"the job's token"
 HOST = "127.0.0.1"

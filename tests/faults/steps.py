@@ -7,7 +7,8 @@ from typing import get_args
 
 from faults.scenario import Fault, Scenario
 from paceline import policies
-from paceline.serve import coordinator, life, shard, visit
+from paceline.serve import life, shard, transfers, visit
+from paceline.serve.coordinator_listener import HEARD_HERE
 from paceline.serve.wire import Reader
 
 #: Every registered policy, as options make them differ.
@@ -49,8 +50,8 @@ def names(*readers: Reader) -> list[str]:
 
 def worker_steps() -> list[tuple[str, str, str]]:
     """Where a worker may be struck: send or receive, the message, and when."""
-    said = [name for name in names(coordinator.HEARD_HERE, visit.FROM_WORKER) if name not in SAID_BY_OTHERS]
-    heard = names(life.FROM_COORDINATOR, life.FROM_SHARD)
+    said = [name for name in names(HEARD_HERE, visit.FROM_WORKER) if name not in SAID_BY_OTHERS]
+    heard = names(life.FROM_COORDINATOR, transfers.FROM_SHARD)
     steps = []
     for name in said:
         steps += [("send", name, when) for when in ("before", "half", "after")]
@@ -104,9 +105,9 @@ def server_steps() -> list[tuple[str, str, str, str]]:
     said = names(life.FROM_COORDINATOR, shard.FROM_COORDINATOR)
     for name in said:
         steps += [("coordinator", "send", name, when) for when in ("before", "half", "after")]
-    for name in names(coordinator.HEARD_HERE):
+    for name in names(HEARD_HERE):
         steps.append(("coordinator", "receive", name, "after"))
-    for name in (*names(life.FROM_SHARD), *(SAID_BY_OTHERS - {"Subscribe"})):
+    for name in (*names(transfers.FROM_SHARD), *(SAID_BY_OTHERS - {"Subscribe"})):
         steps += [("shard", "send", name, when) for when in ("before", "half", "after")]
     for name in names(visit.FROM_WORKER, shard.FROM_COORDINATOR):
         steps += [("shard", "receive", name, when) for when in (("half", "after") if name == "Push" else ("after",))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.observe.ledger import Ledger
+
 from paceline.observe.events import (
     Applied,
     Arrived,
@@ -16,7 +18,6 @@ from paceline.observe.events import (
     Measured,
 )
 from paceline.observe.events import Turned as TurnedEvent
-from paceline.observe.ledger import Ledger
 from paceline.observe.observer import Observer, Recorder
 from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Turn, Update, WakeAt, make
 from paceline.policies.asp import ASP

@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("msgspec")
 
-from paceline.serve.messages import Finished
 from paceline.serve.roster import Member, Roster
+
+from paceline.serve.messages import Finished
 
 
 class Line:

@@ -11,9 +11,9 @@ pytest.importorskip("msgspec")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paceline.serve.lull import Lull
 
 from paceline.serve.alarm import Alarm
-from paceline.serve.lull import Lull
 from paceline.serve.messages import Identity
 
 

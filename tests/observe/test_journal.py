@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from paceline.observe.ledger import Ledger
 
 from paceline.observe.journal import Journal, read, tell
-from paceline.observe.ledger import Ledger
 from paceline.observe.observer import Observer
 from paceline.policies import Policy, Stream, Update, make
 

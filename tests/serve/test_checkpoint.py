@@ -151,8 +151,8 @@ def test_a_folder_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
     import asyncio
 
     from paceline.policies import make
-    from paceline.serve.terms import Terms
     from paceline.serve.server import Server
+    from paceline.serve.terms import Terms
 
     trained(tmp_path)
 

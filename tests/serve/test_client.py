@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 from paceline.serve.client import Client
 from paceline.serve.door import Door
 from paceline.serve.exchange import Part
-from paceline.serve.life import Life
 from paceline.serve.messages import Pull
+from paceline.serve.transfers import Transfers
 from paceline.serve.variables import address
 from serve.workers import described
 from train.jobs import job
@@ -47,8 +47,8 @@ def test_when_shards_are_asked_again_fewer_versions_are_to_follow(
     expected: int | None, then: int | None, at_last: int | None
 ) -> None:
     """One had gone on meanwhile. Of what was to follow the version that was granted, that much has."""
-    life = Life.__new__(Life)
-    parts = life._parts = [Part(number, Door("nowhere", 1), ((0, 1),)) for number in (0, 1)]
+    transfers = Transfers.__new__(Transfers)
+    parts = transfers.parts = [Part(number, Door("nowhere", 1), ((0, 1),)) for number in (0, 1)]
     versions = {0: [7, 8, 11], 1: [8, 11, 11]}
     asked = []
 
@@ -56,8 +56,7 @@ def test_when_shards_are_asked_again_fewer_versions_are_to_follow(
         asked.append(message)
         part.version = versions[part.number].pop(0)
 
-    life._pull = pull  # type: ignore[assignment,method-assign]
-    life._on_all = lambda do: [do(part) for part in parts]  # type: ignore[method-assign]
-    life._pull_all(7, memoryview(b""), expected)
+    transfers._pull = pull  # type: ignore[assignment,method-assign]
+    transfers._on_all = lambda do: [do(part) for part in parts]  # type: ignore[method-assign]
+    assert transfers.pull(7, memoryview(b""), expected) == 11
     assert asked[::2] == asked[1::2] == [Pull(7, expected), Pull(8, then), Pull(11, at_last)]
-    assert life.version == 11

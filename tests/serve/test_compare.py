@@ -17,10 +17,10 @@ from paceline.observe.events import Applied
 from paceline.policies import Apply, Update, make
 from paceline.serve.client import Client
 from paceline.serve.comparison import Comparison
-from paceline.serve.terms import Terms
 from paceline.serve.door import Door
 from paceline.serve.messages import Compared
 from paceline.serve.server import Server, ServerError
+from paceline.serve.terms import Terms
 from paceline.serve.variables import address
 from paceline.serve.watch import inspect
 from serve.workers import described

@@ -82,7 +82,7 @@ class Worker:
     def announce(self) -> None:
         """Say that an update is there, and do not push it yet."""
         life = self.client._life
-        life._say(Ready(self.client.granted.iteration, life.version, 1, 0.001, None))
+        life._say(life._state.tell_ready, Ready(self.client.granted.iteration, life.version, 1, 0.001, None))
 
     def go_on(self) -> float:
         self.client.go_on(self.weights.data.cast("B"))
@@ -146,7 +146,7 @@ def test_a_worker_started_again_behind_a_dead_link_is_let_in() -> None:
     with job("asp", lease=2.0) as running:
         old = Worker(running, 0)
         old.begin()
-        old.client._life._over.set()  # it beats no more, and hangs up on nobody
+        old.client._life._ending.over.set()  # it beats no more, and hangs up on nobody
         new = Worker(running, 0)
         new.begin()
         new.push(1.0)
@@ -172,7 +172,7 @@ def test_a_worker_without_a_number_that_restarts_takes_its_place_again() -> None
         first.begin(weights)
         first._life.end(ConnectionError("dead"))  # as if the process had died: it does not come back by itself
         end = time.monotonic() + 30
-        while running.coordinator.roster.members[0].peer.is_open:  # a process that starts again takes longer than this
+        while running.coordinator.state.roster.training[0].connection is not None:  # a process takes longer to start
             assert time.monotonic() < end
             time.sleep(0.005)
         assert running.work(lambda where: workers.work(where, 20)) == [20.0]
@@ -224,16 +224,15 @@ def test_a_push_that_is_cancelled_while_it_is_put_off_holds_up_nobody(
         for worker in crew:
             worker.begin()
         slow, cancelled, quick = crew
-        coordinator = running.coordinator
-        until(
-            lambda: any(tmp_path.glob("version-*0")) and coordinator._saver is not None and not coordinator._saver.busy
-        )
+        state = running.coordinator.state
+        quiesce = state._quiesce
+        until(lambda: any(tmp_path.glob("version-*0")) and not state.is_saving)
         slow.announce()
-        until(lambda: bool(coordinator._lull._under_way))
+        until(lambda: bool(quiesce.under_way))
         quick.push(1.0)
-        until(lambda: coordinator._lull.is_awaited)
+        until(lambda: quiesce.is_awaited)
         cancelled.announce()
-        until(lambda: bool(coordinator._lull._put_off))
+        until(lambda: bool(quiesce._put_off))
         cancelled.client.measured("cancel", 0.0)
         until(lambda: any(isinstance(event, Cancelled) for event in running.events))
 
@@ -245,7 +244,7 @@ def test_a_push_that_is_cancelled_while_it_is_put_off_holds_up_nobody(
             return seen
 
         assert running.work(push) == [[11.0, 111.0]]
-        until(lambda: not coordinator._lull.is_awaited and not coordinator._lull._under_way)
+        until(lambda: not quiesce.is_awaited and not quiesce.under_way)
         cancelled.client.measured("grant", 0.0)
         assert cancelled.go_on() == 111.0
         for worker in crew:

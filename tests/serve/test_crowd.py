@@ -16,12 +16,13 @@ pytest.importorskip("torch")
 
 from paceline.policies import make
 from paceline.serve import files
-from paceline.serve.terms import Terms
 from paceline.serve.messages import Add, Arrived, Drop, Identity, Push, Pushed
 from paceline.serve.server import Server, ServerError
-from paceline.serve.shard import LEAST_AT_ONCE, STRANGERS, Shard
+from paceline.serve.shard import LEAST_AT_ONCE, Shard
+from paceline.serve.terms import Terms
 from paceline.serve.turnstile import Turnstile
 from paceline.serve.wire import encode
+from paceline.serve.worker_listener import STRANGERS
 from serve.test_shard import Stage, Worker
 
 SIZE = 1000  # elements

@@ -22,6 +22,7 @@ from paceline.model.slice import Slice
 from paceline.model.spec import OptimizerSpec
 from paceline.serve.foresight import Foresight
 from paceline.serve.messages import MOST_STALENESS, Apply, Identity, Pull, Push, Pushed, Returned, Stream, Weights
+from paceline.serve.pulls import PullServer
 from paceline.serve.store import Store
 from serve.test_shard import SIZE, Stage, Worker
 
@@ -168,10 +169,16 @@ def test_a_slow_reader_of_a_prediction_sees_that_and_delays_nobody(twin: Callabl
     assert np.array_equal(weights, first), "it was changed while it was being sent"
 
 
+def pulls_of(stage: Stage) -> PullServer:
+    pulls = stage.shards[0].pulls
+    assert pulls is not None
+    return pulls
+
+
 def in_use(stage: Stage) -> bool:
     """Is anybody sending from the last prediction?"""
-    foresight = stage.shards[0]._foresight
-    return bool(foresight and foresight._last and foresight._last.users)
+    last = pulls_of(stage)._foresight._last
+    return bool(last and last.users)
 
 
 def test_an_update_waits_until_a_prediction_is_made(twin: Callable[..., Twin], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +193,7 @@ def test_an_update_waits_until_a_prediction_is_made(twin: Callable[..., Twin], m
             before = self.weights.clone()
             begun.set()
             assert go_on.wait(20.0)
-            until(lambda: shard._applying)  # the update is here, and would be applied
+            until(lambda: pulls_of(stage)._paused)  # the update is here, and would be applied
             for _ in range(50):
                 time.sleep(0.002)
                 torn.append(not torch.equal(before, self.weights))
@@ -232,7 +239,7 @@ def test_predictions_of_many_at_once_are_each_of_the_version_that_they_say(twin:
     assert len({version for version, _, _ in counted}) > 3
     for version, steps, weights in counted:
         assert np.array_equal(weights, truth[version, steps]), (version, steps)
-    assert stage.shards[0]._foreseeing == 0
+    assert pulls_of(stage)._foreseeing == 0
     until(lambda: not in_use(stage))
 
 

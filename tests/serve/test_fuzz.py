@@ -31,8 +31,9 @@ import numpy as np
 
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import OptimizerSpec
-from paceline.serve import checkpoint, coordinator, greeting, life, messages, record, shard, visit
+from paceline.serve import checkpoint, greeting, life, messages, record, shard, transfers, visit
 from paceline.serve.checkpoint import CheckpointError
+from paceline.serve.coordinator_listener import HEARD_HERE
 from paceline.serve.description import Description
 from paceline.serve.messages import Challenge
 from paceline.serve.peer import Peer
@@ -40,7 +41,7 @@ from paceline.serve.wire import MAGIC, PREFIX, VERSION, Channel, Closed, Reader,
 
 SECONDS = 1.5  # for each of the fuzzers
 MOST = 64 << 20  # bytes that may be allocated at once: far more than is ever needed
-READERS = (coordinator.HEARD_HERE, life.FROM_COORDINATOR, life.FROM_SHARD, shard.FROM_COORDINATOR, visit.FROM_WORKER)
+READERS = (HEARD_HERE, life.FROM_COORDINATOR, transfers.FROM_SHARD, shard.FROM_COORDINATOR, visit.FROM_WORKER)
 DESCRIPTION = Description(
     Layout((Tensor("w", (3, 2)), Tensor("v", (2,), "float16"))), OptimizerSpec("SGD", ({"lr": 0.1},))
 ).as_json()
@@ -145,7 +146,7 @@ def fuzz_peer(_folder: Path) -> None:
             theirs.sendall(b"".join(frames(chance) for _ in range(chance.randrange(1, 4))))
             theirs.close()
             reader, writer = await asyncio.open_connection(sock=ours)
-            peer = Peer(reader, writer, coordinator.HEARD_HERE)
+            peer = Peer(reader, writer, HEARD_HERE)
             peer.most_body = chance.choice((0, 1000))
             try:
                 while True:

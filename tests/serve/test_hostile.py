@@ -526,7 +526,7 @@ def test_a_push_that_was_not_granted(target: Target, iteration: int) -> None:
 
 
 def test_first_weights_that_nobody_asked_for(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.shard.CUT_SECONDS", 0.2)
+    monkeypatch.setattr("paceline.serve.shard.NAMING_SECONDS", 0.2)
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     shard.send(Begin(), body())

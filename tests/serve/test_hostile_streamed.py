@@ -223,7 +223,7 @@ def test_one_who_asks_where_nobody_need(target: Target) -> None:
 
 
 def test_first_weights_that_nobody_asked_for(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.shard.CUT_SECONDS", 0.2)
+    monkeypatch.setattr("paceline.serve.shard.NAMING_SECONDS", 0.2)
     channel, welcome, _ = target.member()
     for piece, why in ((1, "was not asked"), (PIECES, "no number")):
         shard = target.at_shard(welcome)
@@ -260,7 +260,7 @@ def test_one_who_pulls_and_pulls_and_does_not_read(target: Target, monkeypatch: 
             super().run()
 
     channel, welcome, _ = target.member()
-    monkeypatch.setattr("paceline.serve.shard.Visit", Seen)
+    monkeypatch.setattr("paceline.serve.worker_listener.Visit", Seen)
     shard = target.at_shard(welcome)
     shard._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel holds little for it
     shard._socket.setblocking(False)

@@ -15,8 +15,8 @@ from paceline.observe.events import Applied
 from paceline.observe.observer import Recorder
 from paceline.policies import make, names
 from paceline.serve import record, replay
-from paceline.serve.terms import Terms
 from paceline.serve.server import Server, ServerError
+from paceline.serve.terms import Terms
 from paceline.simulate.retell import retell
 from paceline.train.session import join
 from serve.workers import work

@@ -223,7 +223,7 @@ def test_the_first_weights_are_taken_from_whom_was_asked_and_once(stage: Stage) 
 
 
 def test_weights_from_one_who_was_not_asked_are_not_taken(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.shard.CUT_SECONDS", 0.1)
+    monkeypatch.setattr("paceline.serve.shard.NAMING_SECONDS", 0.1)
     stranger = stage.worker(7)
     stranger.channel.send(Begin(), np.ones(SIZE, dtype=np.float32).data.cast("B"))
     assert "not asked" in stranger.channel.receive().reason

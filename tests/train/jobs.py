@@ -14,9 +14,9 @@ from paceline.observe.events import Event
 from paceline.observe.observer import Recorder
 from paceline.policies import Policy, make
 from paceline.serve.coordinator import Coordinator
-from paceline.serve.terms import Terms
 from paceline.serve.door import Door
 from paceline.serve.shard import Shard
+from paceline.serve.terms import Terms
 from paceline.serve.tls import Tls
 
 

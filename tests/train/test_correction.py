@@ -28,7 +28,6 @@ from paceline.policies.contract import Grant
 from paceline.policies.r2sp import R2SP
 from paceline.serve import checkpoint, record, replay
 from paceline.serve.client import Client
-from paceline.serve.terms import Terms
 from paceline.serve.description import Description
 from paceline.serve.messages import MOST_STALENESS, Apply, Begin, Granted, Setup, Stream
 from paceline.serve.record import Put
@@ -36,6 +35,7 @@ from paceline.serve.saving import Plan
 from paceline.serve.server import Server
 from paceline.serve.store import Held, Store
 from paceline.serve.stream import Streams, Work
+from paceline.serve.terms import Terms
 from paceline.serve.variables import address
 from train.jobs import Job, job
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -13,8 +14,8 @@ pytest.importorskip("msgspec")
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.job import events
 from paceline.observe.events import Arrived
-from paceline.serve.messages import Expelled
 from train.jobs import Job, job
 
 SAMPLES, EPOCHS, BATCH = 24, 2, 4
@@ -25,10 +26,8 @@ def give_up(running: Job, worker: int = 0) -> None:
     coordinator, done = running.coordinator, threading.Event()
 
     def expel() -> None:
-        member = coordinator.roster.members[worker]
-        member.peer.send(Expelled("This worker was silent for too long; it must join again."))
-        member.peer.close()
-        coordinator._leave(member, given_up=True)
+        coordinator.state.roster.training[worker].heard = -math.inf
+        coordinator.tell(events.Tick(coordinator.now))
         done.set()
 
     coordinator._loop.call_soon_threadsafe(expel)

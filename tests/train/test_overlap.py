@@ -242,8 +242,8 @@ def test_the_gradient_is_said_to_be_there_before_all_of_it_is_back(
     said = threading.Event()
     say, receive = Life._say, Exchange.receive
 
-    def saying(self: Life, message: Any, unanswered: str = "") -> None:
-        say(self, message, unanswered)
+    def saying(self: Life, note: Any, message: Any) -> None:
+        say(self, note, message)
         if isinstance(message, Ready):
             said.set()
 

@@ -19,7 +19,7 @@ pytest.importorskip("msgspec")
 from paceline.serve import checkpoint
 from paceline.serve.client import Client
 from paceline.serve.exchange import ELEMENT, Exchange
-from paceline.serve.messages import Push, Ready, Turned
+from paceline.serve.messages import Push, Ready
 from paceline.serve.saving import Plan
 from paceline.serve.variables import address
 from paceline.serve.wire import WireError
@@ -141,9 +141,9 @@ class Doomed:
     def push(self, *pieces: int) -> list[tuple[int, int]]:
         """Push these pieces of each shard's; where they are in the model."""
         life, iteration = self.client._life, self.client.granted.iteration
-        life._say(Ready(iteration, life.version, 1, 0.001, None))
-        while life.welcome.gated and not isinstance(life._hear(), Turned):
-            pass
+        life._say(life._state.tell_ready, Ready(iteration, life.version, 1, 0.001, None))
+        if life.welcome.gated:
+            life._await(lambda: life._state.turn(iteration) == "now")
         exchange = Exchange(
             lambda piece: Push(iteration, (1.0,), "float32", piece),
             self.gradient.data.cast("B"),
@@ -151,9 +151,9 @@ class Doomed:
             self.weights.data.cast("B"),
             lambda message: None,
         )
-        for part, piece in itertools.product(life._parts, pieces):
+        for part, piece in itertools.product(life._transfers.parts, pieces):
             exchange.send(part, piece)
-        return [part.pieces[piece] for part, piece in itertools.product(life._parts, pieces)]
+        return [part.pieces[piece] for part, piece in itertools.product(life._transfers.parts, pieces)]
 
     def die(self) -> None:
         self.client._life.end(WireError("killed"))

@@ -44,7 +44,9 @@ FRAMES = Reader(Setup | Begin | Put | Add | Apply | Drop | Keep | End)
 class Recording:
     """Writes it. Nothing of it is lost but what the process had not yet given to the system when it was killed."""
 
-    def __init__(self, path: Path, setup: Setup, description: bytes, number: int) -> None:
+    def __init__(self, path: Path, setup: Setup, description: bytes, number: int, store: Store) -> None:
+        """number: the shard's. store: what it holds."""
+        self._store = store
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
         self._put: set[Identity] = set()  # kept ones, which later orders name again
@@ -52,33 +54,35 @@ class Recording:
         if setup.checkpoint:
             shutil.copy(checkpoint.shard_file(Path(setup.checkpoint), number), start_of(path))
 
-    def begin(self, store: Store) -> None:
-        self._write(Begin(), store.slice.buffer)
+    def begin(self) -> None:
+        """Write down the weights that the model begins with."""
+        self._write(Begin(), self._store.slice.buffer)
 
-    def order(self, order: Any, store: Store) -> None:
+    def order(self, order: Any) -> None:
         """Write down an order before it is carried out."""
         match order:
             case Apply():
                 for update in () if order.sums else order.updates:
-                    self._put_once(update, store)
+                    self._put_once(update)
             case Add(update):
-                self._put_once(update, store)
+                self._put_once(update)
             case Keep(update):
-                self._put_once(update, store)
+                self._put_once(update)
                 self._put.add(update)
-            case Drop(update) if store.is_added(update):
+            case Drop(update) if self._store.is_added(update):
                 pass
             case _:
                 return
         self._write(order)
 
-    def close(self, store: Store) -> None:
-        self._write(End(store.version, digest(store)))
+    def close(self) -> None:
+        """Write down what the model has come to."""
+        self._write(End(self._store.version, digest(self._store)))
         self._file.close()
 
-    def _put_once(self, update: Identity, store: Store) -> None:
+    def _put_once(self, update: Identity) -> None:
         if update not in self._put:
-            held = store.held(update)
+            held = self._store.held(update)
             self._write(Put(update, held.rates), held.gradient.numpy().data.cast("B"))
 
     def _write(self, message: Message, body: bytes | memoryview = b"") -> None:

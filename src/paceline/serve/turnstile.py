@@ -22,6 +22,7 @@ from collections.abc import Callable
 STUCK = 0.3  # seconds without a byte after which another is let in
 GAIN = 1.15  # how much more must get through for one more slot to be worth it
 WINDOW = 4  # transfers over which a rate is measured
+NEARLY = 1 << 18  # bytes before the end of a transfer, when the next is let begin: the link must not be idle
 FIRST_PROBE = 4  # windows before one more is tried; twice as many after each try in vain
 
 

@@ -27,7 +27,7 @@ from paceline.serve.messages import (
     Pushed,
 )
 from paceline.serve.store import Held
-from paceline.serve.turnstile import Pass
+from paceline.serve.turnstile import NEARLY, Pass
 from paceline.serve.wire import Channel, Reader, WireError
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ FROM_WORKER = Reader(Proof | Hello | Begin | May | Push | Pull)
 STRETCH = 1 << 18  # elements of a gradient that are looked at together, while they are in the cache
 MOST_UNREAD = 4  # times what the shard holds, that may wait to be sent to a worker; one who keeps step has half of it
 LAST_WORDS = 5.0  # seconds for what is being sent to get out, before the reason why the connection ends follows it
-NEARLY = 1 << 18  # bytes before the end of a transfer, when the next is let begin: the link must not be idle
 
 
 class Visit:
@@ -60,6 +59,8 @@ class Visit:
         """Until the worker hangs up."""
         self._elements = [part.weights.numel() for part in self._shard.opened().slices]
         torch.set_num_threads(1)  # of this thread: what it adds up is small, and the other cores have work
+        if self._shard.pushes:
+            self.channel.hold_little_back(NEARLY)
         if self._flow:
             self._flow.visited(self, self._hello)
             self._sender = threading.Thread(target=self._send_all, daemon=True)
@@ -75,8 +76,8 @@ class Visit:
                         _check_expected(expected)
                         if self._flow:
                             self._flow.pull(self, version, expected)
-                        else:
-                            self._shard.send_weights(self.channel, version, expected)
+                        elif self._shard.pulls:
+                            self._shard.pulls.send(self.channel, version, expected)
                     case May():
                         self._let_push()
                         self.give(Go())
