@@ -26,6 +26,7 @@ from paceline.serve import greeting, loop, messages
 from paceline.serve.description import Description
 from paceline.serve.door import Door
 from paceline.serve.life import FROM_COORDINATOR
+from paceline.serve.transfers import FROM_SHARD
 from paceline.serve.wire import Channel
 
 WORKERS = 8

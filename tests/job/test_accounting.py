@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.observe.ledger import Ledger
+from collections.abc import Callable
+from typing import Any
 
+from paceline.job import Ledger
 from paceline.observe.events import (
     Applied,
     Arrived,
@@ -48,18 +50,31 @@ class Scripted(Policy):
         return self.says
 
 
+#: Where the time stands among what a ledger is told.
+NOW = {"joined": 1, "ready": 2, "arrived": 1, "measured": 3, "left": 1, "woke": 0}
+
+
 class Book:
-    """A ledger, and a page of events."""
+    """A ledger whose driver carries out every decision at once, and a page of events."""
 
     def __init__(self) -> None:
         self.policy = Scripted()
         self.events: list[Event] = []
         self.ledger = Ledger(self.policy, Recorder(self.events.append))
 
-    def says(self, *decisions: Decision) -> Ledger:
+    def says(self, *decisions: Decision) -> Book:
         self.policy.says = list(decisions)
         self.events.clear()
-        return self.ledger
+        return self
+
+    def __getattr__(self, told: str) -> Callable[..., list[Decision]]:
+        def tell(*of: Any, **more: Any) -> list[Decision]:
+            decisions: list[Decision] = getattr(self.ledger, told)(*of, **more)
+            for decision in decisions:
+                self.ledger.note(decision, of[NOW[told]])
+            return decisions
+
+        return tell
 
 
 def update(worker: int, iteration: int = 1, base_version: int = 0, incarnation: int = 1) -> Update:

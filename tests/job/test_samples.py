@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgspec")
 
-from paceline.serve.samples import Range, Samples
+from paceline.job.samples import Range, Samples
 
 
 def test_ranges_follow_one_another_and_end_with_the_epoch() -> None:

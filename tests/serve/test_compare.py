@@ -126,7 +126,7 @@ def test_who_comes_back_blacklisted_is_told_again_and_also_on_a_new_connection()
         assert here.pull_seconds > 0
         told(barred)
         assert "(cosines 0.10, 0.20)" in barred._life.barred and not here._life.barred
-        barred._life.barred = ""  # as if it had been lost with the connection
+        barred._life._state.barred = ""  # as if it had been lost with the connection
         barred._life._control.cut()
         told(barred)
         barred.close()

@@ -16,12 +16,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from paceline.job.saving import MOST_STALENESS
 from paceline.model.correction import CORRECTIONS, Correction
 from paceline.model.layout import Layout, Tensor
 from paceline.model.slice import Slice
 from paceline.model.spec import OptimizerSpec
 from paceline.serve.foresight import Foresight
-from paceline.serve.messages import MOST_STALENESS, Apply, Identity, Pull, Push, Pushed, Returned, Stream, Weights
+from paceline.serve.messages import Apply, Identity, Pull, Push, Pushed, Returned, Stream, Weights
 from paceline.serve.pulls import PullServer
 from paceline.serve.store import Store
 from serve.test_shard import SIZE, Stage, Worker

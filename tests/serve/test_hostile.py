@@ -23,6 +23,7 @@ import pytest
 pytest.importorskip("torch")
 msgspec = pytest.importorskip("msgspec")
 
+from paceline.job.saving import MOST_STALENESS
 from paceline.model.layout import Layout, Tensor
 from paceline.model.spec import OptimizerSpec
 from paceline.serve import greeting, messages
@@ -433,7 +434,7 @@ def test_absurd_wants(target: Target, want: Want) -> None:
 
 
 def test_one_who_takes_and_takes(target: Target) -> None:
-    from paceline.serve.coordinator import MOST_TAKEN
+    from paceline.job.iterations import MOST_TAKEN
 
     channel, _, _ = target.member()
     for number in range(MOST_TAKEN + 1):
@@ -545,12 +546,12 @@ def test_a_pull_of_a_version_to_come(target: Target) -> None:
     is_dropped(shard)
 
 
-@pytest.mark.parametrize("expected", [-1, messages.MOST_STALENESS + 1, 10**9, 2**62, -(2**62)])
+@pytest.mark.parametrize("expected", [-1, MOST_STALENESS + 1, 10**9, 2**62, -(2**62)])
 def test_absurd_staleness(target: Target, expected: int) -> None:
     channel, welcome, granted = target.member()
     shard = target.at_shard(welcome)
     shard.send(Pull(granted.version, expected))
-    is_refused(shard, f"0 to {messages.MOST_STALENESS} versions stale, not {expected}")
+    is_refused(shard, f"0 to {MOST_STALENESS} versions stale, not {expected}")
     channel.send(Leave())
     hears(channel, Leave)
 

@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from paceline.job.saving import MOST_STALENESS
 from paceline.serve.messages import (
-    MOST_STALENESS,
     Begin,
     Drop,
     Fence,

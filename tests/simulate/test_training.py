@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from paceline.job.identity import Identity, identity_of
 from paceline.model.optimizer import OptimizerSpec
 from paceline.observe.driver import Fault
 from paceline.policies import Apply, Grant, Keep, Update, make
@@ -69,7 +70,7 @@ class Book:
     def compute(self, worker: int, batch: int) -> None:
         self.lines.append(("compute", (worker, batch)))
 
-    def arrive(self, update: Update) -> None:
+    def arrive(self, update: Identity) -> None:
         self.lines.append(("arrive", update))
 
     def drop(self, worker: int) -> None: ...
@@ -302,7 +303,7 @@ class Versions(Book):
         self.version = 0
         self.pulled: dict[int, tuple[int, int | None]] = {}
         self.computing: dict[int, tuple[int, int | None]] = {}
-        self.arrived: dict[tuple[int, int], int | None] = {}
+        self.arrived: dict[Identity, tuple[int, int | None]] = {}
         self.foretold: list[tuple[int | None, int]] = []
 
     def pull(self, worker: int, staleness: int | None) -> None:
@@ -313,14 +314,14 @@ class Versions(Book):
     def compute(self, worker: int, batch: int) -> None:
         self.computing[worker] = self.pulled[worker]
 
-    def arrive(self, update: Update) -> None:
-        base, foretold = self.computing[update.worker]
-        assert update.base_version == base, "what it computed from is not what its update says"
-        self.arrived[update.worker, update.iteration] = foretold
+    def arrive(self, update: Identity) -> None:
+        self.arrived[update] = self.computing[update.worker]
 
     def apply(self, apply: Apply, time: float) -> list[float]:
         for update in apply.updates:
-            self.foretold.append((self.arrived[update.worker, update.iteration], self.version - update.base_version))
+            base, foretold = self.arrived[identity_of(update)]
+            assert update.base_version == base, "what it computed from is not what its update says"
+            self.foretold.append((foretold, self.version - base))
         self.version += 1
         return []
 

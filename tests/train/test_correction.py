@@ -19,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from paceline.job.saving import MOST_STALENESS
 from paceline.model.correction import Asked, Correction
 from paceline.model.layout import STATISTICS, Layout, Tensor
 from paceline.model.slice import Slice
@@ -29,7 +30,7 @@ from paceline.policies.r2sp import R2SP
 from paceline.serve import checkpoint, record, replay
 from paceline.serve.client import Client
 from paceline.serve.description import Description
-from paceline.serve.messages import MOST_STALENESS, Apply, Begin, Granted, Setup, Stream
+from paceline.serve.messages import Apply, Begin, Granted, Setup, Stream
 from paceline.serve.record import Put
 from paceline.serve.saving import Plan
 from paceline.serve.server import Server

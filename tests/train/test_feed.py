@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.serve.samples import Samples
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import paceline
+from paceline.job.samples import Samples
 from paceline.train.feed import Feed, loader_of
 from paceline.train.link import Alone, Share, Source
 from paceline.train.optimizer import PacedOptimizer
