@@ -79,10 +79,14 @@ class Worker:
 
         self.client._life.answer(ready, gradient.data.cast("B"), self.weights.data.cast("B"), [1.0], "float32")
 
-    def announce(self) -> None:
-        """Say that an update is there, and do not push it yet."""
+    def announce(self, and_push: bool) -> None:
+        """Say that an update is there, and do not push it yet. and_push: push() follows, and says it again."""
         life = self.client._life
-        life._say(life._state.tell_ready, Ready(self.client.granted.iteration, life.version, 1, 0.001, None))
+        ready = Ready(self.client.granted.iteration, life.version, 1, 0.001, None)
+        if and_push:
+            life._send([ready])
+        else:
+            life._say(life._state.tell_ready, ready)
 
     def go_on(self) -> float:
         self.client.go_on(self.weights.data.cast("B"))
@@ -227,11 +231,11 @@ def test_a_push_that_is_cancelled_while_it_is_put_off_holds_up_nobody(
         state = running.coordinator.state
         quiesce = state._quiesce
         until(lambda: any(tmp_path.glob("version-*0")) and not state.is_saving)
-        slow.announce()
+        slow.announce(and_push=True)
         until(lambda: bool(quiesce.under_way))
         quick.push(1.0)
         until(lambda: quiesce.is_awaited)
-        cancelled.announce()
+        cancelled.announce(and_push=False)
         until(lambda: bool(quiesce._put_off))
         cancelled.client.measured("cancel", 0.0)
         until(lambda: any(isinstance(event, Cancelled) for event in running.events))

@@ -203,10 +203,10 @@ def under_attack(**options: Any) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    from paceline.serve import coordinator, door
+    from paceline.serve import coordinator_listener, door
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coordinator, "GREETING_SECONDS", 2.0)
+        patch.setattr(coordinator_listener, "GREETING_SECONDS", 2.0)
         patch.setattr(door, "SECONDS", 2.0)
         with under_attack() as attacked:
             yield attacked
@@ -376,8 +376,11 @@ def test_one_who_says_that_it_is_another(target: Target) -> None:
         channel.send(Hello(number, incarnation, welcome.ticket))
         is_refused(channel, "does not have its ticket")
         channel = target.greeted(target.coordinator)
-        channel.send(Resume(number, incarnation, welcome.ticket))
+        channel.send(Resume(number, incarnation, welcome.ticket, target.running.coordinator.generation))
         is_refused(channel, "does not have its ticket")
+    channel = target.greeted(target.coordinator)
+    channel.send(Resume(7, welcome.incarnation, welcome.ticket, "another generation"))
+    assert isinstance(channel.receive(), Expelled)
     mine[0].send(Leave())
     hears(mine[0], Leave)
 
@@ -579,8 +582,18 @@ def test_one_who_does_not_read(target: Target) -> None:
     channel.close()
 
 
-def test_all_of_it_was_counted(target: Target) -> None:
-    assert target.running.coordinator.faults > 20
+def test_each_is_counted(target: Target) -> None:
+    before = target.running.coordinator.faults
+    channel = target.greeted(target.coordinator)
+    channel.send(Register(0, 1))
+    is_refused(channel, "out of place")
+    channel = target.greeted(target.shards[1])
+    channel.send(Hello(0, 1, b"no ticket"))
+    is_refused(channel, "does not have its ticket")
+    end = time.monotonic() + PATIENCE
+    while target.running.coordinator.faults < before + 2:  # a shard tells of its own a moment later
+        assert time.monotonic() < end, "nobody counted"
+        time.sleep(0.005)
 
 
 def test_a_door_of_another_token_stays_shut(target: Target) -> None:
