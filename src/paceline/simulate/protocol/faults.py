@@ -18,6 +18,7 @@ Kind = Literal[
     "full disk",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+TO_WORKERS = frozenset[Kind]({"kill worker", "stop worker", "cut worker", "twin"})
 WEIGHTS = (4, 3, 6, 3, 3, 3, 1, 2, 1)
 
 

@@ -13,7 +13,7 @@ from paceline.job.accounting import Watcher
 from paceline.observe.events import Event
 from paceline.policies import Policy
 from paceline.simulate.clock import Clock
-from paceline.simulate.protocol.faults import Fault, draw_faults
+from paceline.simulate.protocol.faults import TO_WORKERS, Fault, draw_faults
 from paceline.simulate.protocol.server import Server
 from paceline.simulate.protocol.transport import Connection
 from paceline.simulate.protocol.worker import Worker
@@ -37,6 +37,7 @@ POLICIES = (
     "filtered:policy=bsp",
     "fl-r2sp:groups=2",
     "groups:count=2",
+    "rlp",
 )
 LIMIT = 3000.0  # seconds of virtual time, within which a job must end
 MakeState = Callable[[Policy, JobTerms, Watcher, Mapping[str, Any] | None, float], JobState]
@@ -86,7 +87,6 @@ class Outcome:
     problems: list[str] = field(default_factory=list)  # in sentences; none if every promise was kept
     traces: list[Trace] = field(default_factory=list)  # one a generation
     seconds: float = 0.0
-    lost_pushes: int = 0  # streamed: pushes that may have been ended half way
 
 
 def draw_setting(chance: random.Random) -> Setting:
@@ -123,6 +123,7 @@ class World:
         self.over = False
         self.history: list[str] | None = None  # of instructions, for whoever looks into a seed
         self._disk_is_full = False
+        self._struck: set[int] = set()  # workers that something has happened to
         self._connections = 0
         self.server: Server | None = Server(self, random.Random(f"{seed} server"))
         self._starts = 0
@@ -160,8 +161,23 @@ class World:
         if self._disk_is_full:
             self._disk_is_full = False
             return "the disk is full"
+        self._check_parts(version, snapshot, counts)
         self.newest = Checkpoint(version, snapshot, counts)
         return ""
+
+    def _check_parts(self, version: int, snapshot: Mapping[str, Any], counts: list[list[dict[int, int]]]) -> None:
+        """All parts of a checkpoint are of one version: each piece has the samples that are done, and no others."""
+        done = snapshot["samples"]["trained"] if snapshot["samples"] else 0
+        pieces = [piece for shard in counts for piece in shard]
+        keeps = policies.make(self.setting.policy).keeps  # then kept updates are applied again and again
+        if not keeps and any(sum(piece.values()) != done for piece in pieces):
+            text = f"The parts of checkpoint {version} do not agree that {done} samples are done: {counts}."
+            self.outcome.problems.append(text)
+
+    def resumed(self, number: int, generation: str, server_generation: str) -> None:
+        """A worker was told that it still takes part. It must have joined this generation of the server."""
+        if generation != server_generation:
+            self.outcome.problems.append(f"Worker {number} of {generation} was taken for a member of another.")
 
     def end(self) -> None:
         self.over = True
@@ -170,6 +186,11 @@ class World:
     def log(self, now: float, event: Any, instruction: Any) -> None:
         if self.history is not None:
             self.history.append(f"{now:9.3f} {event} → {instruction}")
+
+    def given_up(self, number: int) -> None:
+        """The server has not heard of a worker for too long. That can only be if something happened to the worker."""
+        if number not in self._struck:
+            self.outcome.problems.append(f"Worker {number} was given up, and nothing was wrong with it.")
 
     def worker_ended(self, worker: Worker) -> None:
         """A worker's process has ended by itself."""
@@ -197,6 +218,8 @@ class World:
 
     def _strike(self, fault: Fault) -> None:
         worker, server, seconds = self._running(fault.target), self.server, fault.seconds
+        if worker and fault.kind in TO_WORKERS:
+            self._struck.add(worker.number)
         match fault.kind:
             case "kill worker" if worker:
                 worker.kill()
@@ -238,7 +261,7 @@ class World:
     # What became of it
 
     def _judge(self) -> None:
-        outcome, problems, setting = self.outcome, self.outcome.problems, self.setting
+        problems, setting = self.outcome.problems, self.setting
         if not self.over:
             running = [f"worker {worker.number}" for worker in self.workers if not worker.ended]
             problems.append(f"The job did not end within {LIMIT:g} s; still there: {', '.join(running) or 'nobody'}.")
@@ -248,18 +271,10 @@ class World:
         if samples is None or samples["open"] or samples["trained"] != setting.samples * setting.epochs:
             problems.append(f"Not every sample is done: {samples}.")
             return
-        policy = policies.make(setting.policy)
-        streams = policy.pipelined or (setting.streamed and policy.streamable)
-        ends = ("Cancelled", "Left")
-        outcome.lost_pushes = sum(
-            type(event).__name__ in ends and getattr(event, "lost", True) for t in outcome.traces for event in t.events
-        )
-        if not policy.keeps:  # kept updates are applied again and again
-            spare = outcome.lost_pushes * setting.batch * 4 if streams else 0
+        if not policies.make(setting.policy).keeps:  # kept updates are applied again and again
             for shard in self.newest.counts:
                 for counts in shard:
-                    over = [counts.get(sample, 0) - setting.epochs for sample in range(setting.samples)]
-                    if min(over) < 0 or sum(over) > spare:
+                    if any(counts.get(sample, 0) != setting.epochs for sample in range(setting.samples)):
                         problems.append(f"Every sample must count {setting.epochs} times: {counts}.")
         for holder in self.server.holders:
             if holder.shard.order != sorted(set(holder.shard.order)):

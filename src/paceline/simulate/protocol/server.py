@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import policies
 from paceline.job import Identity, JobState, JobTerms, SaveEvery, events, instructions
+from paceline.job.membership import Stage
 from paceline.observe.observer import Recorder
 from paceline.simulate.protocol.shard import Shard
 from paceline.simulate.protocol.transport import Connection, Process
@@ -120,6 +121,7 @@ class Server:
         self.holders = [Holder(self, number, pieces, counts[number]) for number in range(setting.shards)]
         for holder in self.holders:
             holder.shard.streams = streams
+        self._tell(events.Described(0.9))
         if restored:
             for holder in self.holders:
                 holder.shard.version = restored.version
@@ -135,6 +137,8 @@ class Server:
             self.world.log(self.process.clock.now, event, instruction)
             if self.state is state:  # else this generation has failed meanwhile
                 self._carry_out(instruction)
+            if isinstance(instruction, instructions.Resumed) and isinstance(event, events.Resume):
+                self.world.resumed(event.worker, event.generation, state.terms.generation)
 
     def _carry_out(self, instruction: Any) -> None:
         match instruction:
@@ -182,7 +186,13 @@ class Server:
 
     def _tick(self, life: int, due: float) -> None:
         if life == self._life:
+            before = self.state.roster.present()
             self._tell(events.Tick(due))
+            if life != self._life:
+                return  # a shard was lost
+            for member in before:
+                if member.stage is Stage.GONE:
+                    self.world.given_up(member.worker)
             pause = self.state.leases.tick_seconds
             then = self.process.clock.now + pause
             self.process.after(pause, lambda: self._tick(life, then))

@@ -34,10 +34,17 @@ class Piece:
     next: int = 0  # the entry whose turn it is
     loose: list[Entry] = field(default_factory=list)  # complete, and bound to no order
     newest: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker → its last update that was applied
+    last: dict[int, tuple[int, ...]] = field(default_factory=dict)  # worker → the samples of that update
 
     def apply(self, samples: tuple[int, ...]) -> None:
         for sample in samples:
             self.counts[sample] = self.counts.get(sample, 0) + 1
+
+    def take_back(self, update: Identity) -> None:
+        """An update will never be whole. If this piece has it already, its samples do not count."""
+        if self.newest.get(update.worker) == _key(update):
+            for sample in self.last.pop(update.worker, ()):
+                self.counts[sample] -= 1
 
 
 class Shard:
@@ -128,6 +135,7 @@ class Shard:
         self._gone[update.worker] = max(_key(update), self._gone.get(update.worker, (0, 0)))
         self._pieces_in.pop(update, None)
         for piece in self.pieces:
+            piece.take_back(update)
             if update in piece.held:
                 piece.held.pop(update)[1]("returned")
         entry = self._entry_of.pop(update, None)
@@ -176,7 +184,7 @@ class Shard:
         for update in sorted(entry.updates):
             samples, answer = piece.held.pop(update)
             piece.apply(samples)
-            piece.newest[update.worker] = _key(update)
+            piece.newest[update.worker], piece.last[update.worker] = _key(update), samples
             answer("returned")
             self._pieces_in[update] = self._pieces_in.get(update, 0) + 1
             if self._pieces_in[update] == len(self.pieces):

@@ -123,7 +123,7 @@ class Worker:
         state, welcome = self._state, self._welcome
         assert welcome is not None
         iteration = state.iteration
-        ready = events.Ready(0, iteration, version, len(samples), 0.5, None, (number,))
+        ready = events.Ready(0, iteration, version, len(samples), 0.5, 1.0 / (1 + version), (number,))
         announces = welcome.streams and self.number % 2 == 1
         if announces:
             self._say(state.announce, events.Soon(0, iteration, version, len(samples)))
