@@ -273,7 +273,7 @@ def test_a_job_is_watched_from_another_terminal(script: Path, started: list[Back
     assert ran.returncode == 0, ran.stderr
     assert server.ends() == 0
     assert watching.ends() == 0
-    counted = re.search(r"updates +(\d+)", "\n".join(watching.lines))
+    counted = re.search(r"^updates +(\d+)", "\n".join(watching.lines), re.MULTILINE)
     assert counted, watching.lines
     assert 0 < int(counted[1]) <= 40, "from when it began to watch"
 

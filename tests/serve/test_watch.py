@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
+import time
 
 import pytest
 
 pytest.importorskip("torch")
 
-from paceline.observe.events import Began, Event
+from paceline.observe.events import Applied, Began, Event, Joined
+from paceline.observe.live import Live
+from paceline.observe.observer import Tee, replay
+from paceline.observe.perfetto import write
+from paceline.observe.summary import Summary
 from paceline.serve.door import Door
 from paceline.serve.variables import address
 from paceline.serve.watch import watch
@@ -37,6 +43,34 @@ def test_a_subscriber_is_told_all_that_the_trace_says() -> None:
     assert isinstance(seen[0], Began)
     assert seen[0].policy == "ssp"
     assert seen[1:] == running.events
+
+
+def test_one_that_begins_to_watch_in_the_middle_learns_which_workers_there_are() -> None:
+    """Then what it sees makes sense to all that watch: a summary, the live table, a trace for Perfetto."""
+    seen: list[Event] = []
+
+    async def look(door: Door) -> None:
+        seen.extend([event async for event in watch(door)])
+
+    def watch_later(where: str) -> float:
+        end = time.monotonic() + 30.0
+        while sum(isinstance(event, Applied) for event in list(running.events)) < 20:
+            assert time.monotonic() < end, "nobody trains"
+            time.sleep(0.002)
+        watching.start()
+        return 0.0
+
+    with job("r2sp", shards=1, workers=2) as running:
+        door = Door(*address(running.address))
+        watching = threading.Thread(target=lambda: asyncio.run(look(door)))
+        running.work(watch_later, *[lambda where: work(where, 4000)] * 2)
+        running.finish()
+    watching.join(20.0)
+    assert {event.worker for event in seen[:8] if isinstance(event, Joined)} == {0, 1}
+    summary, live = Summary(), Live()
+    replay(seen, Tee(summary, live))
+    assert 0 < summary.report().updates == live.updates < 1000
+    write(seen, io.StringIO())
 
 
 def test_a_stranger_may_not_watch() -> None:

@@ -100,6 +100,10 @@ class Ledger:
     def woke(self, now: float) -> list[Decision]:
         return self.policy.woke(now)
 
+    def gap(self, worker: WorkerId) -> int:
+        """The progress gap of a worker that has been granted."""
+        return self.progress[worker] - self.progress.slowest
+
     # Decisions, as they are carried out
 
     def note(self, decision: Decision, now: float) -> None:
@@ -112,8 +116,7 @@ class Ledger:
         if self._new and grant.worker in self._new:
             self._new.discard(grant.worker)
             self.progress.add(grant.worker)
-        ahead = self.progress[grant.worker] - self.progress.slowest
-        self.watcher.granted(now, grant.worker, grant.batch_size, ahead)
+        self.watcher.granted(now, grant.worker, grant.batch_size, self.gap(grant.worker))
 
     def note_applied(self, apply: Apply, now: float) -> None:
         updates, before = apply.updates, self.version

@@ -178,6 +178,21 @@ class Iterations(Decisions):
             if member.barred and not before:
                 self._send(member.connection, instructions.Barred, member.barred)
 
+    def introduce(self, watcher: Watcher) -> None:
+        """Tell one that begins to watch only now which members there are, and what each of them does."""
+        for worker, member in self.roster.training.items():
+            if member.stage is Stage.WAITING:
+                continue
+            watcher.joined(self._now, worker, member.incarnation)
+            if member.stage in RUNNING:
+                watcher.granted(self._now, worker, member.batch_size, self.ledger.gap(worker))
+            if member.stage in (Stage.ANNOUNCED, Stage.TURNED):
+                version = member.ready.base_version if member.ready else member.granted_version
+                watcher.pulled(self._now, worker, version)
+                watcher.computed(self._now, worker)
+            if member.stage is Stage.TURNED:
+                watcher.turned(self._now, worker)
+
     def blacklist(self) -> dict[int, tuple[float, ...]]:
         """The workers that the policy leaves out, and the cosines for which it does."""
         found = self.ledger.policy.memory().get("blacklist", {})

@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 from paceline.job import JobState, events, instructions
 from paceline.job.accounting import Ledger
 from paceline.job.samples import Samples
-from paceline.observe.events import Began
+from paceline.observe.events import Began, Event
 from paceline.observe.journal import Journal
 from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.policies import Policy
@@ -275,7 +275,9 @@ class Coordinator:
             case Join() | Resume():
                 await self._serve_worker(peer, first)
             case Subscribe():
-                await self._onlookers.serve(peer, Began(self.now, "", self.terms.policy, self.apply, 0))
+                so_far: list[Event] = [Began(self.now, "", self.terms.policy, self.apply, 0)]
+                self.state.introduce(Recorder(so_far.append))
+                await self._onlookers.serve(peer, so_far)
             case Inspect():
                 peer.send(self._inspected(first))
             case _:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.observe.events import Began, Event, as_line
+from collections.abc import Iterable
+
+from paceline.observe.events import Event, as_line
 from paceline.serve.messages import Happened
 from paceline.serve.peer import Peer
 
@@ -19,9 +21,10 @@ class Onlookers:
             for peer in self._peers:
                 peer.send(happened)
 
-    async def serve(self, peer: Peer, began: Began) -> None:
-        """Send everything that happens, first a Began, until the subscriber goes."""
-        peer.send(Happened(as_line(began)))
+    async def serve(self, peer: Peer, so_far: Iterable[Event]) -> None:
+        """Send how things stand, and then everything that happens, until the subscriber goes."""
+        for event in so_far:
+            peer.send(Happened(as_line(event)))
         self._peers.add(peer)
         try:
             while True:
