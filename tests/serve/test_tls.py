@@ -36,7 +36,7 @@ def test_a_job_over_mutual_tls(tmp_path: Path) -> None:
         assert running.coordinator.samples.all_done
 
 
-@pytest.mark.parametrize("policy", ["r2sp", "bsp:pipeline=true"])
+@pytest.mark.parametrize("policy", ["r2sp:patience=10000", "bsp:pipeline=true"])
 def test_a_streamed_job_over_mutual_tls(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways at once over one connection, and the kernel is asked what is still on its way."""
     asked: list[Any] = []

@@ -28,6 +28,9 @@ from train.jobs import Job, job
 from train.lessons import OPTIMIZERS, alone, data, is_one_process, student, trains
 
 POLICIES = ["bsp:pipeline=true", "asp", "ssp", "dssp", "r2sp"]
+# On a busy machine R²SP cancels pushes that are late, and a part of such a push may stay in the model. Where weights
+# must be exact, it waits.
+PATIENT = "r2sp:patience=10000"
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +70,7 @@ def test_every_policy_trains_streamed(policy: str, shards: int) -> None:
 # Checkpoints
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES[:-1], PATIENT])
 def test_every_checkpoint_is_of_one_version_everywhere(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +88,7 @@ def test_every_checkpoint_is_of_one_version_everywhere(
     assert done == 240
 
 
-@pytest.mark.parametrize("policy", ["bsp:pipeline=true", "r2sp", "asp"])
+@pytest.mark.parametrize("policy", ["bsp:pipeline=true", PATIENT, "asp"])
 def test_a_streamed_job_goes_on_from_its_checkpoint(policy: str, tmp_path: Path) -> None:
     with job(policy, shards=2, workers=2, streamed=True, saving=Plan(tmp_path, updates=1000)) as running:
         running.work(*[lambda where: workers.work(where, 80, updates=5)] * 2)

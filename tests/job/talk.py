@@ -1,0 +1,118 @@
+"""A conversation with a JobState: a clock that the test moves, and workers that say what the test has them say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from paceline.job import Identity, JobState, JobTerms, SaveEvery, events, instructions
+from paceline.job.events import Event
+from paceline.job.instructions import Instruction
+from paceline.observe.observer import Recorder
+from paceline.policies import Policy, make
+
+Kind = TypeVar("Kind")
+GENERATION = "this generation"
+
+
+class Talk:
+    """Worker n speaks over connection n, until it is given another one."""
+
+    def __init__(
+        self,
+        policy: str | Policy = "asp",
+        workers: int = 1,
+        restored: Mapping[str, Any] | None = None,
+        save: int | None = None,
+        streams: bool = False,
+        **more: Any,
+    ) -> None:
+        self.now = 0.0
+        self.trace: list[Any] = []
+        self.log: list[tuple[Event, float]] = []
+        made = make(policy) if isinstance(policy, str) else policy
+        made.streamed = streams and made.streamable
+        self.terms = JobTerms(
+            workers=workers,
+            save=SaveEvery(updates=save) if save else None,
+            policy=policy if isinstance(policy, str) else type(policy).__name__,
+            streams=made.streamed or made.pipelined,
+            generation=GENERATION,
+            **more,
+        )
+        self.state = JobState(made, self.terms, Recorder(self.trace.append), restored, 0.0)
+        self.shards = range(self.terms.shards)
+        self.connections: dict[int, int] = {}
+        self.incarnations: dict[int, int] = {}
+        self._last = 0
+
+    def tell(self, event: Event, at: float | None = None) -> list[Instruction]:
+        """What the job answers; without what is only for the log."""
+        self.now = self.now if at is None else at
+        self.log.append((event, self.now))
+        out = self.state.handle(event, self.now)
+        for each in out:
+            if isinstance(each, instructions.Welcome):
+                self.incarnations[each.worker] = each.incarnation
+        return [each for each in out if not isinstance(each, instructions.Log)]
+
+    def connect(self, worker: int) -> int:
+        """A new connection of a worker."""
+        self._last += 1
+        self.connections[worker] = self._last
+        return self._last
+
+    def join(self, worker: int, at: float | None = None) -> list[Instruction]:
+        return self.tell(events.Join(self.connect(worker), worker), at)
+
+    def begin(self, workers: int) -> list[Instruction]:
+        """So many join, and the first gives the weights. What the last event brought."""
+        out: list[Instruction] = []
+        for worker in range(workers):
+            out = self.join(worker)
+        if not self.state.has_begun:
+            for shard in self.shards:
+                out = self.tell(events.Begun(shard, 0, self.incarnations[0]))
+        return out
+
+    def resume(self, worker: int, generation: str = GENERATION, genuine: bool = True) -> list[Instruction]:
+        who = (worker, self.incarnations[worker], generation, genuine)
+        return self.tell(events.Resume(self.connect(worker), *who))
+
+    def hang_up(self, worker: int) -> list[Instruction]:
+        return self.tell(events.Disconnected(self.connections[worker]))
+
+    def want(self, worker: int, number: int, count: int = 2, size: int = 8, epochs: int = 1) -> list[Instruction]:
+        return self.tell(events.Want(self.connections[worker], number, count, size, epochs))
+
+    def ready(self, worker: int, iteration: int, *taken: int, version: int = 0, batch: int = 2) -> list[Instruction]:
+        return self.tell(events.Ready(self.connections[worker], iteration, version, batch, 0.1, None, taken))
+
+    def arrive(self, worker: int, iteration: int, *shards: int) -> list[Instruction]:
+        """All shards have the update; or only those that are named."""
+        out: list[Instruction] = []
+        for shard in shards or self.shards:
+            out = self.tell(events.Arrived(shard, Identity(worker, self.incarnations[worker], iteration)))
+        return out
+
+    def push(self, worker: int, iteration: int, *taken: int, version: int = 0) -> list[Instruction]:
+        """Ready, and arrived at all shards."""
+        return self.ready(worker, iteration, *taken, version=version) + self.arrive(worker, iteration)
+
+    def beat(self, worker: int, at: float) -> list[Instruction]:
+        return self.tell(events.Beat(self.connections[worker]), at)
+
+    def tick(self, at: float, due: float | None = None) -> list[Instruction]:
+        """Time has passed; the shards have beaten meanwhile."""
+        for shard in self.shards:
+            self.tell(events.ShardBeat(shard), at)
+        return self.tell(events.Tick(at if due is None else due), at)
+
+
+def of(kind: type[Kind], out: list[Instruction]) -> list[Kind]:
+    """Those of one kind."""
+    return [each for each in out if isinstance(each, kind)]
+
+
+def kinds(out: list[Instruction]) -> list[str]:
+    return [type(each).__name__ for each in out]
