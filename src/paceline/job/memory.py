@@ -18,6 +18,7 @@ OURS = ("paceline.job.",)
 
 def save(state: JobState) -> Any:
     """The job's state, ready for `json.dumps`. What watches the job is not part of it."""
+    state._out = []  # of the last event; the driver has it
     watcher = state.ledger.watcher
     del state.ledger.watcher
     try:

@@ -1,0 +1,123 @@
+"""Both ends of the protocol under a virtual clock: faults at every point, and at random.
+
+`python benchmarks/seeds.py` runs thousands of seeds; here are the first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from conformance.judge import judge_of
+from paceline.job import JobState
+from paceline.simulate.protocol import Fault, Outcome, Setting, run
+from paceline.simulate.protocol.faults import KINDS
+from paceline.simulate.protocol.run import POLICIES
+from simulate.mistakes import MISTAKES
+
+LEASE = 4.0
+
+
+def check(outcome: Outcome) -> None:
+    """No promise is broken, neither the job's nor the policy's."""
+    assert not outcome.problems
+    for trace in outcome.traces:
+        judge = judge_of(outcome.setting.policy, outcome.setting.streamed)
+        judge.version = trace.version
+        judge.watch(trace.events)
+
+
+def small(policy: str, streamed: bool) -> Setting:
+    return Setting(
+        policy=policy,
+        streamed=streamed,
+        workers=2,
+        shards=1,
+        pieces=2,
+        samples=6,
+        batch=2,
+        epochs=1,
+        lease=LEASE,
+        save_every=2,
+        pace=(1.0, 0.7),
+        loss=0.0,
+    )
+
+
+SMALL = {
+    "r2sp-streamed": small("r2sp", True),
+    "r2sp-impatient": replace(small("r2sp:patience=0.5", True), workers=3, samples=12, pace=(1.0, 0.7, 2.0)),
+    "r2sp": small("r2sp", False),
+    "bsp": small("bsp", False),
+    "bsp-pipelined": small("bsp:pipeline=true", True),
+    "asp-streamed": small("asp", True),
+    "ssp": small("ssp:staleness=1", False),
+    "bsp-backup": small("bsp:backup=1", False),
+}
+
+
+def moments(setting: Setting) -> list[float]:
+    """Shortly after each thing that the server is told in a run without faults."""
+    history: list[str] = []
+    check(run(1, setting=setting, faults=(), history=history))
+    return sorted({float(line.split()[0]) + 0.0005 for line in history})
+
+
+def at_every_point(setting: Setting, kind: str, seconds: float) -> int:
+    """Strike at every moment, each worker in turn; how many runs that were."""
+    assert kind in KINDS
+    runs = 0
+    for moment, target in itertools.product(moments(setting), range(setting.workers)):
+        check(run(1, setting=setting, faults=(Fault(moment, kind, target, seconds),)))  # type: ignore[arg-type]
+        runs += 1
+    return runs
+
+
+@pytest.mark.parametrize("setting", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize("notice", [0.0, LEASE / 3], ids=["noticed at once", "noticed late"])
+def test_a_connection_is_lost_at_every_point(setting: Setting, notice: float) -> None:
+    assert at_every_point(setting, "cut worker", notice) > 40
+
+
+@pytest.mark.parametrize("setting", SMALL.values(), ids=SMALL)
+def test_a_server_is_stopped_at_every_point(setting: Setting) -> None:
+    """For longer than a lease: workers hang up, and the server wakes with its mailbox full of the past."""
+    for moment in moments(setting):
+        check(run(1, setting=setting, faults=(Fault(moment, "stop server", 0, 1.7 * LEASE),)))
+
+
+@pytest.mark.parametrize("kind", ["kill worker", "stop worker", "twin", "kill server", "kill shard"])
+def test_a_process_is_struck_at_every_point(kind: str) -> None:
+    assert at_every_point(SMALL["r2sp-streamed"], kind, 1.5 * LEASE) > 40
+
+
+def test_every_kind_of_fault_and_every_policy_is_drawn() -> None:
+    outcomes = [run(seed) for seed in range(120)]
+    for outcome in outcomes:
+        check(outcome)
+    assert {fault.kind for outcome in outcomes for fault in outcome.faults} == set(KINDS)
+    assert {outcome.setting.policy for outcome in outcomes} == set(POLICIES)
+    assert any(len(outcome.traces) > 2 for outcome in outcomes), "a server that was restored more than once"
+
+
+def test_a_seed_gives_the_same_run_every_time() -> None:
+    first, second = run(7), run(7)
+    assert first.seconds == second.seconds
+    assert first.traces == second.traces
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_found(name: str) -> None:
+    """Those of `benchmarks/seeds.py --mistake`. A simulation that finds no mistake shows nothing."""
+
+    def fails(seed: int) -> bool:
+        try:
+            check(run(seed, MISTAKES[name]))
+        except (AssertionError, LookupError, RuntimeError):
+            return True
+        return False
+
+    assert any(fails(seed) for seed in range(1000))
+    assert issubclass(MISTAKES[name], JobState)
