@@ -95,6 +95,16 @@ def test_imports_go_one_way(path: Path) -> None:
             assert allowed, f"{path} imports {name}"
 
 
+MOST_LINES = 500  # of a file
+SHELL_LINES = 350  # of the coordinator: it turns messages into events and instructions into messages
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_are_small(path: Path) -> None:
+    most = SHELL_LINES if path == SOURCE / "serve" / "coordinator.py" else MOST_LINES
+    assert len(path.read_text().splitlines()) <= most
+
+
 def loaded_by(code: str) -> set[str]:
     """The packages that are loaded once this has run, in a Python of its own."""
     code += "; import sys; print(*{name.split('.')[0] for name in sys.modules})"
@@ -107,6 +117,16 @@ def test_policies_load_nothing_heavy() -> None:
     """A policy runs wherever Python runs: importing them loads nothing but the standard library."""
     loaded = loaded_by("import paceline.policies as p; [p.make(name) for name in p.names() if name != 'rlp']")
     assert not loaded & {"numpy", "torch", "rich", "typer", "matplotlib"}
+
+
+def test_the_job_loads_nothing_but_the_standard_library_and_policies() -> None:
+    code = (
+        "import paceline.job, paceline.job.memory, sys; print(*{n for n in sys.modules if n.startswith('paceline.')})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {name.split(".")[1] for name in run.stdout.split()} == {"job", "policies"}
+    loaded = loaded_by("import paceline.job, paceline.job.memory")
+    assert not loaded & {"asyncio", "socket", "selectors", "ssl", "numpy", "torch", "msgspec", "rich", "typer"}
 
 
 def test_the_learned_policy_needs_numpy_alone() -> None:

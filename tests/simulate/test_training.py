@@ -169,6 +169,18 @@ def test_it_learns_what_the_order_of_updates_makes(policy: str) -> None:
     assert outcome.updates == len(losses) >= 4 * WORKERS  # some policies discard
 
 
+@pytest.mark.parametrize("policy", ["bsp", "bsp:pipeline=true", "ssp:staleness=1", "r2sp", "safa"])
+def test_a_worker_that_comes_back_gives_an_update_with_the_same_number_as_before(policy: str) -> None:
+    """The barrier holds the first update of worker 0; its next incarnation gives a first update too. Both count."""
+    quick = WorkerSpec(1e8, BATCH, float(BATCH))
+    workers = (quick, replace(quick, samples_per_second=BATCH / 10))
+    faults = (Fault(2.0, 0, "kill"), Fault(3.0, 0, "rejoin"))
+    spec = replace(cluster(2, jitter=0.0, faults=faults), workers=workers)
+    weights, outcome = trained(spec, policy, task(), rounds=3)
+    assert outcome.updates >= 3
+    assert torch.isfinite(weights).all()
+
+
 @pytest.mark.parametrize("policy", ["bsp", "asp", "r2sp", "r2sp:groups=2"])
 @pytest.mark.parametrize("fault", [Fault(2.5, 1, "kill"), Fault(2.5, 2, "cut", 4.0), Fault(2.0, 0, "pause", 1.0)])
 def test_faults_change_the_order_and_nothing_else(policy: str, fault: Fault) -> None:
