@@ -70,7 +70,7 @@ def at_every_point(setting: Setting, kind: str, seconds: float) -> int:
     assert kind in KINDS
     runs = 0
     for moment, target in itertools.product(moments(setting), range(setting.workers)):
-        check(run(1, setting=setting, faults=(Fault(moment, kind, target, seconds),)))  # type: ignore[arg-type]
+        check(run(1, setting=setting, faults=(Fault(moment, kind, target, seconds),)))
         runs += 1
     return runs
 
