@@ -5,6 +5,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 SIDE_BY_SIDE := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+SAMPLE ?= 24  # cases of the fault matrix in `make test`, others in every run
+
+# The tests start many processes. Each of them would compile the library again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint bench clean
@@ -26,7 +30,7 @@ demo: setup      ## train handwritten digits with 4 workers, under BSP and under
 	@$(BIN)/paceline run --workers 4 --policy bsp:weights=mean,r2sp:weights=mean examples/digits.py
 
 test: setup      ## the tests: as many at a time as there are cores, and then those that want to be alone
-	@$(SIDE_BY_SIDE) -m 'not matrix and not alone'
+	@$(SIDE_BY_SIDE) -m 'not alone' --matrix-sample $(SAMPLE)
 	@$(BIN)/python -m pytest -m 'alone and not matrix'
 
 test-all: setup  ## the tests, and every fault at every step under every policy; takes long
