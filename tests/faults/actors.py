@@ -33,7 +33,7 @@ from paceline.serve.shard import Shard
 from paceline.serve.terms import Terms
 
 TOKEN = b"the job's token"
-HOST = "127.0.0.1"
+HOST = "127.0.0.1"  # the director chooses another
 
 
 def description(scenario: Scenario) -> bytes:
@@ -127,7 +127,7 @@ def hold(scenario: Scenario, folder: Path, number: int, port: int, token: bytes)
     """A shard's process."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     inject("shard", scenario.faults, folder)
-    Shard(number, Door(HOST, port, token), token=TOKEN).run()
+    Shard(number, Door(HOST, port, token), token=TOKEN, host=HOST).run()
 
 
 # A worker

@@ -64,6 +64,10 @@ class Director:
         self._read_at = 0.0
 
     def run(self) -> Outcome:
+        # An address of its own: a worker that wakes when its server is gone must not meet another scenario's server,
+        # which may have got the same port.
+        pid = os.getpid()
+        actors.HOST = f"127.{1 + (pid >> 16) % 254}.{(pid >> 8) % 256}.{1 + pid % 254}"
         self._start_server()
         try:
             self._direct()

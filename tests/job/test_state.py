@@ -205,6 +205,17 @@ def test_after_a_stall_of_the_server_everybody_gets_that_time_again() -> None:
     assert kinds(talk.tick(100.0 + LEASE)) == ["Expelled", "Fence"], "from then on silence counts again"
 
 
+def test_one_that_was_heard_since_the_stall_is_not_given_more_time() -> None:
+    """Its process is started again just then. Its place must not be kept for the old one."""
+    talk = Talk("asp")
+    talk.begin(1)
+    talk.beat(0, 100.0)  # the server wakes up, and hears this first
+    assert talk.tick(100.0, due=11.0) == []
+    assert talk.tell(events.Join(8, 0), 100.0) == [], "is the member alive?"
+    later = 100.0 + LEASE / 2
+    assert instructions.Welcome(8, 0, 2) in talk.tell(events.Tick(later), later), "it is not"
+
+
 def test_a_short_delay_extends_nothing() -> None:
     talk = Talk("asp")
     talk.begin(1)

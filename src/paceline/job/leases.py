@@ -37,12 +37,12 @@ class Leases:
         if self._unknown_by is None:
             self._unknown_by = now + self.lease
 
-    def extend(self, members: Iterable[Heard], away: float) -> None:
-        """The driver was held up and heard nobody: everybody gets that time again."""
+    def extend(self, members: Iterable[Heard], away: float, now: float) -> None:
+        """The driver was held up and heard nobody: everybody gets that time again, up to now."""
         for member in members:
-            member.heard += away
-        for shard in self._shards:
-            self._shards[shard] += away
+            member.heard = min(member.heard + away, now)
+        for shard, heard in self._shards.items():
+            self._shards[shard] = min(heard + away, now)
 
     def is_silent(self, member: Heard, now: float) -> bool:
         """Has its lease run out?"""

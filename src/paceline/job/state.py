@@ -253,7 +253,7 @@ class JobState(Iterations):
         if away > self.leases.tick_seconds:
             text = f"the coordinator itself was held up for {away:.1f} s; leases are extended"
             self._out.append(instructions.Log(text, warns=True))
-            self.leases.extend(self.roster.present(), away)
+            self.leases.extend(self.roster.present(), away, now)
         for member in self.roster.present():
             if self.leases.is_silent(member, now) and self.roster.find(member.worker) is member:
                 text = f"worker {member.worker} was silent for {self.terms.lease:.1f} s and is given up"
