@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -94,14 +95,26 @@ with_every_driver = pytest.mark.parametrize("driver", DRIVERS)
 with_every_simulation = pytest.mark.parametrize("driver", sorted(REPEATABLE))  # the server's faults: tests/faults
 
 
-def with_every_policy(*drivers: str) -> pytest.MarkDecorator:
+def _cases(*drivers: str) -> list[Any]:
     """Every policy, whole and streamed, with each of these drivers."""
-    cases = [
+    return [
         pytest.param(driver, spec, streamed, id=f"{driver}-{spec}{' streamed' if streamed else ''}")
         for driver in drivers
         for spec, streamed in RUNS
     ]
-    return pytest.mark.parametrize(("driver", "spec", "streamed"), cases)
+
+
+def with_every_policy(*drivers: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("driver", "spec", "streamed"), _cases(*drivers))
+
+
+def _marks(job: str, driver: str) -> tuple[pytest.MarkDecorator, ...]:
+    """A real server takes its time. Each policy is served to unequal workers and to a single one.
+
+    Equal workers, and two of them, ask the same of the policy: the simulations run these jobs under every policy, and
+    the matrix has a server run them too.
+    """
+    return (pytest.mark.matrix,) if driver not in REPEATABLE and job in ("even", "pair") else ()
 
 
 def run(driver: str, spec: str, job: Job) -> tuple[list[Event], Judge]:
@@ -109,8 +122,14 @@ def run(driver: str, spec: str, job: Job) -> tuple[list[Event], Judge]:
     return events, judge_of(spec, job.streamed).watch(events)
 
 
-@with_every_policy(*DRIVERS)
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    ("job", "driver", "spec", "streamed"),
+    [
+        pytest.param(job, *case.values, id=f"{job}-{case.id}", marks=_marks(job, str(case.values[0])))
+        for job in JOBS
+        for case in _cases(*DRIVERS)
+    ],
+)
 def test_the_trace_is_sound_and_the_promise_is_kept(driver: str, spec: str, streamed: bool, job: str) -> None:
     asked = _streamed(JOBS[job], streamed)
     _, judge = run(driver, spec, asked)
