@@ -12,8 +12,6 @@ import torch
 from paceline.bench import bare, crowd
 from paceline.bench.measured import CrowdError, Load
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fl-r2sp:groups=4", "fl-r2sp:groups=4,filter=false"])

@@ -13,8 +13,6 @@ pytest.importorskip("msgspec")
 from paceline.bench import wire
 from paceline.bench.load import Buffers, Model
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.mark.slow
 def test_a_small_run() -> None:

@@ -37,8 +37,6 @@ from paceline.launch.processes import JobError
 from paceline.model.spec import OptimizerSpec
 from paceline.simulate import ClusterSpec, WorkerSpec, load_cluster, parse_cluster
 
-pytestmark = pytest.mark.alone
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -155,6 +153,7 @@ def test_all_reduce_by_hand() -> None:
 # Links
 
 
+@pytest.mark.alone
 def test_a_link_on_this_machine() -> None:
     token = secrets.token_bytes(16)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -172,6 +171,7 @@ def test_a_link_on_this_machine() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_hosts_are_measured_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an ssh that runs the command here, and notes what it was asked."""
     ssh = tmp_path / "ssh"
@@ -272,6 +272,7 @@ def a_lab() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_links_of_a_lab_are_as_they_were_built(a_lab: None) -> None:
     rates = {"server0": 25e6, "worker0": 25e6, "worker1": 5e6, "worker2": 25e6}
     with labs.Lab(rates) as lab:
@@ -282,6 +283,7 @@ def test_links_of_a_lab_are_as_they_were_built(a_lab: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_advice_is_put_to_the_test(a_lab: None) -> None:
     pytest.importorskip("torch")
     from paceline.launch import verify

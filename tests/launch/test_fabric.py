@@ -23,9 +23,6 @@ from paceline.launch import fabric as fabrics
 from paceline.launch.fabric import Fabric
 from paceline.launch.lab import LabError
 
-pytestmark = pytest.mark.alone
-
-
 RATE = 12.5e6
 SIZE = 4_000_000  # bytes of a stream: a third of a second
 LEAST = 0.85  # of the rate
@@ -128,6 +125,7 @@ def sent_meanwhile(fabric: Fabric, *flows: tuple[int, int, int]) -> dict[tuple[i
 
 @built
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_stream_over_each_nic_reaches_the_rate_and_no_more(bcube: Fabric) -> None:
     assert share(bcube, 1, (0, 1, 0)) > LEAST
     assert share(bcube, 1, (0, 2, 1)) > LEAST
@@ -135,6 +133,7 @@ def test_a_stream_over_each_nic_reaches_the_rate_and_no_more(bcube: Fabric) -> N
 
 @built
 @pytest.mark.slow
+@pytest.mark.alone
 def test_two_nics_carry_twice_as_much_as_one_and_two_streams_over_one_do_not(bcube: Fabric) -> None:
     assert share(bcube, 2, (0, 1, 0), (0, 2, 1)) > LEAST
     assert share(bcube, 2, (1, 0, 0), (2, 0, 1)) > LEAST
@@ -143,6 +142,7 @@ def test_two_nics_carry_twice_as_much_as_one_and_two_streams_over_one_do_not(bcu
 
 @built
 @pytest.mark.slow
+@pytest.mark.alone
 def test_servers_pass_on_what_is_not_for_them(bcube: Fabric) -> None:
     forwarding(bcube)
     assert share(bcube, 1, (0, 3, 0)) > LEAST
@@ -170,6 +170,7 @@ def test_what_a_server_carried_is_what_its_nics_did(bcube: Fabric) -> None:
 
 @built
 @pytest.mark.slow
+@pytest.mark.alone
 def test_neighbours_in_a_torus_reach_each_other_over_the_nic_between_them(torus: Fabric) -> None:
     for server in (0, 5):
         flows = [(server, torus.net.beyond(server, port), port) for port in range(4)]
@@ -179,6 +180,7 @@ def test_neighbours_in_a_torus_reach_each_other_over_the_nic_between_them(torus:
 
 @built
 @pytest.mark.slow
+@pytest.mark.alone
 def test_two_cables_between_two_servers_are_two(small: Fabric) -> None:
     assert sent_meanwhile(small, (0, 1, 0)) == {(0, 0): 1.0}
     assert sent_meanwhile(small, (0, 1, 1)) == {(0, 1): 1.0}
@@ -188,6 +190,7 @@ def test_two_cables_between_two_servers_are_two(small: Fabric) -> None:
 
 @built
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_fabric_is_a_lab(bcube: Fabric) -> None:
     from paceline.launch.hosts import goodput  # here, since what runs in a fabric imports all that is above
 
@@ -246,6 +249,7 @@ def test_everyone_reaches_every_nic(net: Topology) -> None:
 
 @built
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_nic_that_is_cut_is_cut_alone_and_is_mended() -> None:
     with Fabric(BCube(2, 2), RATE) as fabric:
         listen(fabric)

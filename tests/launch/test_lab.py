@@ -32,9 +32,6 @@ from paceline.observe.driver import Fault
 from paceline.observe.events import Applied
 from paceline.simulate.spec import ClusterSpec, WorkerSpec
 
-pytestmark = pytest.mark.alone
-
-
 RATE = 5e6
 
 
@@ -58,6 +55,7 @@ def namespaces() -> set[str]:
 
 
 @built
+@pytest.mark.alone
 def test_a_stream_reaches_the_rate_and_no_more(pair: Lab) -> None:
     assert 0.93 < goodput(pair) < 1.01
 
@@ -89,6 +87,7 @@ def pour(host: str, port: int) -> None:
 
 
 @built
+@pytest.mark.alone
 def test_two_who_send_to_one_share_its_link_evenly(pair: Lab) -> None:
     ours, theirs = pair.pipe()
     pair.start("c", take, theirs, 2, 1.5)
@@ -141,6 +140,7 @@ def test_nothing_gets_through_a_cut_link_and_all_of_it_when_it_is_mended(pair: L
 
 
 @built
+@pytest.mark.alone
 def test_nothing_is_left_behind_and_two_labs_do_not_mind_each_other() -> None:
     with Lab({"a": RATE}) as one, Lab({"a": RATE, "b": RATE}) as other:
         assert one.namespace("a") != other.namespace("a")
@@ -152,6 +152,7 @@ def test_nothing_is_left_behind_and_two_labs_do_not_mind_each_other() -> None:
 
 
 @built
+@pytest.mark.alone
 def test_what_a_killed_process_has_left_is_found_and_removed() -> None:
     script = (
         "import time; from paceline.launch.lab import Lab\n"
@@ -257,6 +258,7 @@ samples_per_second = 400
 
 @built
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_command_prints_what_the_simulator_prints_and_more(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(TOML)
     arguments = [str(tmp_path / "two.toml"), "--policy", "bsp,r2sp", "--json", "--iterations", "8"]
@@ -290,7 +292,7 @@ def test_an_interrupted_lab_leaves_nothing_behind(tmp_path: Path, how: signal.Si
         time.sleep(0.1)
     time.sleep(3.0)
     process.send_signal(how)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert said.decode().strip().endswith("Interrupted; nothing was written.")
     assert not [name for name in os.listdir("/run/netns") if name.startswith(start)]

@@ -48,7 +48,6 @@ def test_as_many_are_played_at_once_as_a_gpu_has_room_for() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_side_by_side_it_comes_to_the_same() -> None:
     instances, specs = [small(0), small(1, hidden=1), small(2, workers=3)], ("asp", "rlp")
     one, two = (judged(instances, 2, specs, bundled, jobs=jobs) for jobs in (1, 2))

@@ -69,7 +69,6 @@ def test_instances_may_have_different_numbers_of_workers(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_processes_side_by_side_learn_the_same(tmp_path: Path) -> None:
     one, _ = learned(SMALL, DIGITS, 64, tmp_path / "one")
     two, _ = learned(SMALL, DIGITS, 64, tmp_path / "two", jobs=2)
@@ -133,7 +132,6 @@ def test_a_broken_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_ctrl_c_keeps_what_was_learned(tmp_path: Path) -> None:
     out = tmp_path / "mine.safetensors"
     command = [sys.executable, "-m", "paceline", "rlp", "learn", "--size", "bundled", "--instances", "4"]
