@@ -37,9 +37,16 @@ def test_simulated_as_calculated(net: Topology, name: str) -> None:
         assert formula.exact and ratio == pytest.approx(1, rel=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("net", [BCube(8, 3), Torus([8, 8, 8])], ids=lambda net: net.name)
-def test_five_hundred_servers_as_calculated(net: Topology) -> None:
+@pytest.mark.parametrize(
+    "net",
+    [
+        *(BCube(5, 3), Torus([5, 5, 5])),
+        *(pytest.param(net, marks=[pytest.mark.matrix, pytest.mark.slow]) for net in (BCube(8, 3), Torus([8, 8, 8]))),
+    ],
+    ids=lambda net: net.name,
+)
+def test_hundreds_of_servers_as_calculated(net: Topology) -> None:
+    """125 servers in every run, and 512 with the matrix, which take half a minute."""
     elements = 10 * net.servers * net.ports
     for name in ("hips", "ring", "mesh"):
         formula = gst(net, name, 4 * elements, RATE)
