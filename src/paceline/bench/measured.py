@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.bench.load import ELEMENT
 from paceline.observe.processes import cpu_seconds, memory
-from paceline.serve import files
+from paceline.serve import files, forkserver
 
 STOPPING = 10.0  # seconds that a server has to stop before it is killed
 
@@ -121,6 +121,7 @@ class Watched:
 
 
 def _family(process: int) -> list[int]:
-    """A process and those that it started."""
+    """A process and those that it started, but for the fork server, which has nothing to do with the load."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [process, *(each for child in children for each in _family(int(child)))]
+    itself = [] if Path(f"/proc/{process}/comm").read_text().strip() == forkserver.NAME else [process]
+    return [*itself, *(each for child in children for each in _family(int(child)))]

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from paceline.observe.observer import Observer
 from paceline.policies import Policy
-from paceline.serve import checkpoint, files
+from paceline.serve import checkpoint, files, forkserver
 from paceline.serve.checkpoint import Checkpoint, CheckpointError
 from paceline.serve.coordinator import Coordinator
+from paceline.serve.forkserver import ForkServer, ShardProcess
 from paceline.serve.saving import Plan
 from paceline.serve.terms import Terms
 from paceline.serve.tls import Tls
@@ -93,7 +94,8 @@ class Server:
         if terms.saving and terms.saving.folder.is_dir():
             self._must_not_be_used(terms.saving.folder)
         self._restorations = restorations
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ShardProcess] = []
+        self._forks: ForkServer | None = None
         self.coordinator: Coordinator
         self.port = 0
 
@@ -131,7 +133,7 @@ class Server:
                     return  # else a shard was lost over it, and with it what was trained since the one before
             reason, hopeless = self.coordinator.reason, self.coordinator.hopeless
             expected = self.coordinator.state.roster.expected
-            await self.stop()
+            await self._end_generation()
             restored = self._last()
             if hopeless:
                 raise ServerError(reason)
@@ -147,6 +149,13 @@ class Server:
 
     async def stop(self) -> None:
         """Stop everything that was started."""
+        await self._end_generation()
+        if self._forks:
+            await asyncio.to_thread(self._forks.close)
+            self._forks = None
+
+    async def _end_generation(self) -> None:
+        """Stop the coordinator and the shards."""
         await self.coordinator.close()
         for process in self._processes:
             await asyncio.to_thread(_stop, process)
@@ -196,23 +205,27 @@ class Server:
             )
         return restored
 
-    def _start_shard(self, number: int, threads: int) -> subprocess.Popen[bytes]:
+    def _start_shard(self, number: int, threads: int) -> ShardProcess:
         host = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(
             self._address.host, self._address.host
         )
-        command = [sys.executable, "-m", "paceline.serve.shard", str(number), host, str(self.port)]
-        command += ["--listen", self._address.host, "--threads", str(threads)]
+        arguments = [str(number), host, str(self.port), "--listen", self._address.host, "--threads", str(threads)]
         environment = os.environ | (self._tls.as_environment() if self._tls else {})
         environment |= {TOKEN: self._terms.token.hex(), SHARD_TOKEN: self._terms.shard_token.hex()}
-        # In a group of its own, so that a Ctrl-C reaches the coordinator first, which then stops the shards in order.
-        return subprocess.Popen(command, env=environment, start_new_session=True)
+        if not forkserver.POSSIBLE:
+            command = [sys.executable, "-m", "paceline.serve.shard", *arguments]
+            # In a session of its own, so that a Ctrl-C reaches the coordinator first, which then stops the shards.
+            return subprocess.Popen(command, env=environment, start_new_session=True)
+        if self._forks is None or self._forks.ended:
+            self._forks = ForkServer(environment)
+        return self._forks.start(arguments)
 
 
 def _ending(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: ShardProcess) -> None:
     try:
         process.wait(STOPPING)
     except subprocess.TimeoutExpired:
