@@ -13,6 +13,7 @@ import time
 from itertools import pairwise
 
 import torch
+import torch._dynamo  # which each rank would import by itself, with DDP, in two seconds
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 

@@ -17,7 +17,9 @@ TRAINS = """
 import os, sys
 import torch
 import paceline
+from paceline.model.optimizer import without_compiler
 
+without_compiler()  # nobody compiles here, and to import it takes each process two seconds
 torch.manual_seed(0)
 x, y = torch.randn(180, 6), torch.randint(0, 3, (180,))
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))

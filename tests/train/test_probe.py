@@ -17,6 +17,8 @@ Write = Callable[[str], Path]
 
 LOOP = """
 import torch, paceline, time, sys
+from paceline.model.optimizer import without_compiler
+without_compiler()  # nobody compiles here, and to import it takes each process two seconds
 model = torch.nn.Sequential(torch.nn.Linear(10, 5), torch.nn.BatchNorm1d(5))
 optimizer = {optimizer}
 while True:

@@ -78,12 +78,13 @@ def bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimi
 def without_compiler() -> None:
     """Spare this process torch's compiler, if it only makes steps: to import it takes 1.5 s and 70 MB.
 
-    torch imports it with the first optimizer, to mark one method as not to be compiled. Where that mark is there, it
-    does not. Should a later torch look for it elsewhere, this does nothing.
+    torch imports it with the first optimizer, to mark methods as not to be compiled. Where the mark is there, it does
+    not. Should a later torch look for it elsewhere, this does nothing.
     """
-    method = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
-    if method is not None:
-        method.__dynamo_disable = method
+    for marked in (torch.optim.Optimizer.add_param_group, torch.optim.Optimizer.zero_grad):
+        method = getattr(marked, "__wrapped__", None)
+        if method is not None:
+            method.__dynamo_disable = method
 
 
 def trial(spec: OptimizerSpec, group: int, dimensions: int) -> dict[str, Any]:
