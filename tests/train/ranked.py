@@ -1,4 +1,8 @@
-"""A training script for tests of ranks: it writes what it came to into a file of its own."""
+"""A training script for tests of ranks: `python ranked.py FOLDER HOW`.
+
+It forks all ranks of a worker, which then need not import torch one by one. Each writes what it came to into a file of
+its own, and its errors into another.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.model.optimizer import without_compiler
 
 SAMPLES, EPOCHS, BATCH = 38, 3, 6  # the last batch of an epoch has 2 samples, for all ranks together
 
@@ -48,11 +51,9 @@ def train(net: Any, batch_size: int, scaled: bool = False, dies: bool = False) -
     return seen
 
 
-def main() -> None:
-    folder, how = Path(sys.argv[1]), sys.argv[2]
-    rank, ranks = int(os.environ["PACELINE_RANK"]), int(os.environ["PACELINE_RANKS"])
+def work(rank: int, ranks: int, folder: Path, how: str) -> None:
+    """Be one of the ranks."""
     torch.set_num_threads(1)
-    without_compiler()  # nobody compiles here, and to import it takes each process two seconds
     if how == "own group":  # a script's own group, at the same place
         distributed.init_process_group("gloo", rank=rank, world_size=ranks)
     net = model()
@@ -67,6 +68,19 @@ def main() -> None:
         distributed.destroy_process_group()
     weights = [weight for parameter in net.parameters() for weight in parameter.flatten().tolist()]
     (folder / f"{rank}.json").write_text(json.dumps({"seen": seen, "weights": weights}))
+
+
+def main() -> None:
+    import torch._dynamo  # noqa: F401 (every rank would import it)
+
+    folder, how, ranks = Path(sys.argv[1]), sys.argv[2], int(os.environ["PACELINE_RANKS"])
+    for rank in range(ranks):
+        if os.fork() == 0:
+            os.environ["PACELINE_RANK"] = str(rank)
+            os.dup2(os.open(folder / f"{rank}.errors", os.O_WRONLY | os.O_CREAT), 2)
+            return work(rank, ranks, folder, how)
+    for _ in range(ranks):
+        os.wait()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -62,16 +64,15 @@ def run(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE.with_name("ranked.py")), str(folder), how],
-            env=shared | {"PACELINE_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    errors = [process.communicate(timeout=60)[1] for process in processes]
+    command = [sys.executable, str(HERE.with_name("ranked.py")), str(folder), how]
+    process = subprocess.Popen(command, env=shared, start_new_session=True)
+    try:
+        process.wait(120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    errors = [(folder / f"{rank}.errors").read_text() for rank in range(ranks)]
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     return [json.loads(file.read_text()) for file in files if file.exists()], errors
 
