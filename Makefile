@@ -34,7 +34,7 @@ test: setup      ## the tests: as many at a time as there are cores, and then th
 	@$(BIN)/python -m pytest -m 'alone and not matrix'
 
 test-all: setup  ## the tests, and every fault at every step under every policy; takes long
-	@$(SIDE_BY_SIDE) -m 'not alone'
+	@PACELINE_EXAMPLES=200 $(SIDE_BY_SIDE) -m 'not alone'
 	@$(BIN)/python -m pytest -m alone
 
 lint: setup      ## ruff and mypy

@@ -45,8 +45,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Print the seed at once, so that it is known even if the run never ends."""
     options, terminal = session.config.option, session.config.pluginmanager.get_plugin("terminalreporter")
     if terminal and options.matrix_sample is not None:  # xdist's workers have no terminal
-        again = f"--matrix-sample {options.matrix_sample} --matrix-seed {options.matrix_seed}"
-        terminal.write_line(f"The sample of the fault matrix has seed {options.matrix_seed}. Run it again: {again}")
+        again = f"pytest -m matrix --matrix-sample {options.matrix_sample} --matrix-seed {options.matrix_seed}"
+        terminal.write_line(f"The sample of the matrix has seed {options.matrix_seed}. To run it again: {again}")
 
 
 @pytest.hookimpl(trylast=True)  # when -m and -k have had their say
