@@ -110,7 +110,7 @@ def test_all_clients_deal_the_samples_alike() -> None:
 @pytest.mark.slow
 def test_a_server_killed_in_mid_round_loses_that_rounds_work_and_nothing_else(tmp_path: Path) -> None:
     """Server and clients as processes of their own. The clients do not notice but for the time it takes."""
-    port, folder = 7000 + os.getpid() % 2000, tmp_path / "kept"
+    rounds, port, folder = 20, 7000 + os.getpid() % 2000, tmp_path / "kept"
     command = [sys.executable, "-m", "paceline", "federate"]
     serve = [*command, "serve", "--clients", "3", "-p", "fl-r2sp:groups=3", "--port", str(port)]
 
@@ -122,7 +122,7 @@ def test_a_server_killed_in_mid_round_loses_that_rounds_work_and_nothing_else(tm
     try:
         for client in range(3):
             ask = ["--connect", f"127.0.0.1:{port}", "--client", str(client), "--clients", "3"]
-            work = ["--rounds", "40", "--steps", "30"]
+            work = ["--rounds", str(rounds), "--steps", "30"]
             clients.append(subprocess.Popen([*command, "client", *ask, *work], stdout=subprocess.PIPE))
         began = time.monotonic()
         while not ((found := _newest(folder)) and found.version >= 12):
@@ -135,10 +135,10 @@ def test_a_server_killed_in_mid_round_loses_that_rounds_work_and_nothing_else(tm
         assert kept is not None and kept.job["memory"]["T"] > 0
         server = served("--resume", str(folder), "--checkpoint-every", "2")
         said = [client.communicate(timeout=120)[0].decode() for client in clients]
-        assert all("40 rounds in" in each for each in said)
+        assert all(f"{rounds} rounds in" in each for each in said)
         assert server.wait(60) == 0
         last = _newest(folder)
-        assert last is not None and last.version >= kept.version + 3 * (40 - kept.version // 3 - 4)
+        assert last is not None and last.version >= kept.version + 3 * (rounds - kept.version // 3 - 4)
         assert max(float(each.split(";")[1].split("%")[0]) for each in said) > 85
     finally:
         for process in (server, *clients):

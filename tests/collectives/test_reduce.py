@@ -157,7 +157,7 @@ def job(*arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [4, 9])
+@pytest.mark.parametrize("ranks", [4, pytest.param(9, marks=pytest.mark.matrix)])
 def test_gradients_are_those_of_plain_ddp(ranks: int) -> None:
     found = job(str(ranks))
     assert sorted(each["rank"] for each in found) == list(range(ranks))
@@ -165,7 +165,7 @@ def test_gradients_are_those_of_plain_ddp(ranks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [4, 9])
+@pytest.mark.parametrize("ranks", [4, pytest.param(9, marks=pytest.mark.matrix)])
 def test_who_dies_is_noticed_by_all(ranks: int) -> None:
     found = job(str(ranks), "kill")
     assert sorted(each["rank"] for each in found) == list(range(ranks - 1))
@@ -173,6 +173,7 @@ def test_who_dies_is_noticed_by_all(ranks: int) -> None:
     assert max(each["seconds"] for each in found) < 10
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_who_dies_with_the_store_is_noticed_by_all() -> None:
     found = job("4", "behead")
@@ -189,6 +190,7 @@ def test_who_hangs_is_noticed_after_the_timeout() -> None:
     assert max(each["seconds"] for each in found) < 15
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_who_stops_with_the_store_is_noticed_too() -> None:
     found = job("4", "stop")

@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/coordinate.py"
 
 @pytest.mark.slow
 def test_it_learns_alone_and_paced() -> None:
-    paced = [sys.executable, "-m", "paceline", "run", "--servers", "0", "--workers", "3", "-p", "r2sp", str(EXAMPLE)]
+    paced = [sys.executable, "-m", "paceline", "run", "--servers", "0", "--workers", "2", "-p", "r2sp", str(EXAMPLE)]
     for command in ([sys.executable, str(EXAMPLE)], paced):
         ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
         assert ran.returncode == 0, ran.stderr

@@ -26,6 +26,7 @@ def test_it_learns_with_four_ranks() -> None:
     assert accuracy and float(accuracy[1]) > 90
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_it_says_how_many_ranks_it_wants() -> None:
     """One process is enough to hear it, as torchrun would start it."""

@@ -16,7 +16,7 @@ pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).parents[2]
 BEFORE, AFTER = ROOT / "examples/port/before.py", ROOT / "examples/port/after.py"
-QUICK = ["--epochs", "2", "--log-interval", "1000"]
+QUICK = ["--epochs", "1", "--log-interval", "1000"]
 
 
 def difference() -> list[str]:

@@ -271,6 +271,7 @@ def a_lab() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.alone
 def test_links_of_a_lab_are_as_they_were_built(a_lab: None) -> None:

@@ -46,7 +46,11 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("correct", "apply"), [("full", "whole"), ("auto", "streamed")], ids=lambda value: value)
+@pytest.mark.parametrize(
+    ("correct", "apply"),
+    [("full", "whole"), pytest.param("auto", "streamed", marks=pytest.mark.matrix)],
+    ids=lambda value: value,
+)
 def test_in_the_end_every_worker_has_what_is_exported(correct: str, apply: str, tmp_path: Path, script: Path) -> None:
     options: list[object] = ["--workers", 3, "--servers", 2, "-p", "r2sp:weights=mean"]
     options += ["--correct", correct, "--apply", apply]
@@ -65,6 +69,7 @@ def test_in_the_end_every_worker_has_what_is_exported(correct: str, apply: str, 
         assert replayed.stdout.count("the same, bit for bit") == 2
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_an_optimizer_that_is_not_known_ends_the_job_with_a_sentence(tmp_path: Path, script: Path) -> None:
     common = ("run", "--workers", 2, "-p", "r2sp", "--restarts", 0)

@@ -168,6 +168,7 @@ def test_what_a_server_carried_is_what_its_nics_did(bcube: Fabric) -> None:
     assert received == {"server0": 0.0, "server1": 1.0, "server2": 0.0, "server3": 1.0}
 
 
+@pytest.mark.matrix
 @built
 @pytest.mark.slow
 @pytest.mark.alone
@@ -178,6 +179,7 @@ def test_neighbours_in_a_torus_reach_each_other_over_the_nic_between_them(torus:
     assert share(torus, 4, *flows) > LEAST
 
 
+@pytest.mark.matrix
 @built
 @pytest.mark.slow
 @pytest.mark.alone
@@ -236,7 +238,15 @@ def listen(fabric: Fabric, *servers: int) -> list[BaseProcess]:
 
 @built
 @pytest.mark.slow
-@pytest.mark.parametrize("net", [BCube(2, 3), Torus([4, 2]), DCell(2, 2)], ids=lambda net: net.name)
+@pytest.mark.parametrize(
+    "net",
+    [
+        BCube(2, 3),
+        pytest.param(Torus([4, 2]), marks=pytest.mark.matrix),
+        pytest.param(DCell(2, 2), marks=pytest.mark.matrix),
+    ],
+    ids=lambda net: net.name,
+)
 def test_everyone_reaches_every_nic(net: Topology) -> None:
     with Fabric(net, RATE) as fabric:
         forwarding(fabric)

@@ -221,7 +221,14 @@ def test_the_last_model_is_what_was_applied(policy: str, streamed: bool, colocat
 
 @built
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "streamed"), [("r2sp", False), ("r2sp", True), ("bsp", False)])
+@pytest.mark.parametrize(
+    ("policy", "streamed"),
+    [
+        ("r2sp", False),
+        pytest.param("r2sp", True, marks=pytest.mark.matrix),
+        pytest.param("bsp", False, marks=pytest.mark.matrix),
+    ],
+)
 def test_a_worker_that_is_killed_and_a_link_that_is_cut_cost_nothing_but_time(policy: str, streamed: bool) -> None:
     faults = (Fault(0.8, 1, "kill", 0.0), Fault(2.0, 1, "rejoin", 0.0), Fault(1.2, 2, "cut", 0.8))
     spec = cluster(servers=2, faults=faults, lease=1.0)

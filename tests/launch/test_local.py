@@ -168,9 +168,9 @@ def test_a_job_is_gone_on_with_exported_and_replayed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("who", "where"),
     [
-        ("paceline serve", ("--servers", 2)),
         ("shard 1", ("--servers", 2)),
-        ("paceline.serve.shard 1", ("--colocate", "--apply", "streamed")),
+        pytest.param("paceline serve", ("--servers", 2), marks=pytest.mark.matrix),
+        pytest.param("paceline.serve.shard 1", ("--colocate", "--apply", "streamed"), marks=pytest.mark.matrix),
     ],
 )
 def test_a_killed_server_comes_back_and_training_goes_on(
@@ -200,6 +200,7 @@ def test_a_killed_server_comes_back_and_training_goes_on(
     assert found.job["samples"]["open"] == []
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_shard_beside_each_worker_by_hand(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
     script = tmp_path / "train.py"
@@ -216,6 +217,7 @@ def test_a_shard_beside_each_worker_by_hand(tmp_path: Path, started: list[Backgr
     assert any("updates    120" in line for line in server.lines)
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_shard_that_the_server_does_not_want_ends_its_worker(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
     script = tmp_path / "train.py"
@@ -256,7 +258,11 @@ def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, start
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (("torch.nn.Linear(6, 3)", "torch.nn.Flatten()"), "optimizer got an empty parameter list"),
+        pytest.param(
+            ("torch.nn.Linear(6, 3)", "torch.nn.Flatten()"),
+            "optimizer got an empty parameter list",
+            marks=pytest.mark.matrix,
+        ),
         (("model.parameters()", "[p.requires_grad_(False) for p in model.parameters()]"), "no parameter to train"),
         (("Linear(6, 3)", "Linear(6, 3 + int(os.environ['PACELINE_WORKER']))"), "must train the same model: the shape"),
         (("batch_size=8", "batch_size=800"), "The dataset has 240 samples, fewer than a batch of 800."),
@@ -266,7 +272,8 @@ def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, start
 def test_what_a_person_can_put_right_is_one_sentence(change: tuple[str, str], why: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINS.replace(*change))
-    ran = paceline_run("--workers", "2", "--restarts", "0", str(script), str(tmp_path / "mark"))
+    workers = "2" if "same model" in why else "1"
+    ran = paceline_run("--workers", workers, "--restarts", "0", str(script), str(tmp_path / "mark"))
     assert ran.returncode == 1
     assert why in ran.stderr.splitlines()[-1]
     if "empty parameter list" not in why:  # that is torch's own, with a traceback

@@ -22,7 +22,7 @@ from policies.promises import ALL_ARE_APPLIED, MAY_WAIT_LONG, SPECS, fresh, prom
 
 EXAMPLES = int(os.environ.get("PACELINE_EXAMPLES", "0"))
 SETTINGS = settings(
-    max_examples=EXAMPLES or 25,
+    max_examples=EXAMPLES or 15,
     stateful_step_count=40,
     deadline=None,
     derandomize=not EXAMPLES,

@@ -105,6 +105,7 @@ def test_trainings_that_were_left_out_leave_gaps_and_no_errors() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_two_unequal_workers_as_in_dssps_table(monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
     of = rows_of(dssp.table1(ask))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import faulthandler
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -56,10 +57,12 @@ class Job:
         return results
 
 
-def hold(number: int, door: Door, token: bytes) -> None:
+def hold(number: int, door: Door, token: bytes, errors: list[OSError]) -> None:
     """A shard. A job may be over before it has begun."""
-    with contextlib.suppress(OSError):
+    try:
         Shard(number, door, token=token).run()
+    except OSError as error:
+        errors.append(error)
 
 
 @contextmanager
@@ -76,6 +79,7 @@ def job(
     events: list[Event] = []
     up: list[Job] = []
     holders: list[threading.Thread] = []
+    errors: list[OSError] = []
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
@@ -85,7 +89,7 @@ def job(
         coordinator = Coordinator(made, terms, Recorder(events.append), restored)
         door = Door("127.0.0.1", await coordinator.listen(), terms.shard_token or token, tls)
         for number in range(shards):
-            holders.append(threading.Thread(target=hold, args=(number, door, token), daemon=True))
+            holders.append(threading.Thread(target=hold, args=(number, door, token, errors), daemon=True))
             holders[-1].start()
         await coordinator.shards.complete.wait()
         up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
@@ -96,7 +100,7 @@ def job(
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert ready.wait(30.0)
+    assert ready.wait(30.0), f"{errors}\n{_stacks()}"
     try:
         yield up[0]
     finally:
@@ -104,3 +108,11 @@ def job(
         thread.join(30.0)
         for holder in holders:  # they may be writing a recording's end
             holder.join(30.0)
+
+
+def _stacks() -> str:
+    """Where every thread stands."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()

@@ -119,6 +119,7 @@ def test_a_network_of_another_size_is_refused(tmp_path: Path) -> None:
     assert "BCube(3, 0) has 3 servers, and there are 2 ranks; they must be as many." in errors[1]
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_who_dies_while_ranks_add_up_so_is_noticed(tmp_path: Path) -> None:
     with job("bsp:weights=mean") as running:

@@ -26,7 +26,7 @@ TEXT = {**dict.fromkeys(language.BERT, "tokens"), **dict.fromkeys(language.T5, "
 #: They have tens of millions of parameters, or very many layers.
 HEAVY = {"alexnet", "vgg16", "resnet56", "resnet110"}
 IMAGE = [name for name in networks.names() if name not in TEXT]
-WEIGHED = [pytest.param(name, marks=pytest.mark.slow if name in HEAVY else ()) for name in IMAGE]
+WEIGHED = [pytest.param(name, marks=pytest.mark.matrix if name in HEAVY else ()) for name in IMAGE]
 TINY = [("bert-tiny", "tokens"), ("t5-tiny", "translation")]
 
 
