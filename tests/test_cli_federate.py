@@ -107,6 +107,7 @@ def test_all_clients_deal_the_samples_alike() -> None:
     assert not torch.equal(next(iter(shares[0]))[1], next(iter(shares[0]))[1])  # in another order each time
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_server_killed_in_mid_round_loses_that_rounds_work_and_nothing_else(tmp_path: Path) -> None:
     """Server and clients as processes of their own. The clients do not notice but for the time it takes."""

@@ -18,6 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/hips.py"
 RUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_it_learns_with_four_ranks() -> None:
     ran = subprocess.run([*RUN, "4", str(EXAMPLE)], capture_output=True, text=True, timeout=180, check=False)

@@ -288,7 +288,7 @@ def test_the_command_prints_what_the_simulator_prints_and_more(tmp_path: Path) -
 
 @built
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.matrix)])
 def test_an_interrupted_lab_leaves_nothing_behind(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "two.toml").write_text(TOML)
     command = [sys.executable, "-m", "paceline", "lab", str(tmp_path / "two.toml"), "--iterations", "1000"]

@@ -47,6 +47,7 @@ def test_as_many_are_played_at_once_as_a_gpu_has_room_for() -> None:
     assert at_once(replace(large, units=100_000), 4) == 1
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_side_by_side_it_comes_to_the_same() -> None:
     instances, specs = [small(0), small(1, hidden=1), small(2, workers=3)], ("asp", "rlp")

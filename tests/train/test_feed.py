@@ -141,7 +141,7 @@ PATIENT = "r2sp:patience=10000"
 @pytest.mark.parametrize(
     ("policy", "processes"),
     # Patient, since a step takes a millisecond here: who is overdue computes its samples again, rightly.
-    [("bsp", 0), ("asp", 0), (PATIENT, 0), pytest.param(PATIENT, 1, marks=pytest.mark.slow)],
+    [("bsp", 0), ("asp", 0), (PATIENT, 0), pytest.param("asp", 1, marks=pytest.mark.slow)],
 )
 def test_together_each_sample_is_trained_on_once_an_epoch(policy: str, processes: int) -> None:
     """The epoch loop outside, and its length told to nobody."""
