@@ -6,16 +6,16 @@ messages on the wire.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from paceline.job.identity import Identity
+from paceline.job.record import record
 from paceline.policies import Update
 
 # A worker's messages
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Join:
     """A worker asks to take part. worker: the number that it wants; None: any that is free."""
 
@@ -23,7 +23,7 @@ class Join:
     worker: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Resume:
     """A worker whose connection was lost is back. genuine: has it shown that it is the one it says it is?"""
 
@@ -34,7 +34,7 @@ class Resume:
     genuine: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Want:
     """A worker asks for `count` samples of a dataset of `size`, for `epochs` epochs. It numbers its requests."""
 
@@ -45,7 +45,7 @@ class Want:
     epochs: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Soon:
     """A worker computes a gradient, and can begin to push it. Ready will follow."""
 
@@ -55,7 +55,7 @@ class Soon:
     batch_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ready:
     """A worker has computed a gradient from the samples that it was given under the numbers `taken`."""
 
@@ -68,7 +68,7 @@ class Ready:
     taken: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Measured:
     """A worker has measured something outside of training: an accuracy, a validation loss."""
 
@@ -77,35 +77,35 @@ class Measured:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finish:
     """A worker has no more to train on. It waits for the others, and for the last model."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Beat:
     """A worker is alive."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Leave:
     """A worker leaves of its own accord."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Misbehaved:
     """A worker sent something that it may not send. It takes no part any more."""
 
     connection: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Disconnected:
     """A connection is gone. Its worker keeps its place until its lease runs out."""
 
@@ -115,21 +115,21 @@ class Disconnected:
 # The shards
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShardBeat:
     """A shard is alive."""
 
     shard: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loaded:
     """A shard has the weights of the checkpoint."""
 
     shard: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Begun:
     """A shard has the weights that the model begins with, from this incarnation of a worker."""
 
@@ -138,7 +138,7 @@ class Begun:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arrived:
     """A shard has its part of an update."""
 
@@ -146,7 +146,7 @@ class Arrived:
     update: Identity
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Compared:
     """All shards have compared updates that were applied together: the cosine of each with their sum."""
 
@@ -154,7 +154,7 @@ class Compared:
     cosines: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Saved:
     """A shard has written its part of a checkpoint; or not, and `error` says why."""
 
@@ -166,14 +166,14 @@ class Saved:
 # The driver
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Described:
     """It is known what is trained. momentum: of the server's optimizer."""
 
     momentum: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stored:
     """A checkpoint is on the disk as a whole; or it cannot be, and `error` says why."""
 
@@ -181,26 +181,26 @@ class Stored:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SaveNow:
     """Take a checkpoint, if the model has moved since the last one."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pardon:
     """A person takes these workers back that the policy leaves out."""
 
     workers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tick:
     """Time has passed. It was to be told at `due`; if that is long ago, the driver itself was held up."""
 
     due: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Woke:
     """A WakeAt has come due."""
 

@@ -7,16 +7,16 @@ wire. Those for the shards go to all of them in the same order, which is the ord
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from paceline import policies
 from paceline.job.identity import Identity
+from paceline.job.record import record
 
 # To a worker
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Welcome:
     """The worker takes part, under this number and as this incarnation."""
 
@@ -25,14 +25,14 @@ class Welcome:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Resumed:
     """The worker still takes part. What it may have missed follows."""
 
     to: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refused:
     """The worker is refused for good. The driver hangs up."""
 
@@ -40,7 +40,7 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Expelled:
     """This incarnation of a worker is over. It may join again. The driver hangs up."""
 
@@ -48,21 +48,21 @@ class Expelled:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HangUp:
     """Close a connection that its worker has replaced by another."""
 
     to: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Give:
     """Give the shards the weights that the model begins with."""
 
     to: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Granted:
     """Pull this version or a newer one, and run this iteration.
 
@@ -78,7 +78,7 @@ class Granted:
     expected: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Turned:
     """Push now."""
 
@@ -86,7 +86,7 @@ class Turned:
     iteration: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cancelled:
     """Abandon this iteration."""
 
@@ -94,7 +94,7 @@ class Cancelled:
     iteration: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Given:
     """Positions of an epoch's order to train on; an empty range when there are no more."""
 
@@ -105,7 +105,7 @@ class Given:
     stop: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Barred:
     """Until further notice there will be no Grant, and this is why."""
 
@@ -113,7 +113,7 @@ class Barred:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finished:
     """The training is over; this is the last version of the model."""
 
@@ -121,14 +121,14 @@ class Finished:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Beat:
     """The answer to a worker's Beat."""
 
     to: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Leave:
     """The answer to a worker's Leave. The driver hangs up."""
 
@@ -138,7 +138,7 @@ class Leave:
 # To the shards
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Giver:
     """The weights that the model begins with come from this incarnation of a worker, and from nobody else."""
 
@@ -146,7 +146,7 @@ class Giver:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Apply:
     """Number `version` of the order log: change the model as the policy decided.
 
@@ -159,7 +159,7 @@ class Apply:
     compare: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stream:
     """Apply each piece of these updates as soon as all of them have sent it, and return it to them."""
 
@@ -171,7 +171,7 @@ class Stream:
     expected: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Add:
     """Add an update to a running sum, times this weight."""
 
@@ -180,7 +180,7 @@ class Add:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Drop:
     """Discard an update. shard: at this one alone; None: at all of them."""
 
@@ -188,21 +188,21 @@ class Drop:
     shard: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Discard:
     """Discard an update that had arrived, as the policy decided."""
 
     decision: policies.Discard
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Keep:
     """Put an update aside, as the policy decided."""
 
     decision: policies.Keep
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fence:
     """Accept nothing of this worker any more that is older than this incarnation."""
 
@@ -210,7 +210,7 @@ class Fence:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Save:
     """Write a checkpoint of this version. snapshot: what the job knows at this point of the order log."""
 
@@ -221,28 +221,28 @@ class Save:
 # To the driver itself
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Store:
     """All shards have written their parts of this version: make the checkpoint whole."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Forget:
     """Remove the parts of a checkpoint that will not be whole."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WakeAt:
     """Tell Woke at this time. A new WakeAt replaces the old one."""
 
     time: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Log:
     """Something worth a line in the log. warns: is it worth a warning?"""
 
@@ -250,14 +250,14 @@ class Log:
     warns: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fail:
     """This generation of the server cannot go on."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Done:
     """The job is over: every worker has left of its own accord."""
 
