@@ -22,7 +22,7 @@ from paceline.observe.events import Arrived
 from paceline.train.link import Share
 from paceline.train.ranks import _part, from_environment
 from train import ranked
-from train.jobs import Job, job
+from train.jobs import job
 
 HERE = Path(__file__)
 
@@ -50,14 +50,14 @@ def test_variables_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def run(
-    running: Job, folder: Path, how: str, ranks: int = 2, reduce: str = ""
+    server: str, folder: Path, how: str, ranks: int = 2, reduce: str = ""
 ) -> tuple[list[dict[str, Any]], list[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "PACELINE_CONNECT": running.address,
+        "PACELINE_CONNECT": server,
         "PACELINE_WORKER": "0",
         "PACELINE_RANKS": str(ranks),
         "PACELINE_RANKS_REDUCE": reduce,
@@ -81,7 +81,7 @@ def run(
 def test_ranks_train_as_one_process_would_on_all_their_samples(tmp_path: Path) -> None:
     """Beside a process group of the script's own, at the same address and port."""
     with job("bsp:weights=mean") as running:
-        results, errors = run(running, tmp_path, "own group", ranks=3)
+        results, errors = run(running.address, tmp_path, "own group", ranks=3)
         running.finish()
     assert len(results) == 3, errors
     alone = ranked.model()
@@ -101,7 +101,7 @@ def test_ranks_train_as_one_process_would_on_all_their_samples(tmp_path: Path) -
 def test_ranks_may_add_up_as_a_network_has_it(tmp_path: Path) -> None:
     """The policy does not notice."""
     with job("bsp:weights=mean") as running:
-        results, errors = run(running, tmp_path, "", ranks=4, reduce="bcube:n=2,levels=2,stages=ring/mesh")
+        results, errors = run(running.address, tmp_path, "", ranks=4, reduce="bcube:n=2,levels=2,stages=ring/mesh")
         running.finish()
     assert len(results) == 4, errors
     alone = ranked.model()
@@ -113,8 +113,8 @@ def test_ranks_may_add_up_as_a_network_has_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_network_of_another_size_is_refused(tmp_path: Path) -> None:
-    with job("bsp:weights=mean") as running:
-        results, errors = run(running, tmp_path, "", reduce="bcube:n=3,levels=1")
+    """Before any server is called."""
+    results, errors = run("127.0.0.1:1", tmp_path, "", reduce="bcube:n=3,levels=1")
     assert not results
     assert "BCube(3, 0) has 3 servers, and there are 2 ranks; they must be as many." in errors[1]
 
@@ -123,7 +123,7 @@ def test_a_network_of_another_size_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_who_dies_while_ranks_add_up_so_is_noticed(tmp_path: Path) -> None:
     with job("bsp:weights=mean") as running:
-        results, errors = run(running, tmp_path, "dies", reduce="torus:n=2,levels=1")
+        results, errors = run(running.address, tmp_path, "dies", reduce="torus:n=2,levels=1")
     assert not results
     assert "ConnectionError: Another rank of this worker is gone" in errors[0].strip().splitlines()[-1]
 
@@ -131,7 +131,7 @@ def test_who_dies_while_ranks_add_up_so_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_overflow_in_one_rank_is_skipped_by_all(tmp_path: Path) -> None:
     with job("bsp:weights=mean") as running:
-        results, errors = run(running, tmp_path, "scaled")
+        results, errors = run(running.address, tmp_path, "scaled")
         running.finish()
         assert running.coordinator.samples is not None and running.coordinator.samples.all_done
     assert len(results) == 2, errors
@@ -143,6 +143,6 @@ def test_an_overflow_in_one_rank_is_skipped_by_all(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_if_a_rank_dies_the_others_say_so_and_end(tmp_path: Path) -> None:
     with job("bsp:weights=mean") as running:
-        results, errors = run(running, tmp_path, "dies")
+        results, errors = run(running.address, tmp_path, "dies")
     assert not results
     assert "ConnectionError: Another rank of this worker is gone" in errors[0].strip().splitlines()[-1]
