@@ -57,12 +57,14 @@ class Job:
         return results
 
 
-def hold(number: int, door: Door, token: bytes, errors: list[OSError]) -> None:
+def hold(number: int, door: Door, token: bytes, errors: list[BaseException]) -> None:
     """A shard. A job may be over before it has begun."""
     try:
         Shard(number, door, token=token).run()
-    except OSError as error:
+    except BaseException as error:
         errors.append(error)
+        if not isinstance(error, OSError):
+            raise
 
 
 @contextmanager
@@ -79,7 +81,7 @@ def job(
     events: list[Event] = []
     up: list[Job] = []
     holders: list[threading.Thread] = []
-    errors: list[OSError] = []
+    errors: list[BaseException] = []
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
