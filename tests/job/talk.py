@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from paceline.job import Identity, JobState, JobTerms, SaveEvery, events, instructions
+from paceline.job import JobState, JobTerms, SaveEvery, events, instructions
 from paceline.job.events import Event
 from paceline.job.instructions import Instruction
 from paceline.observe.observer import Recorder
@@ -92,7 +92,7 @@ class Talk:
         """All shards have the update; or only those that are named."""
         out: list[Instruction] = []
         for shard in shards or self.shards:
-            out = self.tell(events.Arrived(shard, Identity(worker, self.incarnations[worker], iteration)))
+            out = self.tell(events.Arrived(shard, worker, self.incarnations[worker], iteration))
         return out
 
     def push(self, worker: int, iteration: int, *taken: int, version: int = 0) -> list[Instruction]:

@@ -78,9 +78,10 @@ class Ledger:
         self.watcher.turned(now, worker)
 
     def arrived(self, update: Update, now: float) -> list[Decision]:
-        if update.worker in self.progress:
-            self.progress.advance(update.worker)
-        self.watcher.arrived(now, update.worker, update.iteration, update.batch_size, update.loss, update.incarnation)
+        worker = update.worker
+        if worker in self.progress:
+            self.progress.advance(worker)
+        self.watcher.arrived(now, worker, update.iteration, update.batch_size, update.loss, update.incarnation)
         return self.policy.arrived(update, now)
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> list[Decision]:
@@ -102,7 +103,7 @@ class Ledger:
 
     def gap(self, worker: WorkerId) -> int:
         """The progress gap of a worker that has been granted."""
-        return self.progress[worker] - self.progress.slowest
+        return self.progress.gap(worker)
 
     # Decisions, as they are carried out
 
@@ -116,7 +117,7 @@ class Ledger:
         if self._new and grant.worker in self._new:
             self._new.discard(grant.worker)
             self.progress.add(grant.worker)
-        self.watcher.granted(now, grant.worker, grant.batch_size, self.gap(grant.worker))
+        self.watcher.granted(now, grant.worker, grant.batch_size, self.progress.gap(grant.worker))
 
     def note_applied(self, apply: Apply, now: float) -> None:
         updates, before = apply.updates, self.version

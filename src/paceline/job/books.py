@@ -25,7 +25,8 @@ class Books:
         self.samples: Samples | None = None
         self.incarnations: dict[int, int] = dict(terms.incarnations)  # worker → its last one
         self._begun: set[int] = set()  # shards that have weights to begin with
-        self._applied: dict[tuple[int, int], int] = {}  # worker, incarnation → its newest iteration that was applied
+        # worker, incarnation → its newest iteration that was applied; of those that train, the member knows it
+        self._applied: dict[tuple[int, int], int] = {}
         self._now = now
         self._out: list[Instruction] = []
 
@@ -48,9 +49,14 @@ class Books:
             "memory": self.ledger.policy.memory(),
             "seconds": self._now,
             "incarnations": {str(worker): last for worker, last in self.incarnations.items()},
-            "applied": [[*key, iteration] for key, iteration in self._applied.items()],
+            "applied": [[*key, iteration] for key, iteration in self._newest_applied().items()],
             "samples": self.samples.as_json() if self.samples else None,
         }
+
+    def _newest_applied(self) -> dict[tuple[int, int], int]:
+        """Of each worker and incarnation, the newest iteration that was applied."""
+        members = self.roster.training.values()
+        return self._applied | {(each.worker, each.incarnation): each.applied for each in members if each.applied}
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
         self.ledger.version = int(snapshot["version"])

@@ -9,8 +9,11 @@ from paceline import policies
 from paceline.job import instructions
 from paceline.job.identity import identity_of
 from paceline.job.membership import Member, Stage, Step
+from paceline.job.samples import Samples
 from paceline.job.saving import Saving, within_limit
 from paceline.policies import Decision, Update
+
+GRANT = Step.GRANT  # needed all the time, and a member of an enum takes long to look up
 
 
 class Decisions(Saving):
@@ -25,11 +28,11 @@ class Decisions(Saving):
     def _grant(self, grant: policies.Grant) -> None:
         self.ledger.note_granted(grant, self._now)
         member = self.roster.training[grant.worker]
-        member.step(Step.GRANT)
+        member.step(GRANT)
         member.iteration += 1
-        version, expected = self.ledger.version, within_limit(grant.expected_staleness)
-        self._turns[grant.worker] = 1 if expected is None else expected + 1
-        member.granted_version, member.batch_size, member.expected = version, grant.batch_size, expected
+        member.granted_version = version = self.ledger.version
+        member.batch_size = grant.batch_size
+        member.expected = within_limit(grant.expected_staleness)
         member.pull = not self.terms.streams or member.last_applied != version
         self._send_grant(member)
 
@@ -56,25 +59,25 @@ class Decisions(Saving):
         self.ledger.note_applied(apply, self._now)
         version, updates, turns, compare = self.ledger.version, apply.updates, 1, False
         if not self.terms.streams:  # streamed, the shards have applied it already
-            turns = self._turns_of([update.worker for update in updates])
-            compare = self.ledger.policy.compares and len(updates) > 1
+            turns = self._turns_of(updates)
+            compare = len(updates) > 1 and self.ledger.policy.compares
         self._out.append(instructions.Apply(version, apply, turns, compare))
         training = self.roster.training
         for update in updates:
-            self._applied[update.worker, update.incarnation] = update.iteration
             member = training.get(update.worker)
             if member and member.incarnation == update.incarnation:
+                member.applied = update.iteration
                 member.last_applied = version
-        self._trained(updates)
+            else:
+                self._applied[update.worker, update.incarnation] = update.iteration
+        if self.samples:
+            self._trained(self.samples, updates)
         if self.terms.streams:
-            for update in apply.updates:
+            for update in updates:
                 self._shards_are_done_with(identity_of(update))
 
-    def _trained(self, updates: Iterable[Update]) -> None:
+    def _trained(self, samples: Samples, updates: Iterable[Update]) -> None:
         """The samples of these updates are done."""
-        samples = self.samples
-        if samples is None:
-            return
         for update in updates:
             samples.done(identity_of(update))
         done, size = samples.trained, samples.size
@@ -91,7 +94,8 @@ class Decisions(Saving):
     def _keep(self, keep: policies.Keep) -> None:
         self.ledger.note_kept(keep, self._now)
         self._out.append(instructions.Keep(keep))
-        self._trained((keep.update,))
+        if self.samples:
+            self._trained(self.samples, (keep.update,))
 
     def _cancel(self, cancel: policies.Cancel) -> None:
         self.ledger.note_cancelled(cancel, self._now)

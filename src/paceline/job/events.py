@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from paceline.job.identity import Identity
-from paceline.job.record import record
 from paceline.policies import Update
+from paceline.policies.record import record
 
 # A worker's messages
 
@@ -143,7 +142,9 @@ class Arrived:
     """A shard has its part of an update."""
 
     shard: int
-    update: Identity
+    worker: int
+    incarnation: int
+    iteration: int
 
 
 @record

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from paceline import policies
 from paceline.job.identity import Identity
-from paceline.job.record import record
+from paceline.policies.record import record
 
 # To a worker
 

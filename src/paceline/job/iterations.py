@@ -9,6 +9,7 @@ from typing import Any
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
 from paceline.job.decisions import Decisions
+from paceline.job.identity import Identity
 from paceline.job.membership import RUNNING, Member, Stage, Step
 from paceline.job.samples import Samples
 from paceline.job.terms import JobTerms
@@ -16,6 +17,8 @@ from paceline.policies import Policy, Update
 
 MOST_SAMPLES = 1 << 40  # in an update
 MOST_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
+# A member of an enum takes ten times as long to look up as a name of this module, and these are needed all the time.
+COMPUTING, ANNOUNCE, ARRIVE = Stage.COMPUTING, Step.ANNOUNCE, Step.ARRIVE
 GIVEN_UP = "This worker has been given up; it must join again."
 
 
@@ -84,7 +87,7 @@ class Iterations(Decisions):
             self._announce(member, soon.base_version, soon.batch_size, None)
 
     def _announce(self, member: Member, base_version: int, batch_size: int, seconds: float | None) -> None:
-        member.step(Step.ANNOUNCE)
+        member.step(ANNOUNCE)
         if self._sees_pulls:
             seconds = None  # then the driver saw it begin to compute, too
         else:
@@ -98,42 +101,54 @@ class Iterations(Decisions):
         member = self._heard(ready.connection)
         if member is None:
             return
-        if not 1 <= ready.iteration <= member.iteration:
-            raise Violation(f"Iteration {ready.iteration} was not granted to this worker.")
-        if ready.iteration != member.iteration or member.stage is Stage.CANCELLED:
-            if self.samples:
-                self.samples.returned(member.worker, ready.taken)
+        iteration, stage = ready.iteration, member.stage
+        if iteration != member.iteration or stage not in RUNNING:
+            self._not_expected(member, ready)
             return
-        if member.ready or member.stage not in RUNNING:
+        if member.ready:
             return  # it came back, and says again what was heard
-        if not 1 <= ready.batch_size <= MOST_SAMPLES or not 0 <= ready.base_version <= self.version:
+        if not 1 <= ready.batch_size <= MOST_SAMPLES or not 0 <= ready.base_version <= self.ledger.version:
             raise Violation(f"An update must be of 1 to {MOST_SAMPLES} samples, and of a version that there was.")
         if not 0 <= ready.compute_seconds < math.inf:
             raise Violation(f"Computing took {ready.compute_seconds} s, says this worker, and that cannot be.")
         member.ready = ready
-        if member.stage is Stage.COMPUTING:
+        if stage is COMPUTING:
             self._announce(member, ready.base_version, ready.batch_size, ready.compute_seconds)
-        self._if_whole(member)
+        if member.parts or not self.terms.shards:
+            self._if_whole(member, ready)
+
+    def _not_expected(self, member: Member, ready: events.Ready) -> None:
+        """A member is ready with an iteration that it was not granted, or that is over or cancelled."""
+        if not 1 <= ready.iteration <= member.iteration:
+            raise Violation(f"Iteration {ready.iteration} was not granted to this worker.")
+        over = ready.iteration < member.iteration or member.stage is Stage.CANCELLED
+        if over and self.samples:
+            self.samples.returned(member.worker, ready.taken)
 
     def _arrived(self, arrived: events.Arrived) -> None:
-        shard, update = arrived.shard, arrived.update
-        self.leases.shard_heard(shard, self._now)
-        member = self.roster.training.get(update.worker)
-        if member and member.incarnation == update.incarnation and not 1 <= update.iteration <= member.iteration:
-            self._out.append(instructions.Drop(update, shard))
-            raise Violation(f"Iteration {update.iteration} was not granted to this worker.", member)
-        if member is None or member.identity != update or member.stage is Stage.CANCELLED:
-            self._out.append(instructions.Drop(update, shard))  # its worker has left, or its iteration was cancelled
-        elif member.stage in RUNNING:
+        shard, iteration = arrived.shard, arrived.iteration
+        self.leases.shards_heard[shard] = self._now
+        member = self.roster.training.get(arrived.worker)
+        if member is None or member.incarnation != arrived.incarnation:
+            self._drop(arrived)  # its worker has left
+        elif iteration == member.iteration and member.stage in RUNNING:
             member.parts.add(shard)
-            self._if_whole(member)
+            if member.ready:
+                self._if_whole(member, member.ready)
+        elif iteration != member.iteration or member.stage is Stage.CANCELLED:
+            self._drop(arrived)
+            if not 1 <= iteration <= member.iteration:
+                raise Violation(f"Iteration {iteration} was not granted to this worker.", member)
 
-    def _if_whole(self, member: Member) -> None:
+    def _drop(self, arrived: events.Arrived) -> None:
+        update = Identity(arrived.worker, arrived.incarnation, arrived.iteration)
+        self._out.append(instructions.Drop(update, arrived.shard))
+
+    def _if_whole(self, member: Member, ready: events.Ready) -> None:
         """An update counts when its worker has told of it and all shards have it."""
-        ready = member.ready
-        if ready is None or len(member.parts) < self.terms.shards or member.stage not in RUNNING:
+        if len(member.parts) < self.terms.shards or member.stage not in RUNNING:
             return
-        member.step(Step.ARRIVE)
+        member.step(ARRIVE)
         member.ready = None
         member.parts.clear()
         loss = ready.loss if ready.loss is not None and math.isfinite(ready.loss) else None

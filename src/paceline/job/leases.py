@@ -21,12 +21,9 @@ class Leases:
     def __init__(self, lease: float) -> None:
         self.lease = lease
         self.tick_seconds = min(1.0, lease / 4)  # how often a driver should tell Tick, at least
-        self._shards: dict[int, float] = {}  # shard → when it was last heard
+        self.shards_heard: dict[int, float] = {}  # shard → when it was last heard
         self._back_by: dict[int, float] = {}  # worker → when it is no longer expected back
         self._unknown_by: float | None = None  # when unknown workers are no longer expected
-
-    def shard_heard(self, shard: int, now: float) -> None:
-        self._shards[shard] = now
 
     def expect_back(self, worker: int, now: float) -> None:
         """A worker was given up. It is expected back, but not for ever."""
@@ -41,8 +38,8 @@ class Leases:
         """The driver was held up and heard nobody: everybody gets that time again, up to now."""
         for member in members:
             member.heard = min(member.heard + away, now)
-        for shard, heard in self._shards.items():
-            self._shards[shard] = min(heard + away, now)
+        for shard, heard in self.shards_heard.items():
+            self.shards_heard[shard] = min(heard + away, now)
 
     def is_silent(self, member: Heard, now: float) -> bool:
         """Has its lease run out?"""
@@ -54,7 +51,7 @@ class Leases:
 
     def lost_shard(self, now: float) -> int | None:
         """A shard that has been silent for too long."""
-        return next((shard for shard, heard in self._shards.items() if now - heard > SHARD_SILENCE), None)
+        return next((shard for shard, heard in self.shards_heard.items() if now - heard > SHARD_SILENCE), None)
 
     def no_longer_expected(self, now: float) -> list[int]:
         """Workers that were expected back until now. Each is named once."""

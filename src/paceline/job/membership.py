@@ -71,6 +71,7 @@ class Member:
     """One incarnation of a worker."""
 
     __slots__ = (
+        "applied",
         "barred",
         "batch_size",
         "connection",
@@ -100,7 +101,8 @@ class Member:
         self.expected: int | None = None
         self.ready: Ready | None = None  # the update of this iteration, until it is in
         self.parts: set[int] = set()  # shards that have this iteration's update
-        self.last_applied = -1  # the version that its last update made
+        self.applied = 0  # the newest iteration that was applied
+        self.last_applied = -1  # the version that it made
         self.barred = ""  # why the policy leaves it out, if it does
         self.told_version = -1  # the last version of the model, once it was told
 

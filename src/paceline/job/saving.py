@@ -17,7 +17,7 @@ from paceline.job.identity import Identity
 from paceline.job.membership import RUNNING, Member, Stage, Step
 from paceline.job.quiesce import Quiesce
 from paceline.job.terms import JobTerms
-from paceline.policies import Policy, Stream, Turn
+from paceline.policies import Policy, Stream, Turn, Update
 
 MOST_STALENESS = 1 << 20  # versions that an update may be expected to be behind
 PutOff = tuple[Turn | Stream, tuple[Identity, ...]]  # an order, and the updates that it was for when it was given
@@ -25,7 +25,9 @@ PutOff = tuple[Turn | Stream, tuple[Identity, ...]]  # an order, and the updates
 
 def within_limit(staleness: int | None) -> int | None:
     """Clamp an expected staleness to the limit of the protocol."""
-    return None if staleness is None else max(0, min(staleness, MOST_STALENESS))
+    if staleness is None or 0 <= staleness <= MOST_STALENESS:
+        return staleness
+    return 0 if staleness < 0 else MOST_STALENESS
 
 
 class Saving(Books):
@@ -41,7 +43,7 @@ class Saving(Books):
             self.checkpoints = Checkpoints(terms.save, terms.shards, saved)
         self._quiesce: Quiesce[PutOff] = Quiesce()
         self._streams_issued = 0
-        self._turns: dict[int, int] = {}  # worker → the Applies that make up a round, as its last Grant told
+        self._expected: dict[int, int | None] = {}  # worker that has left → what its last Grant expected
 
     @property
     def is_saving(self) -> bool:
@@ -79,7 +81,7 @@ class Saving(Books):
         }
         self._streams_issued += 1
         self._quiesce.begun(known)
-        turns = self._turns_of([identity.worker for identity in identities])
+        turns = self._turns_of(identities)
         expected = within_limit(stream.expected_staleness)
         number, weights = self._streams_issued, tuple(known.values())
         self._out.append(instructions.Stream(number, tuple(known), weights, stream.in_order, turns, expected))
@@ -89,12 +91,15 @@ class Saving(Books):
         member = self.roster.training.get(update.worker)
         return member is not None and member.identity == update and member.stage in RUNNING
 
-    def _turns_of(self, workers: Sequence[int]) -> int:
+    def _turns_of(self, updates: Sequence[Update | Identity]) -> int:
         """How many Applies like this one make up a round, as far as the policy knows; the most, if they differ."""
-        turns = self._turns
-        if len(workers) == 1:  # the common case, made quick
-            return turns.get(workers[0], 1)
-        return max((turns.get(worker, 1) for worker in workers), default=1)
+        turns, training = 1, self.roster.training
+        for update in updates:
+            member = training.get(update.worker)
+            expected = member.expected if member else self._expected.get(update.worker)
+            if expected is not None and expected >= turns:
+                turns = expected + 1
+        return turns
 
     # Checkpoints
 
@@ -128,7 +133,7 @@ class Saving(Books):
                 self._begin_push(self.roster.training[order.worker])
 
     def _saved(self, saved: events.Saved) -> None:
-        self.leases.shard_heard(saved.shard, self._now)
+        self.leases.shards_heard[saved.shard] = self._now
         if self.checkpoints is None:
             return
         if saved.error:

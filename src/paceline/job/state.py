@@ -149,7 +149,7 @@ class JobState(Iterations):
 
     def _weights_are_in(self, event: events.Loaded | events.Begun) -> None:
         """A shard has weights to begin with, loaded from a checkpoint or given by a worker."""
-        self.leases.shard_heard(event.shard, self._now)
+        self.leases.shards_heard[event.shard] = self._now
         giver = self._giver
         if isinstance(event, events.Begun) and (
             giver is None or (giver.worker, giver.incarnation) != (event.worker, event.incarnation)
@@ -221,6 +221,9 @@ class JobState(Iterations):
     def _go_on_without(self, member: Member, admitted: bool, lost: bool = False) -> None:
         """A member that was in the order is not any more."""
         self._waiting.pop(member.worker, None)
+        self._expected[member.worker] = member.expected
+        if member.applied:
+            self._applied[member.worker, member.incarnation] = member.applied
         if self.samples:
             self.samples.abandoned(member.worker)
         self._ask_for_weights()
@@ -282,7 +285,7 @@ class JobState(Iterations):
             member.connection = None
 
     def _shard_beat(self, beat: events.ShardBeat) -> None:
-        self.leases.shard_heard(beat.shard, self._now)
+        self.leases.shards_heard[beat.shard] = self._now
 
     def _woke(self, _: events.Woke) -> None:
         self._carry_out(self.ledger.woke(self._now))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from paceline.observe.events import Identity, identities
+from paceline.observe.events import Identity
 from paceline.observe.observer import Observer
 
 
@@ -230,14 +230,16 @@ class Summary(Observer):
         staleness: tuple[int, ...],
         incarnations: tuple[int, ...] = (),
     ) -> None:
-        counts = self._counts(time)
-        for update, stale in zip(identities(workers, iterations, incarnations), staleness, strict=True):
+        counts = self._began is not None and time > self._began
+        if counts:
+            self._stale_total += sum(staleness)
+            self._stale_count += len(staleness)
+        for stale in staleness:
             if stale > self._stale_most:
                 self._stale_most = stale
-            if counts:
-                self._stale_total += stale
-                self._stale_count += 1
-            self._accept(update, counts)
+        for index, worker in enumerate(workers):
+            incarnation = incarnations[index] if incarnations else 1
+            self._accept((worker, incarnation, iterations[index]), counts)
 
     def kept(self, time: float, worker: int, iteration: int, slot: int, incarnation: int = 1) -> None:
         self._accept((worker, incarnation, iteration), self._counts(time))

@@ -144,7 +144,7 @@ class BSP(Policy):
         quorum = members - self.backup
         if self.fraction < 1:
             quorum = min(quorum, math.floor(self.fraction * members + 1e-9))  # 0.29 · 100 is 28.999…
-        return members - max(1, quorum)
+        return members - quorum if quorum > 1 else members - 1
 
     def _grant(self, worker: WorkerId, now: float) -> Grant:
         self.granted[worker] = (self.round, now)

@@ -26,15 +26,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from paceline.policies.options import checked
+from paceline.policies.record import record
 
 WorkerId: TypeAlias = int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Update:
     """What one worker computed in one iteration, without the tensor.
 
@@ -53,14 +53,14 @@ class Update:
     incarnation: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Turn:
     """Push now. Answers `ready`."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stream:
     """How pushes that begin now are applied, said before they are in; only where the driver streams or pipelines.
 
@@ -80,7 +80,7 @@ class Stream:
     expected_staleness: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Add:
     """The update may be added to a running sum, times this weight, instead of being held until it is applied.
 
@@ -93,7 +93,7 @@ class Add:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Apply:
     """Change the model by these updates, together, in this order; this makes the next version.
 
@@ -109,7 +109,7 @@ class Apply:
     sums: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Keep:
     """Put the update aside under this slot, in place of what was there; it may be named in later Applies."""
 
@@ -117,14 +117,14 @@ class Keep:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Discard:
     """Drop the update."""
 
     update: Update
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Grant:
     """Pull the newest model and run the next iteration.
 
@@ -137,14 +137,14 @@ class Grant:
     expected_staleness: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cancel:
     """Abandon the iteration under way. Where its push was streamed, what has not been applied yet is skipped."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WakeAt:
     """Call `woke` at this time. A new WakeAt replaces the old one; an early or repeated `woke` is harmless."""
 

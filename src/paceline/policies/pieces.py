@@ -36,6 +36,10 @@ class Progress:
     def __len__(self) -> int:
         return len(self._done)
 
+    def gap(self, worker: WorkerId) -> int:
+        """How far a member is ahead of the slowest."""
+        return self._done[worker] - self.slowest
+
     def add(self, worker: WorkerId) -> None:
         self._done[worker] = self.slowest
         self._at[self.slowest] = self._at.get(self.slowest, 0) + 1
@@ -43,18 +47,19 @@ class Progress:
 
     def advance(self, worker: WorkerId) -> int:
         """One iteration more; the worker's new progress."""
-        before = self._done[worker]
-        after = self._done[worker] = before + 1
-        at = self._at
+        done, at = self._done, self._at
+        before = done[worker]
+        done[worker] = after = before + 1
         at[after] = at.get(after, 0) + 1
         if after > self.fastest:
             self.fastest = after
-        if at[before] == 1:
+        standing = at[before]
+        if standing > 1:
+            at[before] = standing - 1
+        else:
             del at[before]
             if before == self.slowest:
                 self.slowest = after
-        else:
-            at[before] -= 1
         return after
 
     def remove(self, worker: WorkerId) -> None:

@@ -109,7 +109,7 @@ class R2SP(Policy):
     @property
     def gap(self) -> float:
         """The least time between two turns; 0 while T is unknown."""
-        return self.relax * (self.pace.T or 0.0) / max(len(self.ring), 1)
+        return self.relax * (self.pace.T or 0.0) / (len(self.ring) or 1)
 
     # What happens
 

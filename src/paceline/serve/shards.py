@@ -69,7 +69,7 @@ class Shards:
             case Beat():
                 self._tell(events.ShardBeat(shard))
             case Arrived(update):
-                self._tell(events.Arrived(shard, update))
+                self._tell(events.Arrived(shard, *update))
             case Loaded():
                 self._tell(events.Loaded(shard))
             case Begun(worker, incarnation):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 
@@ -22,11 +22,11 @@ class Clock:
     def at(self, time: float, do: Callable[[Any], None], argument: Any = None) -> None:
         """Call `do(argument)` at this time."""
         self._sequence += 1
-        heapq.heappush(self._heap, (time, self._sequence, do, argument))
+        heappush(self._heap, (time, self._sequence, do, argument))
 
     def run(self, most: int) -> bool:
         """Do up to `most` things. False when there is nothing left to do, or `running` was cleared."""
-        heap, pop = self._heap, heapq.heappop
+        heap, pop = self._heap, heappop
         left = most
         while heap and self.running and left:
             self.now, _, do, argument = pop(heap)

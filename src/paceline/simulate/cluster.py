@@ -89,6 +89,7 @@ class Cluster:
         else:
             self.network = Mesh(self.clock, links, use)
         self.machines = [Machine(number, worker, self.network, seed) for number, worker in enumerate(spec.workers)]
+        self._count = len(self.machines)  # a machine's connections have its number, modulo this
         self._gates: dict[Direction, Gate[Machine]] = {}
         if in_turn:  # in a mesh there is no server's link to hand on
             begin: dict[Direction, Callable[[Machine], None]] = {"in": self._begin_push, "out": self._begin_pull}
@@ -140,22 +141,16 @@ class Cluster:
     def _join(self, machine: Machine) -> None:
         machine.start()
         machine.incarnation += 1
+        machine.connection += self._count
         machine.up = machine.member = True
-        self._tell(events.Join(self._connection(machine), machine.number))
-
-    def _connection(self, machine: Machine) -> int:
-        """The number of the connection of this incarnation of a machine."""
-        return machine.incarnation * len(self.machines) + machine.number
-
-    def _at(self, connection: int) -> Machine:
-        return self.machines[connection % len(self.machines)]
+        self._tell(events.Join(machine.connection, machine.number))
 
     def _give(self, giver: instructions.Giver) -> None:
         """The weights that the model begins with are there already."""
         self.clock.at(self.clock.now, self._tell, events.Begun(0, giver.worker, giver.incarnation))
 
     def _grant(self, grant: instructions.Granted) -> None:
-        machine = self._at(grant.to)
+        machine = self.machines[grant.to % self._count]
         machine.iteration = grant.iteration
         machine.batch = grant.batch_size or machine.spec.batch
         machine.granted_version = grant.version
@@ -179,7 +174,8 @@ class Cluster:
         elif machine.version == self.state.ledger.version:
             self._compute(machine)  # it has the newest already
         else:
-            machine.pull_at = max(now + self.trip, self._busy_until)
+            arrives = now + self.trip
+            machine.pull_at = arrives if arrives > self._busy_until else self._busy_until
             if machine.pull_at > now:
                 self.clock.at(machine.pull_at, self._pull, machine)
             else:
@@ -240,13 +236,12 @@ class Cluster:
     def _tell_ready(self, machine: Machine) -> None:
         loss = self._model.loss(machine.number) if self._model and self._hears_loss else None
         seconds, version = machine.compute_seconds, machine.base_version
-        connection = self._connection(machine)
-        self._tell(events.Ready(connection, machine.iteration, version, machine.batch, seconds, loss))
+        self._tell(events.Ready(machine.connection, machine.iteration, version, machine.batch, seconds, loss))
         if self._pushes_freely:
             self._push(machine)
 
     def _turn(self, turn: instructions.Turned) -> None:
-        machine = self._at(turn.to)
+        machine = self.machines[turn.to % self._count]
         if machine.up:  # else nobody is there to push; its lease will run out
             self._push(machine)
 
@@ -280,10 +275,9 @@ class Cluster:
     def pushed(self, machine: Machine) -> None:
         """A whole push is in."""
         machine.pushed_at = self.clock.now
-        update = Identity(machine.number, machine.incarnation, machine.iteration)
         if self._model:
-            self._model.arrive(update)
-        self._tell(events.Arrived(0, update))
+            self._model.arrive(Identity(machine.number, machine.incarnation, machine.iteration))
+        self._tell(events.Arrived(0, machine.number, machine.incarnation, machine.iteration))
         if self.summary.arrivals >= self._goal:
             self.clock.running = False
 
@@ -335,7 +329,8 @@ class Cluster:
                 self.stop()
 
     def _wake_at(self, wake: instructions.WakeAt) -> None:
-        self._wake = max(wake.time, self.clock.now)
+        time, now = wake.time, self.clock.now
+        self._wake = time if time > now else now
         self.clock.at(self._wake, self._woke, self._wake)
 
     def _woke(self, at: float) -> None:
@@ -344,12 +339,13 @@ class Cluster:
             self._tell(events.Woke())
 
     def _cancel(self, cancel: instructions.Cancelled) -> None:
-        self._abandon(self._at(cancel.to))
+        self._abandon(self.machines[cancel.to % self._count])
 
     def server_time(self, seconds: float) -> float:
         """When the servers will have done work of so many seconds, after all that they have to do."""
-        self._busy_until = max(self._busy_until, self.clock.now) + seconds
-        return self._busy_until
+        now, busy = self.clock.now, self._busy_until
+        self._busy_until = done = (busy if busy > now else now) + seconds
+        return done
 
     # Transfers
 
@@ -358,13 +354,7 @@ class Cluster:
         if self.clock.now < machine.cut_until:
             machine.halted.append((direction, size, done))
         else:
-            port = machine.ports[direction]
-            machine.flows[direction] = port.start(size, self._landed, (machine, direction, done))
-
-    def _landed(self, what: tuple[Machine, Direction, Callable[[Machine], None]]) -> None:
-        machine, direction, done = what
-        del machine.flows[direction]
-        done(machine)
+            machine.flows[direction] = machine.ports[direction].start(size, done, machine)
 
     def _slice_seconds(self, machine: Machine) -> float:
         """Streamed: how far what comes back is behind what is pushed."""
@@ -405,8 +395,9 @@ class Cluster:
             else:
                 machine.cut_until = max(machine.cut_until, until)
                 for direction, flow in machine.flows.items():
-                    done = flow.argument[2]
-                    machine.halted.append((direction, self.network.stop(flow), done))
+                    if not flow.is_over:
+                        done = flow.done
+                        machine.halted.append((direction, self.network.stop(flow), done))
                 machine.flows.clear()
             if until > machine.silent_since + self.spec.lease:
                 self.clock.at(machine.silent_since + self.spec.lease, self._check_leases)
@@ -437,18 +428,18 @@ class Cluster:
         if not self._is_silent(machine):
             machine.silent_since = self.clock.now
             if machine.member:
-                self._tell(events.Beat(self._connection(machine)))
+                self._tell(events.Beat(machine.connection))
 
     def _check_leases(self, _: None) -> None:
         """Somebody's lease runs out now. Everybody who is not silent beats, as real workers do all the time."""
         for machine in self.machines:
             if machine.member and not self._is_silent(machine):
-                self._tell(events.Beat(self._connection(machine)))
+                self._tell(events.Beat(machine.connection))
         self._tell(events.Tick(self.clock.now))
 
     def _expelled(self, expelled: instructions.Expelled) -> None:
         """A lease has run out."""
-        self._part_with(self._at(expelled.to))
+        self._part_with(self.machines[expelled.to % self._count])
 
     def _part_with(self, machine: Machine) -> None:
         self._abandon(machine)
@@ -462,7 +453,7 @@ class Cluster:
             return
         if machine.member:
             self._part_with(machine)
-            self._tell(events.Disconnected(self._connection(machine)))
+            self._tell(events.Disconnected(machine.connection))
         machine.paused_until = machine.cut_until = 0.0
         self._join(machine)
 

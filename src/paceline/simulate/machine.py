@@ -19,6 +19,7 @@ class Machine:
         "batch",
         "compute_ends",
         "compute_seconds",
+        "connection",
         "cut_until",
         "expected",
         "flows",
@@ -49,6 +50,7 @@ class Machine:
         self.spec = spec
         self.random = chance_of(number, seed)
         self.incarnation = 0
+        self.connection = number  # of this incarnation, to the job
         self.up = True
         self.member = False
         self.paused_until = self.cut_until = 0.0
@@ -65,7 +67,7 @@ class Machine:
         self.expected: int | None = None  # staleness, of what it will make of the version it was granted
         self.compute_seconds = 0.0
         self.pushed_at = NEVER
-        self.flows: dict[Direction, Flow] = {}
+        self.flows: dict[Direction, Flow] = {}  # the last in each direction
         self.halted: list[tuple[Direction, float, Callable[[Machine], None]]] = []  # transfers on a link that is cut
         self.stop()
 

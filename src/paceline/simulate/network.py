@@ -8,8 +8,8 @@ over all the others'. `Rounds`: the same servers, but visited one after the othe
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from paceline.simulate.clock import Clock
@@ -33,6 +33,16 @@ class Flow:
         self.argument = argument
         self.finish = finish  # in a Lane: the bytes the lane has carried when this flow ends; in a Mesh: bytes to go
         self.flowing = True
+
+    def land(self) -> None:
+        """It has ended: tell so."""
+        done, self.done = self.done, _nothing
+        done(self.argument)
+
+    @property
+    def is_over(self) -> bool:
+        """Has it been told that it ended?"""
+        return self.done is _nothing
 
     def forget(self) -> float:
         """It has ended: if nobody has heard of that yet, because others ended at the same instant, nobody will."""
@@ -120,7 +130,7 @@ class _Lane:
         self.count += 1
         finish = self.carried + size
         flow = Flow(self, done, argument, finish)
-        heapq.heappush(self.flows, (finish, self.started, flow))
+        heappush(self.flows, (finish, self.started, flow))
         if side.only is self and self.planned and self.flows[0][2] is not flow:
             # The common case, made quick: everybody gets a little slower, so the look that is planned is soon enough.
             rate = side.capacity / self.count
@@ -164,8 +174,9 @@ class _Side:
     def share(self, changed: _Lane) -> None:
         """Max-min fair rates: lanes with slow links get all they can use, the others share the rest equally."""
         if changed is self.only:
-            if changed.count:
-                share = self.capacity / changed.count
+            count = changed.count
+            if count:
+                share = self.capacity / count
                 changed.rate = share if share < changed.cap else changed.cap
                 self._plan(changed)
         else:
@@ -196,7 +207,7 @@ class _Side:
         """See to it that somebody looks when the next flow ends. Looking too early does no harm."""
         flows = lane.flows
         while not flows[0][2].flowing:
-            heapq.heappop(flows)
+            heappop(flows)
         ends = lane.since + (flows[0][0] - lane.carried) / lane.rate
         if not lane.planned or ends < lane.planned - self.SOON:
             lane.planned = ends
@@ -216,7 +227,7 @@ class _Side:
         flows = lane.flows
         flow = None
         while flows and flows[0][0] <= reached:
-            ended = heapq.heappop(flows)[2]
+            ended = heappop(flows)[2]
             if ended.flowing:
                 if flow is not None:
                     self._end_together(lane, flow, ended, reached)
@@ -228,14 +239,14 @@ class _Side:
         flow.flowing = False
         lane.count -= 1
         self.share(lane)
-        flow.done(flow.argument)
+        flow.land()
 
     def _end_together(self, lane: _Lane, first: Flow, second: Flow, reached: float) -> None:
         """Several flows end at once: all are gone before anybody hears of it."""
         ended = [first, second]
         flows = lane.flows
         while flows and flows[0][0] <= reached:
-            flow = heapq.heappop(flows)[2]
+            flow = heappop(flows)[2]
             if flow.flowing:
                 ended.append(flow)
         for flow in ended:
@@ -243,7 +254,7 @@ class _Side:
         lane.count -= len(ended)
         self.share(lane)
         for flow in ended:
-            flow.done(flow.argument)
+            flow.land()
 
 
 class Mesh:
@@ -344,7 +355,7 @@ class Mesh:
             self._end(flow)
         self._share()
         for flow in ended:
-            flow.done(flow.argument)
+            flow.land()
 
 
 class Rounds:
@@ -394,7 +405,7 @@ class Rounds:
             flow.flowing = False
             del self._ends[flow]
             self._report()
-            flow.done(flow.argument)
+            flow.land()
 
     def _report(self) -> None:
         if self._use:

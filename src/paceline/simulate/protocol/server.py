@@ -232,7 +232,7 @@ class Server:
     def _from_shard(self, shard: int, kind: str, what: Any) -> None:
         match kind:
             case "arrived":
-                self._tell(events.Arrived(shard, what))
+                self._tell(events.Arrived(shard, *what))
             case "beat":
                 self._tell(events.ShardBeat(shard))
             case "begun":
