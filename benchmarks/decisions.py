@@ -47,7 +47,7 @@ def work(port: int) -> None:
     described = Description(layout, OptimizerSpec("SGD", ({"lr": 0.1},))).as_json()
     control.send(messages.Join(), memoryview(described))
     welcome = control.receive()
-    ((host, shard_port, _, _),) = welcome.shards
+    ((host, shard_port, *_),) = welcome.shards
     shard, _ = door.at(host, shard_port).open(FROM_SHARD)
     shard.send(messages.Hello(welcome.worker, welcome.incarnation, welcome.ticket))
     body = memoryview(bytearray(ELEMENTS * 4))
