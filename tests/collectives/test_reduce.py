@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from paceline.collectives import reduce
 from paceline.collectives.algorithms import AlgorithmError
 from paceline.collectives.hook import hips
 from paceline.collectives.reduce import AllReduce, CollectiveError
@@ -69,6 +70,32 @@ def test_every_rank_has_the_sum(net: Topology, algorithm: str) -> None:
         expected = torch.arange(elements) * (net.servers * (net.servers + 1) / 2)
         for found in on_all(net, summed(elements), algorithm=algorithm, stages=["mesh"]):
             assert torch.equal(found, expected)
+
+
+def test_no_rank_begins_before_all_have_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that closed early would cut the connections that a slower one is making."""
+    net = BCube(2, 2)
+    seen: list[str] = []
+    make_group = reduce.gloo
+
+    def note(store: Any, *rest: Any) -> Any:
+        if threading.current_thread().name == "slow":  # the others of its group wait for it, but those of others do not
+            time.sleep(0.1)
+        group = make_group(store, *rest)
+        seen.append("connected")
+        return group
+
+    def begin(each: AllReduce, rank: int) -> None:
+        seen.append("begins")
+        each.close()
+
+    def of_rank(rank: int) -> dict[str, Any]:
+        threading.current_thread().name = "slow" if rank == 3 else "quick"
+        return {}
+
+    monkeypatch.setattr(reduce, "gloo", note)
+    on_all(net, begin, of_rank, algorithm="hips", stages=["ring"])
+    assert seen == ["connected"] * (len(seen) - net.servers) + ["begins"] * net.servers
 
 
 def test_rings_over_all_nics() -> None:

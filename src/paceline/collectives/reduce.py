@@ -78,7 +78,7 @@ class AllReduce:
             raise CollectiveError(f"{net.name} has {net.servers} servers; there is no rank {rank}.")
         shape = self._schedule(net.servers * net.servers * net.ports)  # every transfer has something to carry
         self._meet(f"{algorithm} ({'/'.join(stages)}) on {net.name}")
-        self._groups = self._made(shape)
+        self._groups = self._connected(shape)
         self._queues: list[queue.SimpleQueue[_Job | None]] = [queue.SimpleQueue() for _ in shape.processes]
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"collective-{number}", daemon=True)
@@ -247,18 +247,36 @@ class AllReduce:
                 _device(distributed.ProcessGroupGloo, nic)
         except CollectiveError as error:
             said = f"{WRONG}{error}"
-        keys = [f"here/{rank}" for rank in range(self._net.servers)]
+        for rank, heard in enumerate(self._told("here", said)):
+            if heard != what:
+                raise CollectiveError(f"Rank {rank} does {heard}, and rank {self._rank} {what}; all must do the same.")
+
+    def _told(self, topic: str, said: str) -> list[str]:
+        """Tell all ranks something, and wait until each has told its own. If one has told an error, it is raised."""
+        keys = [f"{topic}/{rank}" for rank in range(self._net.servers)]
         self._store.set(keys[self._rank], said)
         try:
             self._store.wait(keys, timedelta(seconds=min(self._timeout, TIMEOUT)))
         except RuntimeError as error:
             raise CollectiveError(f"Not all {self._net.servers} ranks came: {_said(error)}.") from None
-        for rank, key in enumerate(keys):
-            heard = self._store.get(key).decode()
-            if heard.startswith(WRONG):
-                raise CollectiveError(f"Rank {rank}: {heard.removeprefix(WRONG)}")
-            if heard != what:
-                raise CollectiveError(f"Rank {rank} does {heard}, and rank {self._rank} {what}; all must do the same.")
+        heard = [self._store.get(key).decode() for key in keys]
+        for rank, words in enumerate(heard):
+            if words.startswith(WRONG):
+                raise CollectiveError(f"Rank {rank}: {words.removeprefix(WRONG)}")
+        return heard
+
+    def _connected(self, shape: Schedule) -> dict[tuple[int, int], Any]:
+        """Make this rank's groups, and wait until every rank has made its own.
+
+        A rank may have nothing to add up and close at once. That must not cut a peer's connection in the making.
+        """
+        try:
+            made = self._made(shape)
+        except CollectiveError as error:
+            self._store.set(f"connected/{self._rank}", f"{WRONG}{error}")
+            raise
+        self._told("connected", "")
+        return made
 
     def _made(self, shape: Schedule) -> dict[tuple[int, int], Any]:
         """By process and level. Each rank makes them in the same order."""
