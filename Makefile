@@ -33,7 +33,7 @@ demo: setup      ## train handwritten digits with 4 workers, under BSP and under
 
 test: setup      ## the tests: as many at a time as there are cores, and then those that want to be alone
 	@$(SIDE_BY_SIDE) -m 'not alone' --matrix-sample $(SAMPLE)
-	@$(BIN)/python -m pytest -m 'alone and not matrix'
+	@$(BIN)/python -m pytest -m 'alone and not matrix' $$(grep -rl --include='*.py' 'mark.alone' tests)
 
 test-all: setup  ## the tests, and every fault at every step under every policy; takes long
 	@PACELINE_EXAMPLES=200 $(SIDE_BY_SIDE) -m 'not alone'

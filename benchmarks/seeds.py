@@ -34,7 +34,7 @@ Result = tuple[int, str, list[str]]  # a seed, its policy, and its problems
 
 
 def problems_of(outcome: Outcome) -> list[str]:
-    """Everything that is wrong with a run: what it has seen itself, and what the judge sees in each generation."""
+    """The promises that a run broke. The run has noticed some itself; a judge finds others in its traces."""
     problems = list(outcome.problems)
     setting = outcome.setting
     for number, trace in enumerate(outcome.traces, start=1):

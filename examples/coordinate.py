@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
 import paceline
+from paceline.workloads.data import load
 
 STEPS, BATCH, RATE = 60, 32, 0.2
 RENDEZVOUS = Path(tempfile.gettempdir()) / f"paceline-example-{os.environ.get('PACELINE_CONNECT', 'alone')}"
@@ -42,9 +42,8 @@ def keep_weights(workers: int, weights: torch.Tensor) -> None:
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16
-    labels = torch.tensor(digits.target)
+    digits = load("digits")
+    images, labels = digits.inputs.flatten(1) / 255, digits.labels
     workers, rank = int(os.environ.get("PACELINE_WORKERS", "1")), int(os.environ.get("PACELINE_WORKER", "0"))
     weights = torch.zeros(65 * 10)
     keeper = mp.get_context("fork").Process(target=keep_weights, args=(workers, weights.clone()))
@@ -68,8 +67,9 @@ def main() -> None:
         keeper.join()
         RENDEZVOUS.unlink(missing_ok=True)
         matrix = weights.view(65, 10)
-        right = ((images @ matrix[:64] + matrix[64]).argmax(1) == labels).float().mean().item()
-        print(f"accuracy on the digits: {right:.1%}")
+        scores = digits.test_inputs.flatten(1) / 255 @ matrix[:64] + matrix[64]
+        right = (scores.argmax(1) == digits.test_labels).float().mean().item()
+        print(f"accuracy on digits not trained on: {right:.1%}")
     dist.destroy_process_group()
 
 

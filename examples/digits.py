@@ -1,4 +1,4 @@
-"""Handwritten digits (scikit-learn's bundled ones, no download) with a small convolutional network.
+"""Handwritten digits, which come with paceline, with a small convolutional network.
 
 python examples/digits.py                                                   # alone
 paceline run --workers 4 --policy r2sp:weights=mean examples/digits.py      # together
@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 
 import torch
-from sklearn.datasets import load_digits
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import paceline
+from paceline.workloads.data import load
 
 
 def main() -> None:
@@ -25,11 +25,8 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
 
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(digits.target)
-    held_back = torch.arange(len(labels)) % 5 == 0
-    training = TensorDataset(images[~held_back], labels[~held_back])
+    digits = load("digits")
+    training = TensorDataset(digits.inputs / 255, digits.labels)
 
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 16, 3, padding=1),
@@ -52,7 +49,7 @@ def main() -> None:
         if session.is_first:
             model.eval()
             with torch.no_grad():
-                right = (model(images[held_back]).argmax(1) == labels[held_back]).float().mean().item()
+                right = (model(digits.test_inputs / 255).argmax(1) == digits.test_labels).float().mean().item()
             session.measured("accuracy", right)
             print(f"accuracy on digits not trained on: {right:.1%}")
 

@@ -28,15 +28,15 @@ def paceline(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 def test_it_learns_and_what_it_learned_is_a_policy(paceline: Shell, tmp_path: Path) -> None:
     out = tmp_path / "mine.safetensors"
-    run = paceline(*QUICK, "--episodes", "128", "--out", str(out))
+    run = paceline(*QUICK, "--episodes", "64", "--out", str(out))
     assert run.code == 0, run.err
-    assert "128 episodes" in run.err
+    assert "64 episodes" in run.err
     assert f"rlp:network={out}" in run.err
     shown = paceline("simulate", "rlp-10", "-p", f"rlp:network={out}", "--iterations", "12")
     assert shown.code == 0, shown.err
-    more = paceline(*QUICK, "--episodes", "192", "--out", str(out), "--resume")
+    more = paceline(*QUICK, "--episodes", "128", "--out", str(out), "--resume")
     assert more.code == 0, more.err
-    assert "192 episodes" in more.err
+    assert "128 episodes" in more.err
     assert more.err.count("episodes: the network") == 1, "only what is new is played"
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 EXAMPLE = Path(__file__).parents[2] / "examples/hips.py"
 RUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -23,7 +22,7 @@ RUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-p
 def test_it_learns_with_four_ranks() -> None:
     ran = subprocess.run([*RUN, "4", str(EXAMPLE)], capture_output=True, text=True, timeout=180, check=False)
     assert ran.returncode == 0, ran.stderr
-    accuracy = re.search(r"accuracy on the digits: ([0-9.]+)%", ran.stdout)
+    accuracy = re.search(r"accuracy on digits not trained on: ([0-9.]+)%", ran.stdout)
     assert accuracy and float(accuracy[1]) > 90
 
 

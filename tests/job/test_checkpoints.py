@@ -1,4 +1,4 @@
-"""Checkpoints as lists of events: when one is taken, what waits for it, and what a restored job goes on with."""
+"""Checkpoints as lists of events: their moments, the orders that wait for them, and the job after a restart."""
 
 from __future__ import annotations
 

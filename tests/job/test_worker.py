@@ -1,4 +1,4 @@
-"""A worker's side of the protocol: what it has heard stays heard, and what may not have been heard is said again."""
+"""A worker's side of the protocol: it forgets no message, and repeats those that may have been lost."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_an_announcement_is_said_again_until_its_turn() -> None:
 
 
 def test_samples_of_a_cancelled_iteration_are_told_of_until_something_later_is_answered() -> None:
-    """Nobody answers this Ready. If it was lost, nobody would train on its samples."""
+    """The job does not answer this Ready. If it was lost, no worker would train on its samples."""
     worker = at_work()
     worker.heard(instructions.Cancelled(1, 1))
     worker.tell_ready(ready(1, 7))

@@ -52,14 +52,14 @@ def loaded(path: Path) -> dict[str, Any]:
     ids=lambda value: value,
 )
 def test_in_the_end_every_worker_has_what_is_exported(correct: str, apply: str, tmp_path: Path, script: Path) -> None:
-    options: list[object] = ["--workers", 3, "--servers", 2, "-p", "r2sp:weights=mean"]
+    options: list[object] = ["--workers", 2, "--servers", 2, "-p", "r2sp:weights=mean"]
     options += ["--correct", correct, "--apply", apply]
     options += ["--record-updates", tmp_path / "record"] if apply == "whole" else []
     ran = paceline("run", *options, "--checkpoint", tmp_path / "job", script, tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert paceline("export", tmp_path / "job", tmp_path / "model.pt").returncode == 0
     exported = loaded(tmp_path / "model.pt")
-    for number in range(3):
+    for number in range(2):
         mine = loaded(tmp_path / f"worker-{number}.pt")
         assert mine.keys() == exported.keys()
         assert all(torch.equal(mine[name], exported[name]) for name in mine), "that is a prediction"

@@ -77,7 +77,7 @@ def test_kept_runs_are_not_done_again(tmp_path: Path, trained_runs: list[str]) -
 def test_several_at_a_time_come_to_the_same_and_finish_what_they_have_begun(tmp_path: Path) -> None:
     said: list[int] = []
     over = False
-    wanted = [replaced(policy=policy, rounds=8) for policy in ("bsp", "r2sp", "asp")]
+    wanted = [replaced(policy=policy, rounds=4) for policy in ("bsp", "r2sp", "asp")]
     many = [replaced(rounds=2, seed=seed) for seed in range(12)]
     kept = tmp_path / "kept"
     with closing(Runs(None, "cpu", 2, kept, lambda done, of, what: said.append(done), lambda: over)) as several:
