@@ -111,8 +111,9 @@ class Decisions(Saving):
                 self._out.append(instructions.Drop(member.identity))
                 self._shards_are_done_with(member.identity)
         else:
-            self._out += [instructions.Drop(member.identity, shard) for shard in sorted(member.parts)]
-        member.parts.clear()
+            have_it = [shard for shard in range(self.terms.shards) if member.parts >> shard & 1]
+            self._out += [instructions.Drop(member.identity, shard) for shard in have_it]
+        member.parts = 0
         if self.samples and member.ready:
             self.samples.returned(member.worker, member.ready.taken)
         member.ready = None

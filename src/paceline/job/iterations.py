@@ -132,7 +132,7 @@ class Iterations(Decisions):
         if member is None or member.incarnation != arrived.incarnation:
             self._drop(arrived)  # its worker has left
         elif iteration == member.iteration and member.stage in RUNNING:
-            member.parts.add(shard)
+            member.parts |= 1 << shard
             if member.ready:
                 self._if_whole(member, member.ready)
         elif iteration != member.iteration or member.stage is Stage.CANCELLED:
@@ -146,11 +146,11 @@ class Iterations(Decisions):
 
     def _if_whole(self, member: Member, ready: events.Ready) -> None:
         """An update counts when its worker has told of it and all shards have it."""
-        if len(member.parts) < self.terms.shards or member.stage not in RUNNING:
+        if member.parts.bit_count() < self.terms.shards or member.stage not in RUNNING:
             return
         member.step(ARRIVE)
         member.ready = None
-        member.parts.clear()
+        member.parts = 0
         loss = ready.loss if ready.loss is not None and math.isfinite(ready.loss) else None
         update = Update(
             member.worker,

@@ -100,7 +100,7 @@ class Member:
         self.pull = True
         self.expected: int | None = None
         self.ready: Ready | None = None  # the update of this iteration, until it is in
-        self.parts: set[int] = set()  # shards that have this iteration's update
+        self.parts = 0  # shards that have this iteration's update: bit n is shard n's
         self.applied = 0  # the newest iteration that was applied
         self.last_applied = -1  # the version that it made
         self.barred = ""  # why the policy leaves it out, if it does
