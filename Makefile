@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup      ## train handwritten digits with 4 workers, under BSP and under R²SP, for real
 	@$(BIN)/paceline run --workers 4 --policy bsp:weights=mean,r2sp:weights=mean examples/digits.py
 
-test: setup      ## the tests: as many at a time as there are cores, and then those that want to be alone
+test: setup      ## the tests: first side by side, and then those that want to be alone
 	@$(SIDE_BY_SIDE) -m 'not alone' --matrix-sample $(SAMPLE)
 	@$(BIN)/python -m pytest -m 'alone and not matrix' $$(grep -rl --include='*.py' 'mark.alone' tests)
 

@@ -98,6 +98,22 @@ def test_no_rank_begins_before_all_have_connected(monkeypatch: pytest.MonkeyPatc
     assert seen == ["connected"] * (len(seen) - net.servers) + ["begins"] * net.servers
 
 
+def test_a_rank_that_cannot_connect_is_named_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_rank(rank: int) -> dict[str, Any]:
+        threading.current_thread().name = f"rank {rank}"
+        return {}
+
+    def no_cable(*_: Any) -> object:
+        if threading.current_thread().name == "rank 3":
+            raise RuntimeError("there is no cable")
+        return object()
+
+    monkeypatch.setattr(reduce, "gloo", no_cable)
+    found = on_all(BCube(2, 2), summed(1), of_rank, algorithm="hips", stages=["ring"])
+    assert all(isinstance(each, CollectiveError) for each in found)
+    assert all("Rank 3 could not meet its peers: there is no cable." in str(each) for each in found), found
+
+
 def test_rings_over_all_nics() -> None:
     for found in on_all(Torus([3, 3]), summed(1000), algorithm="rings"):
         assert torch.equal(found, torch.arange(1000) * 45.0)

@@ -1,7 +1,7 @@
 """Frozen dataclasses that are made quickly.
 
 Every decision of a policy is one, and so is every event and every instruction of a job. The standard library's frozen
-dataclass takes five times as long to make as one that can be changed, since it writes each field by
+dataclass takes several times as long to make as one that can be changed, since it writes each field by
 `object.__setattr__`. Here an instance is filled as an instance of a twin class that is not frozen. Then its class is
 set. Both classes have the same slots, so Python allows that.
 """
