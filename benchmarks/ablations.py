@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from paceline.learn import dqn
-from paceline.learn.behaviour import weights_of
-from paceline.learn.features import State
-from paceline.learn.instance import Instance, drawn
-from paceline.learn.judge import FIXED, judged, ratios
-from paceline.learn.learner import Learner, Settings
-from paceline.learn.pool import pool_of, table
-from paceline.learn.weights import save
+from paceline.rlp import dqn
+from paceline.rlp.evaluate import FIXED, judged, ratios
+from paceline.rlp.features import State
+from paceline.rlp.instance import Instance, drawn
+from paceline.rlp.learner import Learner, Settings
+from paceline.rlp.network_file import save
+from paceline.rlp.process_pool import pool_of, table
+from paceline.rlp.rule_network import weights_of
 from paceline.workloads.data import load
 
 Line = dict[str, Any]

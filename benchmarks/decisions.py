@@ -17,17 +17,18 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
-from paceline.model.spec import OptimizerSpec
-from paceline.observe.events import Arrived, Event, Granted
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.observe.observer import Recorder
+from paceline.observe.trace import Arrived, Event, Granted
 from paceline.policies import make
-from paceline.serve import greeting, loop, messages
-from paceline.serve.description import Description
-from paceline.serve.door import Door
-from paceline.serve.life import FROM_COORDINATOR
-from paceline.serve.transfers import FROM_SHARD
-from paceline.serve.wire import Channel
+from paceline.serve.coordinator import event_loop
+from paceline.serve.wire import handshake, messages
+from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.frames import Channel
+from paceline.serve.worker.incarnation import FROM_COORDINATOR
+from paceline.serve.worker.transfers import FROM_SHARD
 
 WORKERS = 8
 ITERATIONS = 150
@@ -42,7 +43,7 @@ def work(port: int) -> None:
     door = Door("127.0.0.1", port)
     line = socket.create_connection((door.host, door.port))
     control = Channel(line, FROM_COORDINATOR)
-    greeting.call(control, b"")
+    handshake.call(control, b"")
     layout = Layout((Tensor("w", (ELEMENTS,)),))
     described = Description(layout, OptimizerSpec("SGD", ({"lr": 0.1},))).as_json()
     control.send(messages.Join(), memoryview(described))
@@ -96,8 +97,8 @@ class Latencies:
 
 
 async def measure(policy: str) -> Latencies:
+    from paceline.serve.coordinator.config import Terms  # not above: workers need less
     from paceline.serve.server import Server
-    from paceline.serve.terms import Terms  # not above: workers need less
 
     events: list[Event] = []
     async with Server(lambda: make(policy), Terms(workers=WORKERS), observer=Recorder(events.append)) as server:
@@ -152,7 +153,7 @@ def main() -> None:
         return
     print(f"Decisions: {WORKERS} workers, last byte of the push to first byte of the Grant.")
     for policy in ("bsp", "asp", "r2sp"):
-        print(f"  {policy:14s} {loop.run(measure(policy)).shown()}")
+        print(f"  {policy:14s} {event_loop.run(measure(policy)).shown()}")
 
 
 if __name__ == "__main__":

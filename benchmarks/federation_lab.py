@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from paceline.federated.client import Client, plain_sgd
+from paceline.federated.client_data import Share, share_of, tested
 from paceline.federated.partition import Skew
-from paceline.federated.share import Share, share_of, tested
-from paceline.launch.lab import SPARSE, Command, Lab
-from paceline.serve import checkpoint
-from paceline.serve.messages import Push
-from paceline.serve.wire import Channel
+from paceline.lab.namespaces import SPARSE, Command, Lab
+from paceline.model import checkpoint
+from paceline.serve.wire.frames import Channel
+from paceline.serve.wire.messages import Push
 
 CLIENTS, GROUPS = 24, 4
 CLIENT_RATE, SERVER_RATE = 50e6 / 8, 400e6 / 8  # bytes per second

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.launch import allreduce, trial
-from paceline.launch.advice import DDP
-from paceline.launch.hosts import as_built, goodput, hosts
-from paceline.launch.lab import Lab
-from paceline.launch.trial import Measured, Plan
+from paceline.advise.advice import DDP
+from paceline.lab import ddp_run, run
+from paceline.lab.hosts import as_built, goodput, hosts
+from paceline.lab.namespaces import Lab
+from paceline.lab.run import Measured, Plan
 from paceline.observe.driver import Fault
-from paceline.observe.events import Applied, Arrived, Identity, identities
+from paceline.observe.trace import Applied, Arrived, Identity, identities
 from paceline.policies import make
 from paceline.simulate import Cluster, ClusterSpec, limit_seconds, load_cluster
 
@@ -40,7 +40,7 @@ class Bench:
         self.iterations, self.plot = iterations, plot
 
     def run(self, lab: Lab, spec: ClusterSpec, policy: str, **options: Any) -> Measured:
-        return trial.run(lab, spec, Plan(policy, options.pop("iterations", self.iterations), **options))
+        return run.run(lab, spec, Plan(policy, options.pop("iterations", self.iterations), **options))
 
     def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         print(f"\n### {title}\n")
@@ -99,7 +99,7 @@ def colocated(bench: Bench) -> None:
         with Lab(hosts(spec)) as lab:
             share = goodput(lab)
             ours = bench.run(lab, spec, "r2sp", streamed=True, overlap=overlap, iterations=2 * bench.iterations)
-            ddp = allreduce.run(lab, spec, Plan(DDP, 2 * bench.iterations, overlap=overlap))
+            ddp = ddp_run.run(lab, spec, Plan(DDP, 2 * bench.iterations, overlap=overlap))
         floor = limit_seconds(as_built(spec, share, True), True, overlap)
         seconds, theirs = ours.report.mean_iteration_seconds, ddp.report.mean_iteration_seconds
         title = f"{name}: a shard beside each worker, streamed{', with overlap on both sides' if overlap else ''}"
@@ -117,8 +117,8 @@ def unequal(bench: Bench) -> None:
     with Lab(hosts(spec)) as lab:
         ours = bench.run(lab, spec, policy, streamed=True, iterations=4 * bench.iterations).report
         plan = Plan(DDP, bench.iterations)
-        equal = allreduce.run(lab, spec, plan).report
-        same = allreduce.run(lab, spec, plan, list(ours.batch_sizes.values())).report
+        equal = ddp_run.run(lab, spec, plan).report
+        same = ddp_run.run(lab, spec, plan, list(ours.batch_sizes.values())).report
     rows = [
         [
             name,
@@ -258,7 +258,7 @@ def growth(bench: Bench) -> None:
         with Lab(hosts(spec)) as lab:
             share = goodput(lab)
             ours = bench.run(lab, spec, "r2sp")
-            ddp = allreduce.run(lab, spec, Plan(DDP, bench.iterations))
+            ddp = ddp_run.run(lab, spec, Plan(DDP, bench.iterations))
         floor = limit_seconds(as_built(spec, share, False), False)
         seconds = ours.report.mean_iteration_seconds
         costs = [measured.cost.cpu_seconds_per_gigabyte for measured in (ours, ddp)]

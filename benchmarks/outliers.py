@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import median
 
 from paceline.federated.partition import Skew, dirichlet
-from paceline.model.spec import OptimizerSpec
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.policies import Update
 from paceline.policies.contract import Decisions
 from paceline.policies.filtered import SMALLEST, Filtered
-from paceline.policies.flr2sp import FLR2SP
+from paceline.policies.fl_r2sp import FLR2SP
 from paceline.simulate import load_cluster
 from paceline.simulate.task import Local, Task
 from paceline.simulate.training import Shares, train

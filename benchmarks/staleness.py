@@ -16,8 +16,8 @@ import torch
 
 from paceline.model.correction import CORRECTIONS, Correction
 from paceline.model.layout import Layout, Tensor
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.slice import Slice
-from paceline.model.spec import OptimizerSpec
 
 CURVATURES = torch.logspace(-2, 0.8, 400)  # η·λ; η is 1
 ROUNDS = 300

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from paceline.learn.instance import Instance, unseen
-from paceline.learn.judge import FIXED, judged
+from paceline.rlp.evaluate import FIXED, judged
+from paceline.rlp.instance import Instance, unseen
 from paceline.workloads.data import load
 
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "rlp-unseen.jsonl"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.policies import register
+
 if TYPE_CHECKING:
-    from paceline.serve.pace import Pace, coordinate
+    from paceline.serve.worker.pace import Pace, coordinate
     from paceline.train.optimizer import PacedOptimizer
     from paceline.train.session import Session, join, wrap
 
 __version__ = "0.1.0"
 __all__ = ["Pace", "PacedOptimizer", "Session", "__version__", "coordinate", "join", "wrap"]
+
+register("rlp", "paceline.rlp.policy:RLP")  # it needs numpy, and so it lives outside of paceline.policies
 
 
 def __getattr__(name: str) -> Any:
@@ -20,7 +24,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(session, name)
     if name in ("coordinate", "Pace"):
-        from paceline.serve import pace
+        from paceline.serve.worker import pace
 
         return getattr(pace, name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from paceline.observe.events import (
+from paceline.observe.trace import (
     Applied,
     Arrived,
     Began,

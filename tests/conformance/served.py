@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from paceline.model.description import LEAST
 from paceline.observe.driver import Job
-from paceline.observe.events import Arrived, Event
+from paceline.observe.trace import Arrived, Event
 from paceline.policies import Policy
-from paceline.serve.client import Client
-from paceline.serve.description import LEAST
-from paceline.serve.variables import address
+from paceline.serve.environment import address
+from paceline.serve.worker.client import Client
 from serve.workers import SIZE, described
 from train.jobs import job as serving
 

@@ -9,7 +9,7 @@ import pytest
 
 from conformance.judge import Judge, judge_of
 from paceline.observe.driver import Driver, Fault, Job
-from paceline.observe.events import (
+from paceline.observe.trace import (
     Applied,
     Arrived,
     Computed,

@@ -20,17 +20,17 @@ from faults.inject import inject
 from faults.proxy import Proxy
 from faults.scenario import Scenario
 from paceline import policies
+from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
-from paceline.model.spec import OptimizerSpec
-from paceline.observe.events import as_line
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.observe.observer import Recorder
-from paceline.serve.client import Client
-from paceline.serve.description import Description
-from paceline.serve.door import Door
-from paceline.serve.saving import Plan
+from paceline.observe.trace import as_line
+from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.coordinator.config import Terms
 from paceline.serve.server import Address, Server
-from paceline.serve.shard import Shard
-from paceline.serve.terms import Terms
+from paceline.serve.shard.shard import Shard
+from paceline.serve.wire.endpoint import Door
+from paceline.serve.worker.client import Client
 
 TOKEN = b"the job's token"
 HOST = "127.0.0.1"  # the director chooses another

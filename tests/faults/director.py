@@ -25,7 +25,7 @@ import numpy as np
 from faults import actors
 from faults.scenario import Outcome, Scenario
 from paceline import policies
-from paceline.serve import checkpoint
+from paceline.model import checkpoint
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)

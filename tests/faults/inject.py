@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from faults.scenario import Fault
-from paceline.serve import checkpoint
-from paceline.serve.peer import Peer
-from paceline.serve.store import Store
-from paceline.serve.stream import Streams, Work
-from paceline.serve.wire import Channel, Pieces, encode
+from paceline.model import checkpoint
+from paceline.serve.shard.store import Store
+from paceline.serve.shard.streamed_store import Streams, Work
+from paceline.serve.wire.async_channel import Peer
+from paceline.serve.wire.frames import Channel, Pieces, encode
 
 
 class Injector:

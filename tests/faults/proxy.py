@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from faults.inject import Injector
-from paceline.serve.wire import PREFIX, decode_prefix
+from paceline.serve.wire.frames import PREFIX, decode_prefix
 
 MOST = 1 << 16
 

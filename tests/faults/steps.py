@@ -7,9 +7,10 @@ from typing import get_args
 
 from faults.scenario import Fault, Scenario
 from paceline import policies
-from paceline.serve import life, shard, transfers, visit
-from paceline.serve.coordinator_listener import HEARD_HERE
-from paceline.serve.wire import Reader
+from paceline.serve.coordinator.listener import HEARD_HERE
+from paceline.serve.shard import shard, worker_connection
+from paceline.serve.wire.frames import Reader
+from paceline.serve.worker import incarnation, transfers
 
 #: Every registered policy, as options make them differ.
 POLICIES = (
@@ -52,8 +53,8 @@ def names(*readers: Reader) -> list[str]:
 
 def worker_steps() -> list[tuple[str, str, str]]:
     """Where a worker may be struck: send or receive, the message, and when."""
-    said = [name for name in names(HEARD_HERE, visit.FROM_WORKER) if name not in SAID_BY_OTHERS]
-    heard = names(life.FROM_COORDINATOR, transfers.FROM_SHARD)
+    said = [name for name in names(HEARD_HERE, worker_connection.FROM_WORKER) if name not in SAID_BY_OTHERS]
+    heard = names(incarnation.FROM_COORDINATOR, transfers.FROM_SHARD)
     steps = []
     for name in said:
         steps += [("send", name, when) for when in ("before", "half", "after")]
@@ -104,14 +105,14 @@ HALVES = ("finish", "save_shard")
 def server_steps() -> list[tuple[str, str, str, str]]:
     """Where the coordinator or a shard may be struck: who, send or receive or call, what, and when."""
     steps = []
-    said = names(life.FROM_COORDINATOR, shard.FROM_COORDINATOR)
+    said = names(incarnation.FROM_COORDINATOR, shard.FROM_COORDINATOR)
     for name in said:
         steps += [("coordinator", "send", name, when) for when in ("before", "half", "after")]
     for name in names(HEARD_HERE):
         steps.append(("coordinator", "receive", name, "after"))
     for name in (*names(transfers.FROM_SHARD), *SAID_BY_SHARDS):
         steps += [("shard", "send", name, when) for when in ("before", "half", "after")]
-    for name in names(visit.FROM_WORKER, shard.FROM_COORDINATOR):
+    for name in names(worker_connection.FROM_WORKER, shard.FROM_COORDINATOR):
         steps += [("shard", "receive", name, when) for when in (("half", "after") if name == "Push" else ("after",))]
     for who, functions in FUNCTIONS.items():
         for name in functions:

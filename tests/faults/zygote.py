@@ -17,8 +17,8 @@ from faults.director import Director, die_with_parent
 from faults.scenario import Scenario
 from paceline import policies
 from paceline.model.layout import Layout, Tensor
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.slice import Slice
-from paceline.model.spec import OptimizerSpec
 
 
 def warm() -> None:

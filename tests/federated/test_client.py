@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from paceline.federated import Client
+from paceline.model import checkpoint
 from paceline.policies import make
-from paceline.serve import checkpoint
-from paceline.serve.saving import Plan
+from paceline.serve.coordinator.checkpoint_writer import Plan
 from paceline.simulate.task import Local, Task
 from paceline.simulate.training import Shares, Training
 from paceline.workloads import networks
@@ -65,9 +65,9 @@ def federated(policy: str, rounds: int, momentum: float = 0.0, proximal: float =
 
 @pytest.mark.parametrize(("momentum", "proximal"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.3)])
 def test_a_real_federation_learns_what_a_simulated_one_does(momentum: float, proximal: float) -> None:
-    from paceline.model.spec import OptimizerSpec
+    from paceline.model.optimizer_spec import OptimizerSpec
     from paceline.simulate.cluster import Cluster
-    from simulate.test_local import federation
+    from simulate.test_local_training import federation
 
     found = federated("bsp:weights=mean", 3, momentum, proximal)
     optimizer = OptimizerSpec("SGD", ({"lr": 0.05, "momentum": momentum},))

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.job import Ledger
-from paceline.observe.events import (
+from paceline.observe.observer import Observer, Recorder
+from paceline.observe.trace import (
     Applied,
     Arrived,
     Cancelled,
@@ -19,8 +20,7 @@ from paceline.observe.events import (
     Left,
     Measured,
 )
-from paceline.observe.events import Turned as TurnedEvent
-from paceline.observe.observer import Observer, Recorder
+from paceline.observe.trace import Turned as TurnedEvent
 from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Turn, Update, WakeAt, make
 from paceline.policies.asp import ASP
 

@@ -462,8 +462,8 @@ def test_a_policy_that_does_what_cannot_be_done_raises() -> None:
 
 
 def test_one_that_begins_to_watch_is_told_how_things_stand() -> None:
-    from paceline.observe.events import Computed, Granted, Joined, Pulled, Turned
     from paceline.observe.observer import Recorder
+    from paceline.observe.trace import Computed, Granted, Joined, Pulled, Turned
 
     talk = Talk("r2sp", workers=3, streams=True)
     talk.begin(3)

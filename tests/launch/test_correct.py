@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from launch.test_by_hand import paceline
-from paceline.launch.service import Options
+from paceline.launch.server_process import Options
 
 TRAINS = """
 import os, sys

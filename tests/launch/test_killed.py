@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.serve import checkpoint
+from paceline.model import checkpoint
 
 #: Worker 0 kills the server's process, or a shard's, once: in the midst of training, or when it is over.
 KILLS = """

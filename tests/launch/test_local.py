@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from launch.test_by_hand import Background, paceline, started  # noqa: F401 (a fixture)
-from paceline.observe.events import Applied, Arrived, Joined, Left, from_line
-from paceline.serve import checkpoint
+from paceline.model import checkpoint
+from paceline.observe.trace import Applied, Arrived, Joined, Left, from_line
 
 TRAINS = """
 import os, pathlib, signal, sys, time

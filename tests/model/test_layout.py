@@ -169,7 +169,6 @@ def test_a_bad_layout_is_refused(value: object, sentence: str) -> None:
 
 def test_layout_spec_and_half_load_no_torch() -> None:
     """The coordinator and the flat client use them where there is no torch."""
-    code = (
-        "import sys, paceline.model.layout, paceline.model.spec, paceline.model.half; sys.exit('torch' in sys.modules)"
-    )
+    modules = ("layout", "optimizer_spec", "half_precision")
+    code = f"import sys, {', '.join(f'paceline.model.{name}' for name in modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

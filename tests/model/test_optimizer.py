@@ -160,7 +160,7 @@ import sys, torch
 from paceline.model.optimizer import without_compiler
 from paceline.model.slice import Slice
 from paceline.model.layout import Layout, Tensor
-from paceline.model.spec import OptimizerSpec
+from paceline.model.optimizer_spec import OptimizerSpec
 
 without_compiler()
 for name, settings in (("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {}), ("RMSprop", {})):

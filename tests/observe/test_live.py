@@ -10,7 +10,10 @@ from typing import NoReturn
 import pytest
 from rich.console import Console, RenderableType
 
-from paceline.observe.events import (
+from paceline.observe.live import SMOOTH, Live, Worker, line, table
+from paceline.observe.observer import Tee, replay
+from paceline.observe.summary import Summary
+from paceline.observe.trace import (
     Applied,
     Arrived,
     Began,
@@ -25,12 +28,9 @@ from paceline.observe.events import (
     Progressed,
     Turned,
 )
-from paceline.observe.live import SMOOTH, Live, Worker, line, table
-from paceline.observe.observer import Tee, replay
-from paceline.observe.summary import Summary
 from paceline.policies import make, names
 from paceline.simulate import Cluster, load_cluster
-from paceline.simulate.chaos import chaos
+from paceline.simulate.random_faults import chaos
 
 
 def watched(*events: Event, window: float = 10.0) -> Live:

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.events import (
+from paceline.observe.observer import Recorder, Tee
+from paceline.observe.perfetto import LANES, Perfetto, write
+from paceline.observe.summary import Report, Summary
+from paceline.observe.trace import (
     Applied,
     Arrived,
     Began,
@@ -32,12 +35,9 @@ from paceline.observe.events import (
     Used,
     identities,
 )
-from paceline.observe.observer import Recorder, Tee
-from paceline.observe.perfetto import LANES, Perfetto, write
-from paceline.observe.summary import Report, Summary
 from paceline.policies import make, names
 from paceline.simulate import Cluster, load_cluster
-from paceline.simulate.chaos import chaos
+from paceline.simulate.random_faults import chaos
 
 Line = dict[str, Any]
 

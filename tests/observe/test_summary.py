@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from paceline.observe.events import (
+from paceline.observe.observer import Recorder, replay
+from paceline.observe.summary import Gaps, Report, Summary, _Series
+from paceline.observe.trace import (
     Applied,
     Arrived,
     Computed,
@@ -21,11 +23,9 @@ from paceline.observe.events import (
     as_line,
     from_line,
 )
-from paceline.observe.observer import Recorder, replay
-from paceline.observe.summary import Gaps, Report, Summary, _Series
 from paceline.policies import make, names
 from paceline.simulate import Cluster, load_cluster
-from paceline.simulate.chaos import chaos
+from paceline.simulate.random_faults import chaos
 
 #: Two workers. The first arrival of each is warm-up, so means are of the 13 seconds from 6 to 19.
 TRACE: list[Event] = [

@@ -6,14 +6,14 @@ import io
 
 import pytest
 
-from paceline.observe.events import Applied, Arrived, Discarded, Event, Identity, Kept, identities
 from paceline.observe.live import Live
 from paceline.observe.observer import Recorder, replay
 from paceline.observe.perfetto import Perfetto
 from paceline.observe.summary import Summary
+from paceline.observe.trace import Applied, Arrived, Discarded, Event, Identity, Kept, identities
 from paceline.policies import make, names
 from paceline.simulate import Cluster, load_cluster
-from paceline.simulate.chaos import chaos
+from paceline.simulate.random_faults import chaos
 
 
 @pytest.mark.parametrize("seed", [0, 1])

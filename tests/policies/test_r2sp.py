@@ -5,7 +5,7 @@ from itertools import count, pairwise
 
 import pytest
 
-from paceline.policies.fewest import FewestGroups
+from paceline.policies.fewest_groups import FewestGroups
 from paceline.policies.r2sp import R2SP
 from policies.cluster import run, steady
 from policies.conversation import (

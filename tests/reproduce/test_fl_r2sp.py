@@ -10,16 +10,17 @@ import msgspec
 import pytest
 
 from paceline.policies import make
-from paceline.reproduce import fl_r2sp, papers
-from paceline.reproduce.ask import Ask
-from paceline.reproduce.draw import can_draw, svg
-from paceline.reproduce.federation import Federated, Federation, federate
-from paceline.reproduce.phases import Phases
-from paceline.reproduce.rows import Figure
-from paceline.reproduce.runs import Runs
+from paceline.reproduce.fl_r2sp import figures
+from paceline.reproduce.shared import papers
+from paceline.reproduce.shared.draw import can_draw, svg
+from paceline.reproduce.shared.federation import Federated, Federation, federate
+from paceline.reproduce.shared.phases import Phases
+from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.rows import Figure
+from paceline.reproduce.shared.runs import Runs
 from paceline.simulate import Cluster, load_cluster
 
-SMALL = Federation("fl-cnn", fl_r2sp.FL, "mlp", "digits", 4, 2, clients=32, samples=32, every=1)
+SMALL = Federation("fl-cnn", figures.FL, "mlp", "digits", 4, 2, clients=32, samples=32, every=1)
 
 
 @pytest.fixture
@@ -33,46 +34,46 @@ def ours(figure: Figure, what: str) -> float:
     return found
 
 
-@pytest.mark.parametrize("model", fl_r2sp.MODELS)
+@pytest.mark.parametrize("model", figures.MODELS)
 def test_taking_turns_makes_transfers_short(ask: Ask, model: str) -> None:
     """With the server's rate calibrated until BSP matches table V."""
-    figure = fl_r2sp.table5(ask)
-    push, pull = fl_r2sp.TABLE_5[model][0]
+    figure = figures.table5(ask)
+    push, pull = figures.TABLE_5[model][0]
     assert ours(figure, f"{model}, BSP: push") == pytest.approx(push, rel=0.05)
     assert ours(figure, f"{model}, BSP: pull") == pytest.approx(pull, rel=0.05)
     assert ours(figure, f"{model}: push and pull, less than BSP's") >= 70
     assert ours(figure, f"{model}: pull, less than BSP's") >= 80
 
 
-@pytest.mark.parametrize("model", fl_r2sp.MODELS)
+@pytest.mark.parametrize("model", figures.MODELS)
 def test_the_servers_uplink_has_lower_peaks(ask: Ask, model: str) -> None:
-    assert 0 < ours(fl_r2sp.fig17(ask), f"{model}: peak, FL-R²SP's of BSP's") <= 0.4
+    assert 0 < ours(figures.fig17(ask), f"{model}: peak, FL-R²SP's of BSP's") <= 0.4
 
 
-@pytest.mark.parametrize("model", fl_r2sp.MODELS)
+@pytest.mark.parametrize("model", figures.MODELS)
 def test_groups_can_be_too_small_and_too_large(ask: Ask, model: str) -> None:
-    figure = fl_r2sp.fig18(ask)
-    seconds = [ours(figure, f"{model}: groups of {size}") for size in fl_r2sp.SIZES]
+    figure = figures.fig18(ask)
+    seconds = [ours(figure, f"{model}: groups of {size}") for size in figures.SIZES]
     assert min(seconds) < 0.99 * seconds[0]
     assert min(seconds) < 0.95 * seconds[-1]
-    assert ours(figure, f"{model}: best size") in fl_r2sp.SIZES[1:-1]
+    assert ours(figure, f"{model}: best size") in figures.SIZES[1:-1]
 
 
-@pytest.mark.parametrize("model", fl_r2sp.MODELS)
+@pytest.mark.parametrize("model", figures.MODELS)
 def test_rounds_take_as_long_as_in_table_4(ask: Ask, model: str) -> None:
-    figure = fl_r2sp.table4(ask)
-    (bsp, _), (fl, _), _ = fl_r2sp.TABLE_4[model]
+    figure = figures.table4(ask)
+    (bsp, _), (fl, _), _ = figures.TABLE_4[model]
     assert ours(figure, f"{model}, BSP: a round") == pytest.approx(bsp, rel=0.03)  # fitted
     assert ours(figure, f"{model}, FL-R²SP: a round") == pytest.approx(fl, rel=0.15)  # not fitted
 
 
 def test_without_contention_a_client_takes_its_own_links_time(ask: Ask) -> None:
-    assert ours(fl_r2sp.table2(ask), "CNN: push and pull, one client") == pytest.approx(2 * 222e3 / 12.5e6)
+    assert ours(figures.table2(ask), "CNN: push and pull, one client") == pytest.approx(2 * 222e3 / 12.5e6)
 
 
 def test_a_higher_fraction_takes_longer(ask: Ask) -> None:
-    figure = fl_r2sp.fractions(ask)
-    seconds = [ours(figure, f"CNN: C = {fraction:g}, a round") for fraction in fl_r2sp.FRACTIONS]
+    figure = figures.fractions(ask)
+    seconds = [ours(figure, f"CNN: C = {fraction:g}, a round") for fraction in figures.FRACTIONS]
     assert seconds == sorted(seconds)
 
 
@@ -91,7 +92,7 @@ def test_phases_follow_one_another_without_gaps() -> None:
 
 @pytest.mark.skipif(not can_draw(), reason="matplotlib is not installed")
 def test_phases_can_be_drawn(ask: Ask) -> None:
-    figure = fl_r2sp.fig16(ask)
+    figure = figures.fig16(ask)
     assert len(figure.plots) == 2
     for at, plot in enumerate(figure.plots):
         drawn = svg(plot, f"p{at}")
@@ -99,7 +100,7 @@ def test_phases_can_be_drawn(ask: Ask) -> None:
 
 
 def test_what_was_not_trained_is_said(ask: Ask) -> None:
-    for make_figure in (fl_r2sp.fig15, fl_r2sp.table4):
+    for make_figure in (figures.fig15, figures.table4):
         figure = make_figure(ask)
         assert any("not trained" in said or "not all" in said for said in figure.missing)
         assert not [row for row in figure.rows if "final accuracy" in row.what]

@@ -12,11 +12,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.reproduce import dssp, learning, nlp
-from paceline.reproduce.ask import Ask
-from paceline.reproduce.papers import PAPERS, UnknownError, paper
-from paceline.reproduce.rows import Figure, Row
-from paceline.reproduce.runs import Run, Runs
+from paceline.reproduce.dssp import figures
+from paceline.reproduce.r2sp import learning, nlp
+from paceline.reproduce.shared.papers import PAPERS, UnknownError, paper
+from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.rows import Figure, Row
+from paceline.reproduce.shared.runs import Run, Runs
 from paceline.simulate.task import Goal
 from workloads.making import write_cifar
 
@@ -99,7 +100,7 @@ def test_correction_beside_none(monkeypatch: pytest.MonkeyPatch, ask: Ask, like:
 
 def test_trainings_that_were_left_out_leave_gaps_and_no_errors() -> None:
     ask = Ask(Runs(stop_at=lambda: True), quick=True)
-    for make in (learning.fig7b, learning.fig7c, learning.fig10, learning.optimizers, dssp.table1, dssp.fig3):
+    for make in (learning.fig7b, learning.fig7c, learning.fig10, learning.optimizers, figures.table1, figures.fig3):
         assert make(ask).rows == ()
     assert len(ask.runs.left_out) > 20
 
@@ -107,14 +108,14 @@ def test_trainings_that_were_left_out_leave_gaps_and_no_errors() -> None:
 @pytest.mark.slow
 @pytest.mark.matrix
 def test_two_unequal_workers_as_in_dssps_table(monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
-    of = rows_of(dssp.table1(ask))
+    of = rows_of(figures.table1(ask))
 
     def times(policy: str) -> float:
         value = of[f"MLP on digits: {policy}, time to accuracy 0.93, × ASP's time"].ours
         assert isinstance(value, float)
         return value
 
-    assert times(dssp.UNBOUNDED) == pytest.approx(1.0, abs=0.05)
+    assert times(figures.UNBOUNDED) == pytest.approx(1.0, abs=0.05)
     for policy in ("bsp", "ssp:staleness=3", "ssp:staleness=6", "ssp:staleness=15"):
         assert times(policy) > 1.6
 
@@ -152,11 +153,11 @@ def test_held_up_workers_hold_up_a_barrier_most(ask: Ask) -> None:
 def test_dssps_own_networks_are_trained_where_their_data_is(tmp_path: Path) -> None:
     write_cifar(tmp_path, "cifar10")
     ask = Ask(Runs(), folder=tmp_path)
-    table, (_, equal) = dssp._mixed(ask), dssp._equal(ask)
+    table, (_, equal) = figures._mixed(ask), figures._equal(ask)
     assert (table.like.network, table.like.data) == ("resnet20", "cifar10") == (equal.like.network, equal.like.data)
     assert "train.bin" in table.missing[0] and "ResNet-20" in table.missing[0]
     write_cifar(tmp_path, "cifar100")
-    table, (_, equal) = dssp._mixed(ask), dssp._equal(ask)
+    table, (_, equal) = figures._mixed(ask), figures._equal(ask)
     assert (table.like.network, table.like.data) == ("resnet110", "cifar100") == (equal.like.network, equal.like.data)
     assert table.missing == ()
     assert table.like.decay == ((200.0, 0.1), (250.0, 0.1))  # as in the paper, of 300 epochs

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.reproduce import draw, report
-from paceline.reproduce.rows import Figure, Line, Plot, Results, Row
+from paceline.reproduce.shared import draw, report
+from paceline.reproduce.shared.rows import Figure, Line, Plot, Results, Row
 
 NASTY = "<script>alert(\"x\")</script> & 'y' $10^2$"
 BARS = Plot(

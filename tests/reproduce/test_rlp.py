@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.reproduce.ask import Ask
-from paceline.reproduce.papers import paper
-from paceline.reproduce.rlp import SEVERITIES, TABLE_1, fig4, paper_like, severe, stragglers, table1
-from paceline.reproduce.runs import Runs
+from paceline.reproduce.rlp.figures import SEVERITIES, TABLE_1, fig4, paper_like, severe, stragglers, table1
+from paceline.reproduce.shared.papers import paper
+from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.runs import Runs
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.reproduce.rows import Figure, Line, Plot, Results, Row, read
+from paceline.reproduce.shared.rows import Figure, Line, Plot, Results, Row, read
 
 RESULTS = Results(
     "r2sp",

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.reproduce import runs as module
-from paceline.reproduce.compare import Scheme, at_own_best, at_rate, measured
-from paceline.reproduce.runs import Learned, Run, Runs, Trained, key_of
+from paceline.reproduce.shared import runs as module
+from paceline.reproduce.shared.compare import Scheme, at_own_best, at_rate, measured
+from paceline.reproduce.shared.runs import Learned, Run, Runs, Trained, key_of
 from paceline.simulate.task import Goal
 
 LIKE = Run("lab-5mb", "bsp", "mlp", "digits", 0.01, 30, goal=Goal("loss", 0.8))

@@ -14,13 +14,13 @@ pytest.importorskip("torch")
 
 import msgspec
 
-from paceline.reproduce import timing
-from paceline.reproduce.ask import Ask
-from paceline.reproduce.hardware import gain
-from paceline.reproduce.rows import Figure, Row
-from paceline.reproduce.runs import Runs
-from paceline.reproduce.simulated import MODELS, SCHEMES, Watch, report, throttled, watched
-from paceline.reproduce.theory import RATIOS, even, expected
+from paceline.reproduce.r2sp import timing
+from paceline.reproduce.r2sp.hardware import gain
+from paceline.reproduce.r2sp.theory import RATIOS, even, expected
+from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.rows import Figure, Row
+from paceline.reproduce.shared.runs import Runs
+from paceline.reproduce.shared.simulated import MODELS, SCHEMES, Watch, report, throttled, watched
 from paceline.simulate import load_cluster
 
 

@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.serve.client import Client
-from paceline.serve.door import Door
-from paceline.serve.exchange import Part
-from paceline.serve.messages import Pull
-from paceline.serve.transfers import Transfers
-from paceline.serve.variables import address
+from paceline.serve.environment import address
+from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.messages import Pull
+from paceline.serve.worker.client import Client
+from paceline.serve.worker.streamed_exchange import Part
+from paceline.serve.worker.transfers import Transfers
 from serve.workers import described
 from train.jobs import job
 

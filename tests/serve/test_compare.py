@@ -13,16 +13,16 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.model.similarity import products
-from paceline.observe.events import Applied
+from paceline.observe.trace import Applied
 from paceline.policies import Apply, Update, make
-from paceline.serve.client import Client
-from paceline.serve.comparison import Comparison
-from paceline.serve.door import Door
-from paceline.serve.messages import Compared
+from paceline.serve.coordinator.comparison import Comparison
+from paceline.serve.coordinator.config import Terms
+from paceline.serve.environment import address
 from paceline.serve.server import Server, ServerError
-from paceline.serve.terms import Terms
-from paceline.serve.variables import address
 from paceline.serve.watch import inspect
+from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.messages import Compared
+from paceline.serve.worker.client import Client
 from serve.workers import described
 from train.jobs import job
 

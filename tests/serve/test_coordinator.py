@@ -13,19 +13,19 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.learn.policy import RLP
+from paceline.model import checkpoint
+from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
-from paceline.model.spec import OptimizerSpec
-from paceline.observe.events import Cancelled, Left
+from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.observe.trace import Cancelled, Left
 from paceline.policies.asp import ASP
 from paceline.policies.contract import Cancel, Decisions, Grant, Stream, Update, WorkerId
-from paceline.serve import checkpoint
-from paceline.serve.client import Client
-from paceline.serve.description import Description
-from paceline.serve.messages import Ready
-from paceline.serve.saving import Plan
-from paceline.serve.variables import address
-from paceline.serve.wire import WireError
+from paceline.rlp.policy import RLP
+from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.environment import address
+from paceline.serve.wire.frames import WireError
+from paceline.serve.wire.messages import Ready
+from paceline.serve.worker.client import Client
 from serve import workers
 from train.jobs import Job, job
 
@@ -221,7 +221,7 @@ def test_a_push_that_is_cancelled_while_it_is_put_off_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint is due, and waits for worker 0's update; worker 1 is ready meanwhile, and cancelled."""
-    monkeypatch.setattr("paceline.serve.description.LEAST", 1)
+    monkeypatch.setattr("paceline.model.description.LEAST", 1)
     saving = Plan(tmp_path, updates=1)
     with job("serve.test_coordinator:Cancelling", workers=3, streamed=True, saving=saving) as running:
         crew = [Worker(running, number) for number in range(3)]

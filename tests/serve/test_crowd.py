@@ -15,14 +15,14 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.policies import make
-from paceline.serve import files
-from paceline.serve.messages import Add, Arrived, Drop, Identity, Push, Pushed
+from paceline.serve import open_files
+from paceline.serve.coordinator.config import Terms
 from paceline.serve.server import Server, ServerError
-from paceline.serve.shard import LEAST_AT_ONCE, Shard
-from paceline.serve.terms import Terms
-from paceline.serve.turnstile import Turnstile
-from paceline.serve.wire import encode
-from paceline.serve.worker_listener import STRANGERS
+from paceline.serve.shard.admission import Turnstile
+from paceline.serve.shard.shard import LEAST_AT_ONCE, Shard
+from paceline.serve.shard.worker_listener import STRANGERS
+from paceline.serve.wire.frames import encode
+from paceline.serve.wire.messages import Add, Arrived, Drop, Identity, Push, Pushed
 from serve.test_shard import Stage, Worker
 
 SIZE = 1000  # elements
@@ -145,7 +145,7 @@ def test_a_crowd_that_calls_at_once_is_let_in(stage: Stage) -> None:
 
 def test_as_many_files_are_allowed_as_the_system_lets_us() -> None:
     code = (
-        "import resource; from paceline.serve import files\n"
+        "import resource; from paceline.serve import open_files as files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000))\n"
         "assert files.allow(10) == 10 and resource.getrlimit(resource.RLIMIT_NOFILE) == (100, 1000)\n"
         "assert files.allow(500) == 500 and resource.getrlimit(resource.RLIMIT_NOFILE) == (500 + files.SPARE, 1000)\n"
@@ -155,6 +155,6 @@ def test_as_many_files_are_allowed_as_the_system_lets_us() -> None:
 
 
 def test_a_server_that_could_not_hold_its_workers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "allow", lambda _connections: 960)
+    monkeypatch.setattr(open_files, "allow", lambda _connections: 960)
     with pytest.raises(ServerError, match=r"5000 workers need as many open files, and there may be 960: raise"):
         Server(lambda: make("asp"), Terms(workers=5000))

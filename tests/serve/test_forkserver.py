@@ -14,8 +14,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.serve import door, forkserver
-from paceline.serve.forkserver import ForkedShard, ForkServer
+from paceline.serve.shard import forkserver
+from paceline.serve.shard.forkserver import ForkedShard, ForkServer
+from paceline.serve.wire import endpoint
 
 pytestmark = pytest.mark.skipif(not forkserver.POSSIBLE, reason="fork servers need Linux")
 LIMIT = 60.0  # seconds that anything may take
@@ -96,7 +97,7 @@ def test_shards_die_with_the_fork_server(coordinator: socket.socket) -> None:
         forks._process.kill()
         assert shard.wait(LIMIT) == -9
         assert forks.ended
-        end = time.monotonic() + door.SECONDS / 2  # after that long it would give up by itself
+        end = time.monotonic() + endpoint.SECONDS / 2  # after that long it would give up by itself
         while not is_gone(process):
             assert time.monotonic() < end, "the shard has outlived the fork server"
             time.sleep(0.01)

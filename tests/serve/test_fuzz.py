@@ -29,19 +29,28 @@ pytest.importorskip("msgspec")
 import msgspec
 import numpy as np
 
+from paceline.model import checkpoint
+from paceline.model.checkpoint import CheckpointError
+from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
-from paceline.model.spec import OptimizerSpec
-from paceline.serve import checkpoint, greeting, life, messages, record, shard, transfers, visit
-from paceline.serve.checkpoint import CheckpointError
-from paceline.serve.coordinator_listener import HEARD_HERE
-from paceline.serve.description import Description
-from paceline.serve.messages import Challenge
-from paceline.serve.peer import Peer
-from paceline.serve.wire import MAGIC, PREFIX, VERSION, Channel, Closed, Reader, WireError
+from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.serve.coordinator.listener import HEARD_HERE
+from paceline.serve.shard import recording, shard, worker_connection
+from paceline.serve.wire import handshake, messages
+from paceline.serve.wire.async_channel import Peer
+from paceline.serve.wire.frames import MAGIC, PREFIX, VERSION, Channel, Closed, Reader, WireError
+from paceline.serve.wire.messages import Challenge
+from paceline.serve.worker import incarnation, transfers
 
 SECONDS = 1.5  # for each of the fuzzers
 MOST = 64 << 20  # bytes that may be allocated at once: far more than is ever needed
-READERS = (HEARD_HERE, life.FROM_COORDINATOR, transfers.FROM_SHARD, shard.FROM_COORDINATOR, visit.FROM_WORKER)
+READERS = (
+    HEARD_HERE,
+    incarnation.FROM_COORDINATOR,
+    transfers.FROM_SHARD,
+    shard.FROM_COORDINATOR,
+    worker_connection.FROM_WORKER,
+)
 DESCRIPTION = Description(
     Layout((Tensor("w", (3, 2)), Tensor("v", (2,), "float16"))), OptimizerSpec("SGD", ({"lr": 0.1},))
 ).as_json()
@@ -119,7 +128,7 @@ def for_a_while(seed: int) -> Iterator[random.Random]:
 def fuzz_readers(_folder: Path) -> None:
     for chance in for_a_while(1):
         data = heads(chance)
-        for reader in (*READERS, record.FRAMES):
+        for reader in (*READERS, recording.FRAMES):
             with contextlib.suppress(WireError):
                 assert isinstance(reader.head(data), messages.Message)
 
@@ -163,14 +172,14 @@ def fuzz_greeting(_folder: Path) -> None:
     taken = Reader(messages.Proof | messages.Join)
     for chance in for_a_while(4):
         asked = Challenge(chance.randbytes(32), "generation")
-        good = greeting.proof(b"secret", asked)
+        good = handshake.proof(b"secret", asked)
         data = mutated(chance, msgspec.msgpack.encode(good)) if chance.random() < 0.7 else heads(chance)
         try:
             answer = taken.head(data)
         except WireError:
             continue
         if answer != good:
-            assert isinstance(greeting.judge(b"secret", asked, answer), messages.Refused)
+            assert isinstance(handshake.judge(b"secret", asked, answer), messages.Refused)
 
 
 def fuzz_description(_folder: Path) -> None:

@@ -24,13 +24,13 @@ pytest.importorskip("torch")
 msgspec = pytest.importorskip("msgspec")
 
 from paceline.job.saving import MOST_STALENESS
+from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
-from paceline.model.spec import OptimizerSpec
-from paceline.serve import greeting, messages
-from paceline.serve.client import Client
-from paceline.serve.description import Description
-from paceline.serve.door import Door
-from paceline.serve.messages import (
+from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.serve.wire import handshake, messages
+from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.frames import MAGIC, PREFIX, VERSION, Channel, Reader, encode
+from paceline.serve.wire.messages import (
     Apply,
     Begin,
     Expelled,
@@ -55,7 +55,7 @@ from paceline.serve.messages import (
     Want,
     Welcome,
 )
-from paceline.serve.wire import MAGIC, PREFIX, VERSION, Channel, Reader, encode
+from paceline.serve.worker.client import Client
 from train.jobs import Job, job
 
 SIZE = 64
@@ -133,7 +133,7 @@ class Target:
         channel = Channel(sock, ANYTHING)
         sock.settimeout(PATIENCE)
         channel.bear_silence(PATIENCE)
-        greeting.call(channel, token)
+        handshake.call(channel, token)
         return channel
 
     def joined(self, number: int = 7) -> tuple[Channel, Welcome]:
@@ -203,11 +203,12 @@ def under_attack(**options: Any) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    from paceline.serve import coordinator_listener, door
+    from paceline.serve.coordinator import listener
+    from paceline.serve.wire import endpoint
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coordinator_listener, "GREETING_SECONDS", 2.0)
-        patch.setattr(door, "SECONDS", 2.0)
+        patch.setattr(listener, "GREETING_SECONDS", 2.0)
+        patch.setattr(endpoint, "SECONDS", 2.0)
         with under_attack() as attacked:
             yield attacked
 
@@ -287,7 +288,7 @@ def test_a_wrong_token(target: Target, port: Callable[[Target], int]) -> None:
 def test_a_recorded_greeting(target: Target, port: Callable[[Target], int]) -> None:
     channel = Channel(target.socket(port(target)), ANYTHING)
     channel.bear_silence(PATIENCE)
-    recorded = greeting.proof(TOKEN, channel.receive())
+    recorded = handshake.proof(TOKEN, channel.receive())
     channel.send(recorded)
     channel.receive()
     channel.close()
@@ -530,7 +531,7 @@ def test_a_push_that_was_not_granted(target: Target, iteration: int) -> None:
 
 
 def test_first_weights_that_nobody_asked_for(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.shard.NAMING_SECONDS", 0.2)
+    monkeypatch.setattr("paceline.serve.shard.shard.NAMING_SECONDS", 0.2)
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     shard.send(Begin(), body())

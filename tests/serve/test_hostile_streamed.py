@@ -19,7 +19,9 @@ pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from paceline.job.saving import MOST_STALENESS
-from paceline.serve.messages import (
+from paceline.serve.shard.worker_connection import MOST_UNREAD, Visit
+from paceline.serve.wire.frames import Channel, encode
+from paceline.serve.wire.messages import (
     Begin,
     Drop,
     Fence,
@@ -37,8 +39,6 @@ from paceline.serve.messages import (
     Weights,
     Welcome,
 )
-from paceline.serve.visit import MOST_UNREAD, Visit
-from paceline.serve.wire import Channel, encode
 from serve.test_hostile import (
     PATIENCE,
     SIZE,
@@ -58,7 +58,7 @@ EACH = SIZE // 2 // PIECES
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.serve.description.LEAST", 1)
+        patch.setattr("paceline.model.description.LEAST", 1)
         with under_attack(streamed=True) as attacked:
             yield attacked
 
@@ -223,7 +223,7 @@ def test_one_who_asks_where_nobody_need(target: Target) -> None:
 
 
 def test_first_weights_that_nobody_asked_for(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.shard.NAMING_SECONDS", 0.2)
+    monkeypatch.setattr("paceline.serve.shard.shard.NAMING_SECONDS", 0.2)
     channel, welcome, _ = target.member()
     for piece, why in ((1, "was not asked"), (PIECES, "no number")):
         shard = target.at_shard(welcome)
@@ -260,7 +260,7 @@ def test_one_who_pulls_and_pulls_and_does_not_read(target: Target, monkeypatch: 
             super().run()
 
     channel, welcome, _ = target.member()
-    monkeypatch.setattr("paceline.serve.worker_listener.Visit", Seen)
+    monkeypatch.setattr("paceline.serve.shard.worker_listener.Visit", Seen)
     shard = target.at_shard(welcome)
     shard._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel holds little for it
     shard._socket.setblocking(False)

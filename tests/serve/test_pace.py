@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import paceline
-from paceline.observe.events import Applied
+from paceline.observe.trace import Applied
 from train.jobs import job
 
 

@@ -11,13 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.observe.events import Applied
 from paceline.observe.observer import Recorder
+from paceline.observe.trace import Applied
 from paceline.policies import make, names
-from paceline.serve import record, replay
+from paceline.serve import replay
+from paceline.serve.coordinator.config import Terms
 from paceline.serve.server import Server, ServerError
-from paceline.serve.terms import Terms
-from paceline.simulate.retell import retell
+from paceline.serve.shard import recording
+from paceline.simulate.journal_replay import retell
 from paceline.train.session import join
 from serve.workers import work
 from train.jobs import job
@@ -81,8 +82,8 @@ def test_a_changed_recording_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_begins_from_a_checkpoint(tmp_path: Path) -> None:
-    from paceline.serve import checkpoint
-    from paceline.serve.saving import Plan
+    from paceline.model import checkpoint
+    from paceline.serve.coordinator.checkpoint_writer import Plan
 
     with job("asp", shards=1, saving=Plan(tmp_path / "job", updates=5)) as running:
         running.work(lambda where: work(where, 40))
@@ -92,7 +93,7 @@ def test_a_recording_that_begins_from_a_checkpoint(tmp_path: Path) -> None:
         running.work(lambda where: work(where, 40, epochs=2))
         running.finish()
     (path,) = (tmp_path / "record").glob("*.rec")
-    done = record.replay(path)
+    done = recording.replay(path)
     assert done.digest == done.expected
     assert (done.version, done.updates) == (20, 10)
 

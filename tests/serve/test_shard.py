@@ -13,12 +13,14 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
-from paceline.model.spec import OptimizerSpec
-from paceline.serve import greeting
-from paceline.serve.description import Description
-from paceline.serve.door import Door
-from paceline.serve.messages import (
+from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.serve.shard.shard import Shard
+from paceline.serve.wire import handshake
+from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.frames import Channel, Reader
+from paceline.serve.wire.messages import (
     Accepted,
     Apply,
     Arrived,
@@ -43,8 +45,6 @@ from paceline.serve.messages import (
     Stop,
     Weights,
 )
-from paceline.serve.shard import Shard
-from paceline.serve.wire import Channel, Reader
 
 SIZE = 4_000_000  # elements: far more than two sockets' buffers hold
 SGD = OptimizerSpec("SGD", ({"lr": 1.0},))
@@ -59,8 +59,8 @@ class Worker:
         sock = socket.create_connection(("127.0.0.1", port))
         sock.settimeout(20.0)
         self.channel = Channel(sock, FROM_SHARD)
-        greeting.call(self.channel, b"secret")
-        self.channel.send(Hello(number, incarnation, greeting.ticket(b"key", number, incarnation)))
+        handshake.call(self.channel, b"secret")
+        self.channel.send(Hello(number, incarnation, handshake.ticket(b"key", number, incarnation)))
 
     def push(self, iteration: int, value: Any) -> object:
         gradient = np.full(self.size, value, dtype=np.float32)
@@ -97,7 +97,7 @@ class Stage:
             sock, _ = listener.accept()
         sock.settimeout(20.0)
         self.channel = Channel(sock, Reader(Proof | Register | Arrived | Begun | Faulted | Beat))
-        greeting.listen(self.channel, b"secret", "generation")
+        handshake.listen(self.channel, b"secret", "generation")
         self.port = self.hears().port
         layout = Layout((Tensor("w", (size,), "float32", 0),))
         described = Description(layout, optimizer).as_json()
@@ -223,7 +223,7 @@ def test_the_first_weights_are_taken_from_whom_was_asked_and_once(stage: Stage) 
 
 
 def test_weights_from_one_who_was_not_asked_are_not_taken(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.shard.NAMING_SECONDS", 0.1)
+    monkeypatch.setattr("paceline.serve.shard.shard.NAMING_SECONDS", 0.1)
     stranger = stage.worker(7)
     stranger.channel.send(Begin(), np.ones(SIZE, dtype=np.float32).data.cast("B"))
     assert "not asked" in stranger.channel.receive().reason

@@ -13,16 +13,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from paceline.model import checkpoint
 from paceline.model.layout import STATISTICS, Layout, Tensor
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.slice import Slice
-from paceline.model.spec import OptimizerSpec
-from paceline.observe.events import Arrived
-from paceline.serve import checkpoint, replay
-from paceline.serve.client import Client
-from paceline.serve.messages import Add, Apply, Drop, Identity, Ready
-from paceline.serve.saving import Plan
-from paceline.serve.store import Held, Store
-from paceline.serve.variables import address
+from paceline.observe.trace import Arrived
+from paceline.serve import replay
+from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.environment import address
+from paceline.serve.shard.store import Held, Store
+from paceline.serve.wire.messages import Add, Apply, Drop, Identity, Ready
+from paceline.serve.worker.client import Client
 from serve.workers import described
 from train.jobs import job
 

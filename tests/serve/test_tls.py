@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 trustme = pytest.importorskip("trustme")
 
-from paceline.serve import wire
-from paceline.serve.tls import Tls, TlsSocket
+from paceline.serve.wire import frames
+from paceline.serve.wire.tls import Tls, TlsSocket
 from serve.workers import work
 from train.jobs import job
 
@@ -45,9 +45,9 @@ def test_a_streamed_job_over_mutual_tls(policy: str, tmp_path: Path, monkeypatch
         asked.append(sock)
         return theirs(sock)
 
-    theirs = wire._outstanding
-    monkeypatch.setattr(wire, "_outstanding", outstanding)
-    monkeypatch.setattr("paceline.serve.description.LEAST", 1)
+    theirs = frames._outstanding
+    monkeypatch.setattr(frames, "_outstanding", outstanding)
+    monkeypatch.setattr("paceline.model.description.LEAST", 1)
     tls = authority(tmp_path, "ours")
     with job(policy, shards=2, workers=3, token=b"secret", tls=tls, streamed=True) as running:
         running.work(*[lambda where: work(where, 60, token=b"secret", tls=tls)] * 3)

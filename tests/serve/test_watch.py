@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.observe.events import Applied, Began, Event, Joined
 from paceline.observe.live import Live
 from paceline.observe.observer import Tee, replay
 from paceline.observe.perfetto import write
 from paceline.observe.summary import Summary
-from paceline.serve.door import Door
-from paceline.serve.variables import address
+from paceline.observe.trace import Applied, Began, Event, Joined
+from paceline.serve.environment import address
 from paceline.serve.watch import watch
+from paceline.serve.wire.endpoint import Door
 from serve.workers import work
 from train.jobs import job
 

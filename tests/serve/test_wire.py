@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgspec")
 
-from paceline.serve import greeting
-from paceline.serve.messages import Accepted, Challenge, Granted, Join, Proof, Pull, Push, Refused
-from paceline.serve.wire import MAGIC, PREFIX, VERSION, Channel, Closed, Reader, WireError, encode
+from paceline.serve.wire import handshake
+from paceline.serve.wire.frames import MAGIC, PREFIX, VERSION, Channel, Closed, Reader, WireError, encode
+from paceline.serve.wire.messages import Accepted, Challenge, Granted, Join, Proof, Pull, Push, Refused
 
 TAKEN = Reader(Push | Pull | Granted)
 
@@ -111,7 +111,7 @@ def _greet(ours: bytes, theirs: bytes) -> tuple[str, str]:
 
     def listen() -> None:
         try:
-            greeting.listen(Channel(listener, Reader(Proof)), ours, "generation")
+            handshake.listen(Channel(listener, Reader(Proof)), ours, "generation")
             said["listener"] = "well"
         except WireError as error:
             said["listener"] = str(error)
@@ -119,7 +119,7 @@ def _greet(ours: bytes, theirs: bytes) -> tuple[str, str]:
     thread = threading.Thread(target=listen)
     thread.start()
     try:
-        said["caller"] = greeting.call(Channel(caller, Reader(Challenge | Accepted | Refused)), theirs)
+        said["caller"] = handshake.call(Channel(caller, Reader(Challenge | Accepted | Refused)), theirs)
     except WireError as error:
         said["caller"] = str(error)
     thread.join()
@@ -139,17 +139,17 @@ def test_one_with_a_wrong_token_is_told_so() -> None:
 
 
 def test_a_recorded_greeting_is_of_no_use() -> None:
-    asked = greeting.challenge("generation")
-    recorded = greeting.proof(b"secret", asked)
-    assert isinstance(greeting.judge(b"secret", asked, recorded), Accepted)
-    assert isinstance(greeting.judge(b"secret", greeting.challenge("generation"), recorded), Refused)
+    asked = handshake.challenge("generation")
+    recorded = handshake.proof(b"secret", asked)
+    assert isinstance(handshake.judge(b"secret", asked, recorded), Accepted)
+    assert isinstance(handshake.judge(b"secret", handshake.challenge("generation"), recorded), Refused)
 
 
 def test_a_server_that_does_not_know_the_token_is_noticed() -> None:
-    asked = greeting.challenge("generation")
-    answer = greeting.proof(b"secret", asked)
+    asked = handshake.challenge("generation")
+    answer = handshake.proof(b"secret", asked)
     with pytest.raises(WireError, match="does not know"):
-        greeting.verify(b"secret", asked, answer, Accepted(b"x" * 32))
+        handshake.verify(b"secret", asked, answer, Accepted(b"x" * 32))
 
 
 @pytest.mark.parametrize("first", [1, 15, 16, 30, 31, 32, 40, 1000])

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
-from paceline.model.spec import OptimizerSpec
-from paceline.serve.client import Client
-from paceline.serve.description import Description
-from paceline.serve.variables import address
+from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.serve.environment import address
+from paceline.serve.worker.client import Client
 
 SIZE = 12
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.events import (
+from paceline.observe.observer import Recorder
+from paceline.observe.trace import (
     Applied,
     Arrived,
     Cancelled,
@@ -21,7 +22,6 @@ from paceline.observe.events import (
     Turned,
     Used,
 )
-from paceline.observe.observer import Recorder
 from paceline.policies import Cancel, Decision, Discard, Grant, Policy, Update, WakeAt, make
 from paceline.policies.asp import ASP
 from paceline.simulate import Cluster, ClusterSpec, WorkerSpec, load_cluster

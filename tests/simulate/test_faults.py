@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from conformance.judge import Judge, judge_of
 from paceline.observe.driver import Fault
-from paceline.observe.events import (
+from paceline.observe.observer import Recorder
+from paceline.observe.trace import (
     Applied,
     Arrived,
     Cancelled,
@@ -25,10 +26,9 @@ from paceline.observe.events import (
     Pushing,
     Turned,
 )
-from paceline.observe.observer import Recorder
 from paceline.policies import make, names
 from paceline.simulate import Cluster, ClusterSpec, SimulationError, WorkerSpec, load_cluster
-from paceline.simulate.chaos import chaos
+from paceline.simulate.random_faults import chaos
 
 LEASE = 5.0
 SECOND = 100e6  # the bytes that a worker's link carries in one

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.simulate.clock import Clock
-from paceline.simulate.gate import Gate
+from paceline.simulate.transfer.gate import Gate
 
 
 class Door:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.events import Event, Granted, as_line
 from paceline.observe.observer import Recorder
 from paceline.observe.summary import Report
+from paceline.observe.trace import Event, Granted, as_line
 from paceline.policies import make, names
 from paceline.simulate import Cluster, ClusterSpec, WorkerSpec, builtin_names, limit_seconds, load_cluster
 

@@ -21,11 +21,11 @@ from paceline.policies.contract import Decisions
 from paceline.policies.r2sp import R2SP
 from paceline.simulate import load_cluster
 from paceline.simulate.cluster import Cluster
+from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec
 from paceline.simulate.gradients import flat, load
-from paceline.simulate.schedule import schedule
-from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec
 from paceline.simulate.task import Goal, Outcome, Task, TrainingError, device_named
 from paceline.simulate.training import Shares, Training, train
+from paceline.simulate.update_schedule import schedule
 from paceline.workloads import data as sets
 from paceline.workloads import networks
 from reproduce.conftest import one_thread  # noqa: F401

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.observe.events import Event
 from paceline.observe.observer import Recorder
+from paceline.observe.trace import Event
 from paceline.policies import Policy, make
-from paceline.serve.coordinator import Coordinator
-from paceline.serve.door import Door
-from paceline.serve.shard import Shard
-from paceline.serve.terms import Terms
-from paceline.serve.tls import Tls
+from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.coordinator import Coordinator
+from paceline.serve.shard.shard import Shard
+from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.tls import Tls
 
 
 class Job:

@@ -9,9 +9,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from paceline.observe.events import Applied, Granted
 from paceline.observe.observer import replay
 from paceline.observe.summary import Summary
+from paceline.observe.trace import Applied, Granted
 from paceline.train.session import join
 from train.jobs import Job, job
 

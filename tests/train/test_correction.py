@@ -20,24 +20,26 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from paceline.job.saving import MOST_STALENESS
+from paceline.model import checkpoint
 from paceline.model.correction import Asked, Correction
+from paceline.model.description import Description
 from paceline.model.layout import STATISTICS, Layout, Tensor
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.slice import Slice
-from paceline.model.spec import OptimizerSpec
 from paceline.policies import Policy, make
 from paceline.policies.contract import Grant
 from paceline.policies.r2sp import R2SP
-from paceline.serve import checkpoint, record, replay
-from paceline.serve.client import Client
-from paceline.serve.description import Description
-from paceline.serve.messages import Apply, Begin, Granted, Setup, Stream
-from paceline.serve.record import Put
-from paceline.serve.saving import Plan
+from paceline.serve import replay
+from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.coordinator.config import Terms
+from paceline.serve.environment import address
 from paceline.serve.server import Server
-from paceline.serve.store import Held, Store
-from paceline.serve.stream import Streams, Work
-from paceline.serve.terms import Terms
-from paceline.serve.variables import address
+from paceline.serve.shard import recording
+from paceline.serve.shard.recording import Put
+from paceline.serve.shard.store import Held, Store
+from paceline.serve.shard.streamed_store import Streams, Work
+from paceline.serve.wire.messages import Apply, Begin, Granted, Setup, Stream
+from paceline.serve.worker.client import Client
 from train.jobs import Job, job
 
 SIZE = 60
@@ -138,10 +140,10 @@ def retell(path: Path, pulled: list[Pulled]) -> Retold:
             assert np.array_equal(each.weights[part.start : part.stop], ahead), (each.worker, grant, each.version)
             predicted += not np.array_equal(ahead, part.weights.numpy())
 
-    for message, body in record._frames(path):
+    for message, body in recording._frames(path):
         match message:
             case Setup():
-                correct, store = message.correct, record._set_up(message, body, path)
+                correct, store = message.correct, recording._set_up(message, body, path)
                 compare()
             case Begin():
                 assert store is not None
@@ -231,7 +233,7 @@ def test_where_nothing_is_known_to_be_stale_nothing_is_done(
     def never(*_: Any) -> None:
         raise AssertionError("there is nothing to foresee")
 
-    monkeypatch.setattr("paceline.serve.foresight.Foresight.take", never)
+    monkeypatch.setattr("paceline.serve.shard.prediction.Foresight.take", never)
     crew = Crew(optimizer, 6)
     for shard in served(tmp_path, policy, crew, 3, correct):
         assert (shard.correct, shard.predicted) == (comes_to, 0)
@@ -384,7 +386,7 @@ def test_a_job_goes_on_from_its_checkpoint_whatever_the_correction(then: Asked, 
 
 
 def test_streamed_what_comes_back_is_what_it_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.description.LEAST", 1)
+    monkeypatch.setattr("paceline.model.description.LEAST", 1)
     orders: list[Stream] = []
     made: dict[tuple[int, int, int, int], Any] = {}  # worker, iteration, from where to where → what came of it
     order, apply = Streams.order, Work.apply

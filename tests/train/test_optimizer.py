@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 import paceline
-from paceline.observe.events import Arrived
-from paceline.train.link import Alone, Share
+from paceline.observe.trace import Arrived
+from paceline.train.backend import Alone, Share
 from paceline.train.optimizer import PacedOptimizer
 from train.jobs import Job, job
 

@@ -12,9 +12,9 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.serve.exchange import Exchange, Part
-from paceline.serve.life import Life
-from paceline.serve.messages import Ready
+from paceline.serve.wire.messages import Ready
+from paceline.serve.worker.incarnation import Life
+from paceline.serve.worker.streamed_exchange import Exchange, Part
 from paceline.train.session import Session, join
 from train.jobs import job
 from train.lessons import OPTIMIZERS, alone, data, is_one_process, model, student, trains, weights
@@ -25,7 +25,7 @@ WAIT = 10.0  # seconds for what must happen
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.description.LEAST", 1)
+    monkeypatch.setattr("paceline.model.description.LEAST", 1)
 
 
 # The same training

@@ -18,8 +18,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.observe.events import Arrived
-from paceline.train.link import Share
+from paceline.observe.trace import Arrived
+from paceline.train.backend import Share
 from paceline.train.ranks import _part, from_environment
 from train import ranked
 from train.jobs import job

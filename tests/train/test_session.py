@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from paceline.model.description import Description
 from paceline.model.optimizer import spec_of
-from paceline.serve.description import Description
-from paceline.train.flat import Flat
+from paceline.train.flat_model import Flat
 from paceline.train.session import Session, join
 from train.jobs import job
 from train.lessons import OPTIMIZERS, data, is_one_process, loss_on, model, trains

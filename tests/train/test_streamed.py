@@ -16,13 +16,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.serve import checkpoint
-from paceline.serve.client import Client
-from paceline.serve.exchange import ELEMENT, Exchange
-from paceline.serve.messages import Push, Ready
-from paceline.serve.saving import Plan
-from paceline.serve.variables import address
-from paceline.serve.wire import WireError
+from paceline.model import checkpoint
+from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.environment import address
+from paceline.serve.wire.frames import WireError
+from paceline.serve.wire.messages import Push, Ready
+from paceline.serve.worker.client import Client
+from paceline.serve.worker.streamed_exchange import ELEMENT, Exchange
 from serve import workers
 from train.jobs import Job, job
 from train.lessons import OPTIMIZERS, alone, data, is_one_process, student, trains
@@ -35,7 +35,7 @@ PATIENT = "r2sp:patience=10000"
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.description.LEAST", 1)
+    monkeypatch.setattr("paceline.model.description.LEAST", 1)
 
 
 def pieces_of(running: Job) -> list[int]:

@@ -13,16 +13,16 @@ import sys
 import time
 
 from paceline.bench.measured import Figure, Load, Watched, allow, started
-from paceline.serve import loop
-from paceline.serve.door import CALLERS
-from paceline.serve.wire import CHUNK
+from paceline.serve.coordinator import event_loop
+from paceline.serve.wire.endpoint import CALLERS
+from paceline.serve.wire.frames import CHUNK
 
 
 def exchange(load: Load) -> Figure:
     """Let a crowd send its bytes to such a server, and as many back, in rounds."""
     allow(load.clients)
     with started(["-m", "paceline.bench.bare", str(load.bytes)]) as (process, port):
-        return loop.run(_exchange(load, port, process.pid))
+        return event_loop.run(_exchange(load, port, process.pid))
 
 
 async def connected(host: str, port: int) -> socket.socket:

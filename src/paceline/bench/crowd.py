@@ -1,7 +1,7 @@
 """Very many clients at one real server, all connected at the same time.
 
-One process holds them all: each is a coroutine that says what `paceline.serve.client` would say, over sockets of its
-own. All of them push the same change, so the model that belongs to a version is known, and every pull is checked
+One process holds them all: each is a coroutine that says what `paceline.serve.worker.client` would say, over sockets
+of its own. All of them push the same change, so the model that belongs to a version is known, and every pull is checked
 against it. What that costs is measured beside a bare TCP server that is sent the same bytes (`bare.py`).
 """
 
@@ -20,17 +20,19 @@ import torch
 from paceline.bench.bare import connected, fill
 from paceline.bench.load import as_bytes
 from paceline.bench.measured import CrowdError, Figure, Load, Watched, allow, started
+from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
-from paceline.model.spec import SUMS
+from paceline.model.optimizer_spec import SUMS
 from paceline.policies import make
 from paceline.policies.bsp import BSP
-from paceline.policies.flr2sp import FLR2SP
+from paceline.policies.fl_r2sp import FLR2SP
 from paceline.policies.groups import Groups
-from paceline.serve import greeting, loop
-from paceline.serve.description import Description
-from paceline.serve.door import SECONDS
-from paceline.serve.life import FROM_COORDINATOR
-from paceline.serve.messages import (
+from paceline.serve.coordinator import event_loop
+from paceline.serve.shard.shard import AT_ONCE, LEAST_AT_ONCE
+from paceline.serve.wire import handshake
+from paceline.serve.wire.endpoint import SECONDS
+from paceline.serve.wire.frames import PREFIX, Reader, decode_prefix, encode
+from paceline.serve.wire.messages import (
     Beat,
     Begin,
     Begun,
@@ -48,9 +50,8 @@ from paceline.serve.messages import (
     Weights,
     Welcome,
 )
-from paceline.serve.shard import AT_ONCE, LEAST_AT_ONCE
-from paceline.serve.transfers import FROM_SHARD, attempts
-from paceline.serve.wire import PREFIX, Reader, decode_prefix, encode
+from paceline.serve.worker.incarnation import FROM_COORDINATOR
+from paceline.serve.worker.transfers import FROM_SHARD, attempts
 
 PATIENCE = 60.0  # seconds for which a connection is tried
 LONGEST = 600.0  # seconds for a crowd to connect, to pull, or to do its rounds
@@ -67,7 +68,7 @@ def serve(load: Load, policy: str, progress: Callable[[str], None] = lambda _sai
     command = ["-m", "paceline", "federate", "serve", "--clients", str(load.clients), "--policy", policy]
     with started(command) as (process, port):
         crowd = _Crowd(load, port, process.pid, progress)
-        figure = loop.run(crowd.run())
+        figure = event_loop.run(crowd.run())
         try:
             code = process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -117,9 +118,9 @@ class _Wire:
     async def _greeted(cls, wire: _Wire) -> _Wire:
         try:
             asked = await wire.receive()
-            answer = greeting.proof(b"", asked)
+            answer = handshake.proof(b"", asked)
             await wire.send(answer)
-            greeting.verify(b"", asked, answer, await wire.receive())
+            handshake.verify(b"", asked, answer, await wire.receive())
         except BaseException:
             wire.close()
             raise

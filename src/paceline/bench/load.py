@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.slice import Slice
-from paceline.model.spec import OptimizerSpec
-from paceline.serve.description import Description
 
 RATE = 0.5
 ELEMENT = 4  # bytes of a float32

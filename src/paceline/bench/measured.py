@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.bench.load import ELEMENT
-from paceline.observe.processes import cpu_seconds, memory
-from paceline.serve import files, forkserver
+from paceline.observe.process_usage import cpu_seconds, memory
+from paceline.serve import open_files
+from paceline.serve.shard import forkserver
 
 STOPPING = 10.0  # seconds that a server has to stop before it is killed
 
@@ -70,7 +71,7 @@ class Figure:
 
 def allow(connections: int) -> None:
     """Let this process hold so many connections. CrowdError if the system does not."""
-    if (most := files.allow(connections)) < connections:
+    if (most := open_files.allow(connections)) < connections:
         raise CrowdError(f"{connections} open files are needed, and there may be {most}: raise `ulimit -Hn`.")
 
 

@@ -18,10 +18,10 @@ import torch
 
 from paceline.bench.load import Model, as_bytes
 from paceline.policies import make
-from paceline.serve import loop
+from paceline.serve.coordinator import event_loop
+from paceline.serve.coordinator.config import Terms
 from paceline.serve.server import Server
-from paceline.serve.terms import Terms
-from paceline.serve.wire import CHUNK
+from paceline.serve.wire.frames import CHUNK
 
 PATIENCE = timedelta(seconds=60)
 
@@ -52,7 +52,7 @@ def paceline(_elements: int, _port: int) -> None:
             _say(server.port)
             await asyncio.to_thread(sys.stdin.read)
 
-    loop.run(serve())
+    event_loop.run(serve())
 
 
 def gloo(elements: int, port: int) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from paceline.bench.load import RATE, Buffers, Model, as_bytes, description
 from paceline.bench.peers import called, fill
-from paceline.serve.client import Client
+from paceline.serve.worker.client import Client
 
 STOPPING = 10.0  # seconds that a peer has to end before it is killed
 PATIENCE = timedelta(seconds=60)

@@ -19,22 +19,22 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from paceline.advise import links as linking
+from paceline.advise import profile
+from paceline.advise.advice import DDP, NEAR, Advice, Candidate, Expected
+from paceline.advise.advice import advise as advise_on
 from paceline.cli.shared import check_script, check_target, errors, refuse
 from paceline.cli.simulate import progress_bar
-from paceline.launch import links as linking
-from paceline.launch import timing
-from paceline.launch.advice import DDP, NEAR, Advice, Candidate, Expected
-from paceline.launch.advice import advise as advise_on
-from paceline.launch.lab import Lab, LabError
+from paceline.lab.namespaces import Lab, LabError
 from paceline.launch.processes import JobError
 from paceline.observe.table import duration, ruled
 from paceline.policies import make
 from paceline.simulate import ClusterSpec, load_cluster, units
-from paceline.simulate.measured import Step, cluster_of, measured_as
-from paceline.simulate.write import as_toml
+from paceline.simulate.cluster_writer import as_toml
+from paceline.simulate.measured_cluster import Step, cluster_of, measured_as
 
 if TYPE_CHECKING:
-    from paceline.launch.verify import Verified
+    from paceline.advise.verify import Verified
 
 LAB_ITERATIONS = 24  # of each worker, where a candidate is measured
 
@@ -152,24 +152,24 @@ def _names(hosts: str) -> list[str]:
 
 
 def _lab(stack: ExitStack, described: ClusterSpec) -> Lab:
-    from paceline.launch.hosts import hosts
+    from paceline.lab.hosts import hosts
 
     return stack.enter_context(Lab(hosts(described)))
 
 
-def _timed(script: list[str], steps: int, seconds: float, patience: float, progress: Progress) -> timing.Timing:
+def _timed(script: list[str], steps: int, seconds: float, patience: float, progress: Progress) -> profile.Timing:
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     if busy > cores:
         errors.print(f"Note: this machine is busy, with a load of {busy:.0f} on {cores} cores: a step takes longer.")
     progress.add_task(f"timing {Path(script[0]).name}", total=None)
-    timed = asyncio.run(timing.timed(script, steps, seconds, patience))
+    timed = asyncio.run(profile.timed(script, steps, seconds, patience))
     for task in progress.task_ids:
         progress.remove_task(task)
     return timed
 
 
 def _measure_lab(lab: Lab, described: ClusterSpec, progress: Progress) -> linking.Links:
-    from paceline.launch.hosts import server_host, worker_host
+    from paceline.lab.hosts import server_host, worker_host
 
     server = server_host(described, 0)
     workers = [worker_host(number) for number in range(len(described.workers))]
@@ -204,7 +204,7 @@ def _shown(progress: Progress, tasks: dict[str, Any]) -> Callable[[str, float], 
 
 
 def _verified(lab: Lab, advice: Advice, top: int, seed: int, progress: Progress) -> list[Verified]:
-    from paceline.launch import verify
+    from paceline.advise import verify
 
     chosen = verify.contenders(advice, top)
     task = progress.add_task("measuring in the lab", total=len(chosen))
@@ -215,7 +215,7 @@ def _verified(lab: Lab, advice: Advice, top: int, seed: int, progress: Progress)
     return found
 
 
-def _show(name: str, timed: timing.Timing, advice: Advice, verified: list[Verified]) -> None:
+def _show(name: str, timed: profile.Timing, advice: Advice, verified: list[Verified]) -> None:
     console = Console(highlight=False)
     spec = advice.spec
     links = sorted({worker.link for worker in spec.workers})
@@ -288,7 +288,7 @@ def _cells(each: Expected, advice: Advice, found: Mapping[Candidate, Verified]) 
 
 
 def _verdict(advice: Advice, verified: list[Verified]) -> str:
-    from paceline.launch.verify import right
+    from paceline.advise.verify import right
 
     best = max(verified, key=lambda each: each.worth)
     own = next(each for each in verified if each.expected is advice.chosen)
@@ -301,8 +301,8 @@ def _verdict(advice: Advice, verified: list[Verified]) -> str:
     return f"Measured in the lab, the advice is wrong: {best.expected.candidate.name} is {ahead:.0%} faster."
 
 
-def _as_json(timed: timing.Timing, advice: Advice, verified: list[Verified], text: str) -> dict[str, Any]:
-    from paceline.launch.verify import right
+def _as_json(timed: profile.Timing, advice: Advice, verified: list[Verified], text: str) -> dict[str, Any]:
+    from paceline.advise.verify import right
 
     found = {each.expected.candidate: each for each in verified}
 

@@ -27,7 +27,7 @@ from paceline.observe.table import duration, ruled
 from paceline.simulate import units
 
 if TYPE_CHECKING:
-    from paceline.launch.fabric import Fabric
+    from paceline.lab.fabric import Fabric
 
 GLOO = "gloo"
 MOST_BYTES = 1e15
@@ -181,9 +181,9 @@ def _line(net: Topology, name: str, work: float, rate: float, delay: float, stag
 def _measured(
     net: Topology, lines: Sequence[Line], work: float, rate: float, stages: tuple[str, ...], repeats: int, quiet: bool
 ) -> list[Line]:
-    from paceline.launch.collective import measure
-    from paceline.launch.fabric import Fabric
-    from paceline.launch.lab import LabError
+    from paceline.lab.collective_run import measure
+    from paceline.lab.fabric import Fabric
+    from paceline.lab.namespaces import LabError
 
     found = []
     try:
@@ -205,7 +205,7 @@ def _measured(
 
 
 def _check_routes(fabric: Fabric, line: Line, stages: tuple[str, ...]) -> None:
-    from paceline.launch.lab import LabError
+    from paceline.lab.namespaces import LabError
 
     net = fabric.net
     name = "mesh" if line.algorithm == GLOO else line.algorithm

@@ -17,7 +17,7 @@ from rich.live import Live as Screen
 from rich.text import Text
 
 from paceline.cli.shared import errors, opened, unfinished, write_event
-from paceline.observe.closing import Run, closing
+from paceline.observe.final_report import Run, closing
 from paceline.observe.live import Live, line, table
 from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.observe.perfetto import Perfetto

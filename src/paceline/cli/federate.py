@@ -70,8 +70,8 @@ def client(
     if number >= clients:
         refuse(f"--client {number} is not one of {clients}: clients are numbered from 0 to {clients - 1}.")
     from paceline.federated.client import Client, plain_sgd
+    from paceline.federated.client_data import network_for, share_of, tested
     from paceline.federated.partition import Skew
-    from paceline.federated.share import network_for, share_of, tested
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     began = time.monotonic()
@@ -113,9 +113,9 @@ def blacklist(
     tls_ca: train.TlsCa = None,
 ) -> None:
     """Whom a running server leaves out as outliers, and for which cosines; and take them back."""
-    from paceline.serve.door import Door
-    from paceline.serve.variables import address
+    from paceline.serve.environment import address
     from paceline.serve.watch import inspect
+    from paceline.serve.wire.endpoint import Door
 
     try:
         door = Door(*address(connect), train.token_of(token_file), train.tls_of(tls_cert, tls_key, tls_ca))

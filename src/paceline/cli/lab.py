@@ -20,17 +20,17 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
+from paceline.advise.advice import DDP
 from paceline.cli.shared import check_script, check_target, errors, refuse, unfinished, write_event
 from paceline.cli.simulate import Apply, Colocate, JitterOption, cluster_named, progress_bar
-from paceline.launch.advice import DDP
-from paceline.observe.plot import Panel, draw
+from paceline.observe.plots import Panel, draw
 from paceline.observe.table import Row, comparison
 from paceline.policies import make, split_list
 from paceline.simulate import Cluster, ClusterSpec, limit_seconds
 
 if TYPE_CHECKING:
-    from paceline.launch.lab import Lab
-    from paceline.launch.trial import Measured, Plan
+    from paceline.lab.namespaces import Lab
+    from paceline.lab.run import Measured, Plan
 
 LEAST_GIGABYTES = 0.05  # that must have been moved for what a GB costs to mean anything
 
@@ -62,7 +62,7 @@ class Asked:
 
     def as_built(self, share: float, streamed: bool) -> tuple[ClusterSpec, float]:
         """The cluster with the rates that are reached there, and its limit."""
-        from paceline.launch.hosts import as_built
+        from paceline.lab.hosts import as_built
 
         built = as_built(self.described, share, streamed)
         return built, limit_seconds(built, streamed, self.plan.overlap)
@@ -94,9 +94,9 @@ def lab(
     plot: Annotated[Path | None, typer.Option(help="Draw who does what to this PNG file.")] = None,
 ) -> None:
     """Build a cluster of network namespaces with real, shaped links, and run the real server and workers in it."""
-    from paceline.launch.hosts import goodput, hosts
-    from paceline.launch.lab import Lab, LabError
-    from paceline.launch.trial import Plan
+    from paceline.lab.hosts import goodput, hosts
+    from paceline.lab.namespaces import Lab, LabError
+    from paceline.lab.run import Plan
 
     specs = split_list(policy or ["bsp,r2sp"])
     for spec in specs:
@@ -129,7 +129,7 @@ def lab(
 
 def _measure(built_lab: Lab, asked: Asked, share: float, progress: Progress) -> Iterator[Line]:
     """Each policy, and DDP: as it is, and where a policy has tuned the batches, with those too."""
-    from paceline.launch import allreduce, trial
+    from paceline.lab import ddp_run, run
 
     own = tuple(worker.batch for worker in asked.described.workers)
     tuned: dict[tuple[int, ...], str] = {}
@@ -139,20 +139,20 @@ def _measure(built_lab: Lab, asked: Asked, share: float, progress: Progress) -> 
         if asked.plan.streamed and not (made.streamable or made.pipelined):
             errors.print(f"Note: {spec} cannot be streamed, so it is run whole.")
         task = progress.add_task(spec, total=1.0)
-        result = trial.run(built_lab, asked.described, plan, partial(_advance, progress, task))
+        result = run.run(built_lab, asked.described, plan, partial(_advance, progress, task))
         progress.update(task, completed=1.0)
         built, limit = asked.as_built(share, plan.streamed or made.pipelined)
         simulated = None
         if asked.compare:
-            run = Cluster(built, made, plan.iterations, plan.seed, plan.streamed).run()
-            simulated = run.report.mean_iteration_seconds
+            predicted = Cluster(built, made, plan.iterations, plan.seed, plan.streamed).run()
+            simulated = predicted.report.mean_iteration_seconds
         tuned.setdefault(tuple(result.report.batch_sizes.values()), f"{DDP} (batches of {spec})")
         yield Line(Row(spec, "streamed" if plan.streamed else "whole", limit, result.report), result, simulated)
     if asked.ddp:
         _, limit = asked.as_built(share, streamed=False)
         for batches, title in (tuned | {own: DDP}).items():
             task = progress.add_task(title, total=None)
-            result = allreduce.run(built_lab, asked.described, asked.plan, batches)
+            result = ddp_run.run(built_lab, asked.described, asked.plan, batches)
             progress.update(task, total=1.0, completed=1.0)
             yield Line(Row(title, "whole", limit, result.report), result)
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paceline.cli.shared import check_target, errors, refuse
 from paceline.cli.simulate import JitterOption, cluster_named, progress_bar
-from paceline.observe.plot import draw_curves
+from paceline.observe.plots import draw_curves
 from paceline.policies import make, split_list
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from rich.text import Text
 from paceline.cli.shared import check_target, errors, refuse
 from paceline.cli.simulate import progress_bar
 from paceline.observe.table import ruled
-from paceline.reproduce import report as page
-from paceline.reproduce.rows import Figure, Results, read
+from paceline.reproduce.shared import report as page
+from paceline.reproduce.shared.rows import Figure, Results, read
 
 if TYPE_CHECKING:
-    from paceline.reproduce.ask import Ask
-    from paceline.reproduce.papers import Entry
+    from paceline.reproduce.shared.papers import Entry
+    from paceline.reproduce.shared.request import Ask
 
 INTERRUPTED = 130
 
@@ -143,9 +143,9 @@ def _prepared(
     check_target(keep, "--keep")
     if importlib.util.find_spec("torch") is None:
         refuse("Reproducing a paper trains with torch: pip install 'paceline[torch]'.")
-    from paceline.reproduce import papers
-    from paceline.reproduce.ask import Ask
-    from paceline.reproduce.runs import Runs
+    from paceline.reproduce.shared import papers
+    from paceline.reproduce.shared.request import Ask
+    from paceline.reproduce.shared.runs import Runs
     from paceline.simulate.task import TrainingError, device_named
 
     try:

@@ -16,7 +16,7 @@ from paceline.cli.shared import check_target, errors, refuse
 from paceline.cli.simulate import progress_bar
 
 if TYPE_CHECKING:
-    from paceline.learn.learner import Progressed
+    from paceline.rlp.learner import Progressed
     from paceline.workloads.data import Data
 
 rlp = typer.Typer(help="The learned policy: learn a network of your own for it.", no_args_is_help=True)
@@ -65,11 +65,11 @@ def learn(
     """Learn a network for the policy rlp on simulated clusters, with real gradients."""
     if importlib.util.find_spec("torch") is None:
         refuse("Learning needs PyTorch: pip install 'paceline[torch]'.")
-    from paceline.learn import checkpoint
-    from paceline.learn.features import State
-    from paceline.learn.instance import SIZES
-    from paceline.learn.learner import Settings
-    from paceline.learn.schooling import learned
+    from paceline.rlp import learner_file
+    from paceline.rlp.features import State
+    from paceline.rlp.instance import SIZES
+    from paceline.rlp.learner import Settings
+    from paceline.rlp.pretraining import learned
     from paceline.simulate.task import TrainingError, device_named
     from paceline.workloads.data import DataError, load
 
@@ -115,7 +115,7 @@ def learn(
                 told,
                 lambda done, of: bar.update(task, completed=done / of),
             )
-    except (DataError, TrainingError, checkpoint.CheckpointError) as error:
+    except (DataError, TrainingError, learner_file.CheckpointError) as error:
         refuse(f"{error}" if str(error).endswith(".") else f"{error}.")
     except KeyboardInterrupt:
         said = (
@@ -123,7 +123,7 @@ def learn(
         )
         errors.print(Text(f"Interrupted; {said}."))
         sys.exit(INTERRUPTED)
-    checkpoint.export(learner, whole, out)
+    learner_file.export(learner, whole, out)
     _show(whole)
     errors.print(Text(f"Written: {out}. Use it with --policy rlp:network={out}"))
 
@@ -138,9 +138,9 @@ def _counts(text: str) -> tuple[int, ...]:
 def _as_in_the_paper(
     data: Data, out: Path, episodes: int, seed: int, size: str, budget: int, pretrained: bool, ring: bool
 ) -> None:
-    from paceline.learn import dqn
-    from paceline.learn.behaviour import weights_of
-    from paceline.learn.weights import save
+    from paceline.rlp import dqn
+    from paceline.rlp.network_file import save
+    from paceline.rlp.rule_network import weights_of
 
     settings = dqn.Settings(seed, ring=ring, size=size, budget=budget, pretraining=100 if pretrained else 0)
     learner = dqn.Learner(settings, data)

@@ -10,7 +10,7 @@ from typing import IO, NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from paceline.observe.events import Event, as_line
+from paceline.observe.trace import Event, as_line
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 

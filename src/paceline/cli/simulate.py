@@ -18,13 +18,13 @@ from rich.text import Text
 
 from paceline.cli.shared import check_target, errors, opened, refuse, unfinished, write_event
 from paceline.observe.observer import Recorder, Tee
-from paceline.observe.plot import Panel, draw
+from paceline.observe.plots import Panel, draw
 from paceline.observe.table import Row, comparison
 from paceline.policies import make, names, policy_class, policy_options, split_list
 from paceline.policies.options import shown
 from paceline.simulate import Cluster, ClusterSpec, Result, builtin_names, limit_seconds, load_cluster
-from paceline.simulate.chaos import chaos
-from paceline.simulate.read import MOST_SIGMA, describe
+from paceline.simulate.cluster_reader import MOST_SIGMA, describe
+from paceline.simulate.random_faults import chaos
 
 Apply = Annotated[str, typer.Option(help="whole, or streamed: slices are applied and returned as they come.")]
 Colocate = Annotated[bool, typer.Option("--colocate", help="A server beside each worker instead of separate ones.")]

@@ -22,14 +22,14 @@ from paceline.cli.display import Display
 from paceline.cli.shared import check_script, check_target, errors, refuse
 from paceline.cli.simulate import Apply
 from paceline.model.correction import checked
-from paceline.observe.closing import side_by_side
+from paceline.observe.final_report import side_by_side
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
 from paceline.policies import make, split_list
 
 if TYPE_CHECKING:
-    from paceline.serve.saving import Plan
-    from paceline.serve.tls import Tls
+    from paceline.serve.coordinator.checkpoint_writer import Plan
+    from paceline.serve.wire.tls import Tls
 
 Policy = Annotated[str, typer.Option("--policy", "-p", help="A policy with options; see `paceline policies`.")]
 Servers = Annotated[int, typer.Option(min=0, help="Shards of the model, a process each; 0: only pace the workers.")]
@@ -212,11 +212,11 @@ def serve(
     quiet: Annotated[bool, typer.Option("--quiet", hidden=True)] = False,
 ) -> None:
     """Serve a job: workers on this machine or others join with `paceline work`, or any script with PACELINE_CONNECT."""
-    from paceline.serve import loop
-    from paceline.serve.checkpoint import CheckpointError
+    from paceline.model.checkpoint import CheckpointError
+    from paceline.serve.coordinator import event_loop
+    from paceline.serve.coordinator.config import Terms
+    from paceline.serve.environment import workers_of_launcher
     from paceline.serve.server import Address, Server, ServerError
-    from paceline.serve.terms import Terms
-    from paceline.serve.variables import workers_of_launcher
 
     if servers:
         need_torch()
@@ -257,7 +257,7 @@ def serve(
     began = time.monotonic()
     with Display(policy, trace, quiet) as display:
         try:
-            loop.run(served(display))
+            event_loop.run(served(display))
             display.finish(summary.report(), time.monotonic() - began, show=not quiet)
         except (ServerError, CheckpointError, ValueError) as error:
             display.fail(str(error), code=2)
@@ -279,9 +279,9 @@ def work(
     tls_ca: TlsCa = None,
 ) -> None:
     """Work for a server that runs elsewhere: start a training script that calls paceline.join."""
-    from paceline.launch.crew import Crew, Task
     from paceline.launch.processes import JobError
-    from paceline.serve.variables import WORKER, address, worker_number
+    from paceline.launch.supervisor import Crew, Task
+    from paceline.serve.environment import WORKER, address, worker_number
 
     check_script(script[0])
     try:
@@ -319,9 +319,9 @@ def watch(
 ) -> None:
     """Watch a job that runs: the live table of a server, from wherever it can be reached."""
     from paceline.observe.observer import replay as show
-    from paceline.serve.door import Door
-    from paceline.serve.variables import address
+    from paceline.serve.environment import address
     from paceline.serve.watch import watch as events_of
+    from paceline.serve.wire.endpoint import Door
 
     check_target(trace, "--trace")
     try:
@@ -350,9 +350,9 @@ def export(
     target: Annotated[Path, typer.Argument(help="The file to write: .safetensors, or .pt for torch.load.")],
 ) -> None:
     """Write the model of a checkpoint as a plain state_dict."""
-    from paceline.serve.checkpoint import CheckpointError
-    from paceline.serve.export import FORMATS
-    from paceline.serve.export import export as write
+    from paceline.model.checkpoint import CheckpointError
+    from paceline.model.export import FORMATS
+    from paceline.model.export import export as write
 
     check_target(target, "The target")
     if target.suffix not in FORMATS:
@@ -371,7 +371,7 @@ def replay(
     need_torch()
     from paceline.model.optimizer import without_compiler
     from paceline.serve.replay import ReplayError, journals, weights
-    from paceline.simulate.retell import retell
+    from paceline.simulate.journal_replay import retell
 
     without_compiler()
     same = True
@@ -396,16 +396,16 @@ def replay(
 @asynccontextmanager
 async def _until_told_to_stop() -> AsyncIterator[asyncio.Future[None]]:
     """A future that is done when this process is asked to end, by Ctrl-C or by SIGTERM."""
-    loop = asyncio.get_running_loop()
-    told: asyncio.Future[None] = loop.create_future()
+    event_loop = asyncio.get_running_loop()
+    told: asyncio.Future[None] = event_loop.create_future()
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
-        loop.add_signal_handler(number, lambda: None if told.done() else told.set_result(None))
+        event_loop.add_signal_handler(number, lambda: None if told.done() else told.set_result(None))
     try:
         yield told
     finally:
         for number in numbers:
-            loop.remove_signal_handler(number)
+            event_loop.remove_signal_handler(number)
 
 
 def _check_policy(policy: str, workers: int, apply: str, correct: str) -> None:
@@ -427,7 +427,7 @@ def _check_policy(policy: str, workers: int, apply: str, correct: str) -> None:
 
 def _check_resume(resume: Path | None) -> None:
     if resume is not None:
-        from paceline.serve import checkpoint
+        from paceline.model import checkpoint
 
         try:
             checkpoint.read(resume)
@@ -442,7 +442,7 @@ def need_torch() -> None:
 
 
 def _plan(folder: Path | None, every: str | None, resume: Path | None) -> Plan | None:
-    from paceline.serve.saving import Plan
+    from paceline.serve.coordinator.checkpoint_writer import Plan
 
     folder = folder or resume
     if folder is None:
@@ -465,7 +465,7 @@ def _plan(folder: Path | None, every: str | None, resume: Path | None) -> Plan |
 
 def tls_of(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
     """As these files say, or the environment."""
-    from paceline.serve.tls import Tls
+    from paceline.serve.wire.tls import Tls
 
     tls = Tls(*(str(path) if path else None for path in (cert, key, ca)))
     return Tls.from_environment() if tls == Tls() else tls
@@ -473,7 +473,7 @@ def tls_of(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
 
 def token_of(file: Path | None) -> bytes:
     """The job's token: of this file, or of the environment."""
-    from paceline.serve.variables import TOKEN
+    from paceline.serve.environment import TOKEN
 
     if file is None:
         try:

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from paceline.model.spec import SUMS
-from paceline.serve.client import Client as Wire
-from paceline.serve.description import Description
-from paceline.serve.tls import Tls
-from paceline.serve.variables import CONNECT, TOKEN, address, worker_number
-from paceline.train.flat import Flat
+from paceline.model.description import Description
+from paceline.model.optimizer_spec import SUMS
+from paceline.serve.environment import CONNECT, TOKEN, address, worker_number
+from paceline.serve.wire.tls import Tls
+from paceline.serve.worker.client import Client as Wire
+from paceline.train.flat_model import Flat
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Keep, Policy, Turn, Update, WorkerId
-from paceline.policies.pieces import Progress
+from paceline.policies.components import Progress
 
 
 class Watcher(Protocol):

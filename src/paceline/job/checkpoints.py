@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.job.terms import SaveEvery
+from paceline.job.config import SaveEvery
 
 RETRY = 10.0  # seconds after a failure before another is tried
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
+from paceline.job.config import JobTerms
 from paceline.job.decisions import Decisions
 from paceline.job.identity import Identity
 from paceline.job.membership import RUNNING, Member, Stage, Step
 from paceline.job.samples import Samples
-from paceline.job.terms import JobTerms
 from paceline.policies import Policy, Update
 
 MOST_SAMPLES = 1 << 40  # in an update

@@ -11,12 +11,12 @@ from typing import Any
 
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
-from paceline.job.books import Books
 from paceline.job.checkpoints import Checkpoints
+from paceline.job.config import JobTerms
+from paceline.job.core import Books
 from paceline.job.identity import Identity
 from paceline.job.membership import RUNNING, Member, Stage, Step
 from paceline.job.quiesce import Quiesce
-from paceline.job.terms import JobTerms
 from paceline.policies import Policy, Stream, Turn, Update
 
 MOST_STALENESS = 1 << 20  # versions that an update may be expected to be behind

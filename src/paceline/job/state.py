@@ -19,12 +19,12 @@ from typing import Any
 
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
+from paceline.job.config import JobTerms
 from paceline.job.events import Event
 from paceline.job.instructions import Instruction
 from paceline.job.iterations import GIVEN_UP, Iterations, Violation
 from paceline.job.leases import SHARD_SILENCE
 from paceline.job.membership import Member, Stage, Step
-from paceline.job.terms import JobTerms
 from paceline.policies import Policy
 
 MOST_WORKERS = 1 << 31

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.launch.crew import EVERYWHERE, Crew, Task
 from paceline.launch.processes import JobError, Say
-from paceline.launch.service import Options, Service
+from paceline.launch.server_process import Options, Service
+from paceline.launch.supervisor import EVERYWHERE, Crew, Task
 from paceline.observe.observer import Observer, Tee, replay
 from paceline.observe.summary import Report, Summary
-from paceline.serve.door import Door
-from paceline.serve.variables import WORKERS
+from paceline.serve.environment import WORKERS
 from paceline.serve.watch import watch
+from paceline.serve.wire.endpoint import Door
 
 ENDING = 600.0  # seconds in which a server should have written its last checkpoint
 

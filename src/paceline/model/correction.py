@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from paceline.model.spec import OptimizerSpec, Setting
+from paceline.model.optimizer_spec import OptimizerSpec, Setting
 
 if TYPE_CHECKING:
     import torch

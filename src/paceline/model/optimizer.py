@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.model.spec import REFUSED, OptimizerSpec, Setting, is_elementwise
+from paceline.model.optimizer_spec import REFUSED, OptimizerSpec, Setting, is_elementwise
 
 __all__ = ["OptimizerSpec", "bare_step", "is_elementwise", "make", "names", "spec_of", "trial", "without_compiler"]
 

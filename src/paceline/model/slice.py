@@ -12,7 +12,7 @@ import torch
 from paceline.model.correction import Correction, drift, slowed
 from paceline.model.layout import STATISTICS, Layout
 from paceline.model.optimizer import bare_step, make, trial
-from paceline.model.spec import OptimizerSpec, is_elementwise
+from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 
 NEWEST = "newest"  # what the newest gradient is called in a checkpoint
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from paceline.observe.events import Event
+from paceline.observe.trace import Event
 from paceline.policies import Policy
 
 

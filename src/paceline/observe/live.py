@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from paceline.observe.events import Identity, identities
 from paceline.observe.observer import Observer
+from paceline.observe.trace import Identity, identities
 
 State = Literal["computing", "waiting", "pushing", "left"]
 

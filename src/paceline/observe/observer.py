@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from paceline.observe.events import KINDS, Event
+from paceline.observe.trace import KINDS, Event
 
 
 class Observer:

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
-from paceline.observe.events import Event, Identity, identities, in_json
 from paceline.observe.observer import Observer, replay
+from paceline.observe.trace import Event, Identity, identities, in_json
 
 LANES = ("compute", "push", "pull", "wait")
 QUEUED = "queued"

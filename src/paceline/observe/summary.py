@@ -8,8 +8,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from paceline.observe.events import Identity
 from paceline.observe.observer import Observer
+from paceline.observe.trace import Identity
 
 
 @dataclass(frozen=True)

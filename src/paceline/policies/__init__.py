@@ -17,7 +17,7 @@ from paceline.policies.contract import (
 )
 from paceline.policies.options import PolicyError, Range
 from paceline.policies.registry import make, names, policy_class, policy_options, register, split_list
-from paceline.policies.state import load, save
+from paceline.policies.snapshot import load, save
 
 __all__ = [
     "Add",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.policies.components import Weights
 from paceline.policies.contract import Decisions, Discard, Grant, Update, WorkerId
-from paceline.policies.onebyone import OneByOne
-from paceline.policies.pieces import Weights
+from paceline.policies.one_by_one import OneByOne
 
 
 class ASP(OneByOne):

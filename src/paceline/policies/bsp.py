@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
+from paceline.policies.components import Announced, Weigher, Weights
 from paceline.policies.contract import Add, Apply, Decisions, Discard, Grant, Policy, Stream, Turn, Update, WorkerId
 from paceline.policies.options import PolicyError, Range
-from paceline.policies.pieces import Announced, Weigher, Weights
 from paceline.policies.tuning import BatchTuner
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
+from paceline.policies.components import Weigher, Weights
 from paceline.policies.contract import Apply, Cancel, Decisions, Discard, Grant, Policy, Update, WorkerId
 from paceline.policies.options import Range
-from paceline.policies.pieces import Weigher, Weights
 
 K: TypeAlias = Annotated[int, Range(1), "how many to wait for"]
 

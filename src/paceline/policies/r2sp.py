@@ -30,6 +30,7 @@ from bisect import bisect
 from collections import deque
 from typing import Annotated, Literal
 
+from paceline.policies.components import Announced, Pace, Weigher, Weights
 from paceline.policies.contract import (
     Apply,
     Cancel,
@@ -44,9 +45,8 @@ from paceline.policies.contract import (
     WorkerId,
     apply_one,
 )
-from paceline.policies.fewest import LEAST, FewestGroups
+from paceline.policies.fewest_groups import LEAST, FewestGroups
 from paceline.policies.options import Range
-from paceline.policies.pieces import Announced, Pace, Weigher, Weights
 from paceline.policies.ring import Ring, Seat
 from paceline.policies.tuning import BatchTuner
 

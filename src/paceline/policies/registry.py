@@ -18,11 +18,10 @@ _KNOWN: dict[str, str] = {
     "ssp": "paceline.policies.ssp:SSP",
     "dssp": "paceline.policies.dssp:DSSP",
     "r2sp": "paceline.policies.r2sp:R2SP",
-    "rlp": "paceline.learn.policy:RLP",
     "safa": "paceline.policies.safa:SAFA",
     "fedbuff": "paceline.policies.fedbuff:FedBuff",
     "filtered": "paceline.policies.filtered:Filtered",
-    "fl-r2sp": "paceline.policies.flr2sp:FLR2SP",
+    "fl-r2sp": "paceline.policies.fl_r2sp:FLR2SP",
     "groups": "paceline.policies.groups:Groups",
 }
 
@@ -32,6 +31,12 @@ def register(name: str, path: str) -> None:
     if not name.isidentifier():
         raise PolicyError(f"A policy's name must be a plain word, not {name!r}.")
     _KNOWN[name] = path
+
+
+def packages() -> tuple[str, ...]:
+    """The packages of all registered policies, each with a dot at its end."""
+    modules = {path.partition(":")[0] for path in _KNOWN.values()}
+    return tuple(sorted({f"{name.rpartition('.')[0]}." for name in modules if "." in name}))
 
 
 def names() -> list[str]:

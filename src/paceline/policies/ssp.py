@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from paceline.policies.components import Progress, Waiting, Weights
 from paceline.policies.contract import Decisions, Discard, Grant, Update, WorkerId, grant_all
-from paceline.policies.onebyone import OneByOne
+from paceline.policies.one_by_one import OneByOne
 from paceline.policies.options import Range
-from paceline.policies.pieces import Progress, Waiting, Weights
 
 
 class SSP(OneByOne):

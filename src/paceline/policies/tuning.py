@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 
+from paceline.policies.components import RecentMax
 from paceline.policies.contract import Update, WorkerId
-from paceline.policies.pieces import RecentMax
 
 
 class _Worker:

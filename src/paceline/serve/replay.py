@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.serve import record
-from paceline.serve.wire import WireError
+from paceline.serve.shard import recording
+from paceline.serve.wire.frames import WireError
 
 DECISIONS, UPDATES = "decisions-*.jsonl", "shard-*.rec"
 
@@ -39,7 +39,7 @@ def weights(folder: Path) -> list[Part]:
     parts = []
     for path in sorted(folder.glob(UPDATES)):
         try:
-            done = record.replay(path)
+            done = recording.replay(path)
         except (WireError, ValueError, KeyError) as error:
             raise ReplayError(f"The recording {path} cannot be replayed: {error}") from None
         parts.append(Part(path.name, done.version, done.updates, bool(done.expected), done.digest == done.expected))

@@ -18,16 +18,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paceline.model import checkpoint
+from paceline.model.checkpoint import Checkpoint, CheckpointError
 from paceline.observe.observer import Observer
 from paceline.policies import Policy
-from paceline.serve import checkpoint, files, forkserver
-from paceline.serve.checkpoint import Checkpoint, CheckpointError
-from paceline.serve.coordinator import Coordinator
-from paceline.serve.forkserver import ForkServer, ShardProcess
-from paceline.serve.saving import Plan
-from paceline.serve.terms import Terms
-from paceline.serve.tls import Tls
-from paceline.serve.variables import SHARD_TOKEN, TOKEN
+from paceline.serve import open_files
+from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.coordinator import Coordinator
+from paceline.serve.environment import SHARD_TOKEN, TOKEN
+from paceline.serve.shard import forkserver
+from paceline.serve.shard.forkserver import ForkServer, ShardProcess
+from paceline.serve.wire.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ class Server:
         """
         self._address = address or Address()
         self._address.check(terms.token)
-        if (most := files.allow(terms.workers)) < terms.workers:
+        if (most := open_files.allow(terms.workers)) < terms.workers:
             raise ServerError(
                 f"{terms.workers} workers need as many open files, and there may be {most}: raise `ulimit -Hn`."
             )

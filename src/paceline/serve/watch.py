@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from paceline.observe.events import Event, from_line
-from paceline.serve import greeting
-from paceline.serve.door import Door
-from paceline.serve.messages import Accepted, Challenge, Happened, Inspect, Inspected, Refused, Subscribe
-from paceline.serve.peer import Peer
-from paceline.serve.wire import Reader, WireError
+from paceline.observe.trace import Event, from_line
+from paceline.serve.wire import handshake
+from paceline.serve.wire.async_channel import Peer
+from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.frames import Reader, WireError
+from paceline.serve.wire.messages import Accepted, Challenge, Happened, Inspect, Inspected, Refused, Subscribe
 
 HEARD = Reader(Challenge | Accepted | Refused | Happened | Inspected)
 
@@ -46,9 +46,9 @@ async def _called(door: Door) -> AsyncIterator[Peer]:
         asked = await peer.receive()
         if not isinstance(asked, Challenge):
             raise WireError("The server did not greet as paceline does.")
-        answer = greeting.proof(door.token, asked)
+        answer = handshake.proof(door.token, asked)
         peer.send(answer)
-        greeting.verify(door.token, asked, answer, await peer.receive())
+        handshake.verify(door.token, asked, answer, await peer.receive())
         yield peer
     except asyncio.IncompleteReadError:
         raise WireError("The server hung up.") from None

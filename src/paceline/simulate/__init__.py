@@ -1,8 +1,8 @@
 """Whole clusters under a virtual clock."""
 
 from paceline.simulate.cluster import Cluster, Result, SimulationError
-from paceline.simulate.read import ClusterError, builtin_names, load_cluster, parse_cluster
-from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec, limit_seconds
+from paceline.simulate.cluster_reader import ClusterError, builtin_names, load_cluster, parse_cluster
+from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec, limit_seconds
 
 __all__ = [
     "Cluster",

@@ -20,12 +20,12 @@ from paceline.observe.observer import Observer, Tee
 from paceline.observe.summary import Report, Summary
 from paceline.policies import Apply, Discard, Keep, Policy
 from paceline.simulate.clock import Clock
-from paceline.simulate.gate import Gate
+from paceline.simulate.cluster_spec import ClusterSpec
 from paceline.simulate.machine import NEVER, Machine
-from paceline.simulate.model import Model
 from paceline.simulate.network import DIRECTIONS, Direction, Mesh, Network, Rounds, Star
-from paceline.simulate.pipeline import Pipeline
-from paceline.simulate.spec import ClusterSpec
+from paceline.simulate.simulated_model import Model
+from paceline.simulate.transfer.gate import Gate
+from paceline.simulate.transfer.pipelined import Pipeline
 
 
 class SimulationError(RuntimeError):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from paceline.observe.driver import Job
-from paceline.observe.events import Event
 from paceline.observe.observer import Recorder
+from paceline.observe.trace import Event
 from paceline.policies import Policy
 from paceline.simulate.cluster import Cluster
-from paceline.simulate.spec import ClusterSpec, Jitter, WorkerSpec
+from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec
 
 BATCH = 32
 LINK = 1e9  # bytes per second, of workers and servers alike

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from paceline.simulate.cluster_spec import WorkerSpec, chance_of
 from paceline.simulate.network import DIRECTIONS, Direction, Flow, Network, Port
-from paceline.simulate.spec import WorkerSpec, chance_of
 
 NEVER = -1.0
 

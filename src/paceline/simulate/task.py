@@ -13,7 +13,7 @@ import torch
 from paceline.model.correction import Asked, checked, chosen
 from paceline.model.optimizer import OptimizerSpec
 from paceline.model.optimizer import make as make_optimizer
-from paceline.model.spec import Setting
+from paceline.model.optimizer_spec import Setting
 from paceline.observe.summary import Report
 from paceline.workloads.data import Data, load
 from paceline.workloads.networks import parameters_of

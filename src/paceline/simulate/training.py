@@ -19,15 +19,15 @@ import torch
 
 from paceline.job.identity import Identity, identity_of
 from paceline.model.correction import chosen, momentum_of
+from paceline.model.optimizer_spec import SUMS
 from paceline.model.similarity import products
 from paceline.model.slice import Slice
-from paceline.model.spec import SUMS
 from paceline.observe.observer import Observer
 from paceline.policies import Apply, Keep, Policy, Update, WorkerId
 from paceline.simulate.cluster import Cluster
+from paceline.simulate.cluster_spec import ClusterSpec
 from paceline.simulate.gradients import Gradients, Job, flat, load
-from paceline.simulate.local import LocalTraining
-from paceline.simulate.spec import ClusterSpec
+from paceline.simulate.local_training import LocalTraining
 from paceline.simulate.task import Goal, Outcome, Point, Task, TrainingError, device_named
 from paceline.workloads.networks import accuracy, loss, make
 

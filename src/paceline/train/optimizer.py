@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.train.link import Computed, Link, Share
+from paceline.train.backend import Computed, Link, Share
 
 
 class PacedOptimizer(torch.optim.Optimizer):

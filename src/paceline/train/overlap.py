@@ -13,9 +13,9 @@ from functools import partial
 
 import torch
 
-from paceline.serve.client import Client
-from paceline.train.flat import Flat
-from paceline.train.link import Computed, Together
+from paceline.serve.worker.client import Client
+from paceline.train.backend import Computed, Together
+from paceline.train.flat_model import Flat
 
 ONCE = "With overlap=True a gradient is pushed while backward() makes it, so "
 REMEDY = "; join with overlap=False if that cannot be."

@@ -21,10 +21,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from paceline.collectives.named import named
 from paceline.collectives.reduce import AllReduce
-from paceline.serve.client import Client
-from paceline.serve.variables import RANK, RANKS, REDUCE
-from paceline.train.flat import Flat
-from paceline.train.link import AllAtOnce, Computed, Share, Source, exchange
+from paceline.serve.environment import RANK, RANKS, REDUCE
+from paceline.serve.worker.client import Client
+from paceline.train.backend import AllAtOnce, Computed, Share, Source, exchange
+from paceline.train.flat_model import Flat
 
 BACKEND = "PACELINE_RANKS_BACKEND"
 PATIENCE = timedelta(days=7)  # a Grant may be long in coming, and a rank that dies is noticed without a timeout

@@ -23,15 +23,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from paceline.model.description import Description
 from paceline.model.optimizer import spec_of
-from paceline.serve.client import Client, Refusal
-from paceline.serve.description import Description
-from paceline.serve.tls import Tls
-from paceline.serve.variables import CONNECT, LAUNCHED, REFUSAL, REFUSED, TOKEN, address, worker_number
-from paceline.train import probe, ranks
-from paceline.train.feed import Feed, PacedLoader, loader_of
-from paceline.train.flat import Flat
-from paceline.train.link import Alone, Link, Together
+from paceline.serve.environment import CONNECT, LAUNCHED, REFUSAL, REFUSED, TOKEN, address, worker_number
+from paceline.serve.wire.tls import Tls
+from paceline.serve.worker.client import Client, Refusal
+from paceline.train import profile, ranks
+from paceline.train.backend import Alone, Link, Together
+from paceline.train.data import Feed, PacedLoader, loader_of
+from paceline.train.flat_model import Flat
 from paceline.train.optimizer import PacedOptimizer
 from paceline.train.overlap import Overlapped
 
@@ -70,7 +70,7 @@ def join(
     overlap: push gradients while the backward pass makes them, where updates are streamed? Then each backward() is
         followed by a step(), and nothing is done to gradients in between: no clipping, scaling or adding up.
     """
-    if probe.wanted():
+    if profile.wanted():
         return _probed(model, optimizer, buffers)
     where = connect or os.environ.get(CONNECT)
     if not where:
@@ -83,7 +83,9 @@ def _probed(model: torch.nn.Module, optimizer: torch.optim.Optimizer, buffers: b
     """A session alone, whose steps are timed."""
     session = Session(model, optimizer, Alone())
     with in_a_sentence():
-        atexit.register(probe.Probe(model, session.optimizer, buffers).write)  # should the script end before it is told
+        atexit.register(
+            profile.Probe(model, session.optimizer, buffers).write
+        )  # should the script end before it is told
     return session
 
 

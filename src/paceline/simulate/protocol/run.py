@@ -10,7 +10,7 @@ from typing import Any
 from paceline import policies
 from paceline.job import JobState, JobTerms
 from paceline.job.accounting import Watcher
-from paceline.observe.events import Event
+from paceline.observe.trace import Event
 from paceline.policies import Policy
 from paceline.simulate.clock import Clock
 from paceline.simulate.protocol.faults import TO_WORKERS, Fault, draw_faults

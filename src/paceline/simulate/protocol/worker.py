@@ -57,7 +57,7 @@ class Worker:
         self._script = self._work()
         self.process.do(self._poke)
 
-    # What it does, as `serve/client.py` and `serve/life.py` do it
+    # What it does, as `serve/worker/client.py` and `serve/worker/incarnation.py` do it
 
     def _work(self) -> Iterator[None]:
         while True:

@@ -1,0 +1,55 @@
+"""A cluster as it is built in a lab: which hosts there are, and what their links come to."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+from paceline.lab import synthetic_worker
+from paceline.lab.namespaces import Lab
+from paceline.launch import link_probe
+from paceline.simulate.cluster_spec import ClusterSpec
+
+STREAM = 1.5  # seconds of the stream by which a link is measured
+
+
+def hosts(spec: ClusterSpec) -> dict[str, float]:
+    """The hosts of a cluster, and the rates of their links."""
+    servers = {} if spec.colocate else {server_host(spec, number): spec.server_link for number in range(spec.servers)}
+    return servers | {worker_host(number): worker.link for number, worker in enumerate(spec.workers)}
+
+
+def server_host(spec: ClusterSpec, shard: int) -> str:
+    return worker_host(shard) if spec.colocate else f"server{shard}"
+
+
+def worker_host(number: int) -> str:
+    return f"worker{number}"
+
+
+def goodput(lab: Lab) -> float:
+    """What a bare TCP stream gets through between two hosts of the lab, as a share of the slower one's rate."""
+    here, there = (list(lab.rates) * 2)[:2]
+    token = secrets.token_bytes(link_probe.TOKEN_BYTES)
+    ours, theirs = lab.pipe()
+    serving = lab.start(there, _serve, theirs, token)
+    theirs.close()
+    (stretch,) = lab.call(here, link_probe.call, [(lab.address(there), ours.recv())], token, STREAM)
+    lab.stop([serving])
+    return float(min(stretch.up, stretch.down) / min(lab.rates[here], lab.rates[there]))
+
+
+def _serve(pipe: Connection, token: bytes) -> None:
+    with socket.create_server(("", 0)) as listener:
+        pipe.send(listener.getsockname()[1])
+        link_probe.serve(listener, token)
+
+
+def as_built(spec: ClusterSpec, share: float, streamed: bool) -> ClusterSpec:
+    """The cluster with the rates that a bare TCP stream reaches, and the slices that the real server makes."""
+    dealt = synthetic_worker.description(spec.model_bytes).deal(spec.servers)
+    workers = tuple(replace(worker, link=worker.link * share) for worker in spec.workers)
+    slices = sum(len(pieces) for pieces in dealt) if streamed else spec.slices
+    return replace(spec, server_link=spec.server_link * share, workers=workers, slices=slices)

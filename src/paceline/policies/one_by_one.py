@@ -1,0 +1,45 @@
+"""What ASP, SSP and DSSP share: each update is applied by itself, as it comes; streamed, each slice of it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from paceline.policies.components import Announced, Progress, Weigher, Weights
+from paceline.policies.contract import Apply, Decisions, Policy, Stream, Turn, Update, WorkerId, apply_one
+
+
+class OneByOne(Policy):
+    streamable = True
+
+    def __init__(self, weights: Weights) -> None:
+        self.weigher = Weigher(weights)
+        self.promised: dict[WorkerId, float] = {}  # streamed: what an update weighs that is being pushed
+
+    @property
+    def hears_ready(self) -> bool:
+        return self.streamed
+
+    @abstractmethod
+    def _crowd(self) -> set[WorkerId] | Progress:
+        """The members."""
+
+    def ready(self, worker: WorkerId, batch_size: int, now: float) -> Decisions:
+        if not self.streamed:
+            return [Turn(worker)]
+        crowd = self._crowd()
+        if worker not in crowd:
+            return []
+        self.weigher.see(worker, batch_size)
+        weights = self.weigher.in_round((Announced(worker, batch_size),), len(crowd))
+        (self.promised[worker],) = weights
+        return [Turn(worker), Stream((worker,), weights, in_order=False)]
+
+    def _apply(self, update: Update, members: int) -> Apply:
+        if self.streamed:
+            return apply_one(update, self.promised.pop(update.worker))
+        self.weigher.see(update.worker, update.batch_size)
+        return Apply((update,), self.weigher.in_round((update,), members))
+
+    def _forget(self, worker: WorkerId) -> None:
+        self.weigher.forget(worker)
+        self.promised.pop(worker, None)

@@ -1,0 +1,107 @@
+"""HiPS (NetAI 2018): the time of one synchronization on BCube and Torus, calculated as in the paper, and simulated."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from paceline.collectives.algorithms import make
+from paceline.collectives.flows import simulate
+from paceline.collectives.formula import gst
+from paceline.collectives.topology import BCube, Topology, Torus
+from paceline.reproduce.shared.papers import Entry, Paper
+from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.rows import TITLES, Figure, Line, Plot, Row, Where
+
+SHAPES = ((4, 2), (8, 3), (16, 4))  # (n, h)
+SIMULATED = 600  # servers: (16, 4) has 65,536, and is by formula alone
+SCHEMES = {"HiPS": "hips", "PSS/MS": "mesh", "RS": "ring"}
+ALONE = "By formula alone, which is the paper's: too large to simulate."
+BOUND = "The paper gives a lower bound, as of links that are all used alike."
+TABLE_1 = "Table 1 needs two machines with RoCE NICs: it was not run."
+
+
+def network(kind: str, n: int, h: int) -> Topology:
+    return BCube(n, h) if kind == "BCube" else Torus([n] * h)
+
+
+def table3(ask: Ask) -> Figure:
+    """GST by formula, which is the paper's, and simulated, in units of W/B."""
+    rows = []
+    for kind in ("BCube", "Torus"):
+        for n, h in SHAPES:
+            for scheme, name in SCHEMES.items():
+                paper, exact = _formula(kind, n, h, name)
+                ours, where = _ours(kind, n, h, name, ask.quick)
+                note = BOUND if not exact else ALONE if where == "formula" else ""
+                what = f"{kind} ({n}, {h}): {scheme}"
+                rows.append(Row("table3", what, _short(paper), _short(ours), "W/B", where, note))
+    return Figure("table3", "GST of HiPS, PSS/MS and RS", tuple(rows), missing=(TABLE_1,))
+
+
+def fig6(ask: Ask) -> Figure:
+    """BCube."""
+    return _compared(ask, "fig6", "BCube")
+
+
+def fig7(ask: Ask) -> Figure:
+    """Torus."""
+    return _compared(ask, "fig7", "Torus")
+
+
+def _compared(ask: Ask, name: str, kind: str) -> Figure:
+    rows = []
+    bars: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
+    for n, h in SHAPES:
+        paper = {scheme: _formula(kind, n, h, each)[0] for scheme, each in SCHEMES.items()}
+        found = {scheme: _ours(kind, n, h, each, ask.quick) for scheme, each in SCHEMES.items()}
+        ours = {scheme: seconds for scheme, (seconds, _) in found.items()}
+        for scheme, seconds in ours.items():
+            bars[scheme].append(seconds)
+        for scheme in ("PSS/MS", "RS"):
+            less = [100 * (1 - each["HiPS"] / each[scheme]) for each in (paper, ours)]
+            what = f"{kind} ({n}, {h}): HiPS, less than {scheme}"
+            where = found[scheme][1]
+            note = ALONE if where == "formula" else ""
+            rows.append(Row(name, what, round(less[0], 1), round(less[1], 1), "%", where, note))
+    shapes = tuple(f"({n}, {h})" for n, h in SHAPES)
+    plot = Plot(
+        f"GST in {kind}", "(n, h)", "W/B", tuple(Line(each, shapes, tuple(y)) for each, y in bars.items()), "bars"
+    )
+    return Figure(name, f"GST in {kind}", tuple(rows), (plot,))
+
+
+@cache
+def _formula(kind: str, n: int, h: int, name: str) -> tuple[float, bool]:
+    found = gst(network(kind, n, h), name, 1.0, 1.0)
+    assert found is not None
+    return found.seconds, found.exact
+
+
+@cache
+def _simulated(kind: str, n: int, h: int, name: str, quick: bool) -> float | None:
+    net = network(kind, n, h)
+    if net.servers > (100 if quick else SIMULATED):
+        return None
+    elements = net.servers * net.ports * 60  # of which every share is a whole number
+    return simulate(net, make(name, net, elements), rate=4.0 * elements)
+
+
+def _ours(kind: str, n: int, h: int, name: str, quick: bool) -> tuple[float, Where]:
+    """Simulated if it can be; and how it was come by."""
+    seconds = _simulated(kind, n, h, name, quick)
+    return (_formula(kind, n, h, name)[0], "formula") if seconds is None else (seconds, "simulated")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+PAPER = Paper(
+    "hips",
+    TITLES["hips"],
+    (
+        Entry("table3", "GST of HiPS, PSS/MS and RS", table3),
+        Entry("fig6", "GST in BCube", fig6),
+        Entry("fig7", "GST in Torus", fig7),
+    ),
+)

@@ -1,0 +1,119 @@
+"""BERT and T5-small with four of eight workers held up (R²SP, journal version, fig. 14)."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from paceline.reproduce.shared.compare import Measured, Scheme, at_own_best
+from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.rows import Figure, Line, Plot, Row
+from paceline.reproduce.shared.runs import Run
+from paceline.simulate.task import Goal
+
+#: Adam has momentum, so R²SP's staleness is corrected for, as it is by default.
+TUNED = Scheme("r2sp:tune_batches=true", "full")
+SCHEMES = (*map(Scheme, ("bsp", "asp", "ssp:staleness=5", "safa")), Scheme("r2sp", "full"), TUNED)
+ROUNDS = 100
+SYNTHETIC = (
+    "QNLI and wmt16 are not to be had: BERT learns to classify made-up sequences, T5 to rewrite them, "
+    "both from random weights."
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network on its cluster."""
+
+    name: str
+    cluster: str
+    network: str
+    data: str
+    rates: tuple[float, ...]
+    target: float  # loss
+    paper: float  # % less time than the second best
+
+    def like(self, ask: Ask) -> Run:
+        """All but the scheme and the rate."""
+        stop = Goal("loss", 0.9 * self.target)
+        network = self.network if ask.where == "gpu" else f"{self.network.split('-')[0]}-tiny"
+        rate, precision = self.rates[0], ask.precision
+        return Run(
+            self.cluster, "bsp", network, self.data, rate, ROUNDS, optimizer="Adam", goal=stop, precision=precision
+        )
+
+
+CASES = (
+    Case("BERT", "r2sp-nlp-bert", "bert", "tokens", (3e-5, 1e-5, 3e-6), 0.5, 16.9),
+    Case("T5-small", "r2sp-nlp-t5", "t5-small", "translation", (3e-4, 1e-4, 3e-5), 2.0, 18.8),
+)
+
+
+def fig14(ask: Ask) -> Figure:
+    """Hardware, statistical and overall efficiency, normalized by BSP, each scheme at its own best rate (Adam)."""
+    rows: list[Row] = []
+    plots: list[Plot] = []
+    missing: list[str] = []
+    for case in CASES:
+        rows += _iterations(case, case.like(ask))
+    if ask.quick:
+        missing.append("BERT and T5 were not trained (--quick): how long their iterations take is simulated.")
+    elif importlib.util.find_spec("transformers") is None:
+        missing.append("BERT and T5 were not trained: install them with pip install 'paceline[transformers]'.")
+    else:
+        missing.append(SYNTHETIC)
+        if ask.where != "gpu":
+            missing.append("Without --device cuda BERT and T5-small are trained in tiny versions.")
+        for case in CASES:
+            like, goal = case.like(ask), Goal("loss", case.target)
+            table = at_own_best(ask.runs, like, SCHEMES, case.rates, ask.seeds[:1], goal)
+            if left := [scheme.name for scheme in SCHEMES if scheme not in [each.scheme for each in table]]:
+                missing.append(f"{case.name}: left out, since not trained at all rates: {'; '.join(left)}.")
+            rows += _trained(case, like.network, table, ask)
+            bars = Line("", tuple(each.scheme.name for each in table), tuple(each.seconds for each in table))
+            plots.append(Plot(f"{case.name} ({like.network}): s to loss {case.target:g}", "", "", (bars,), kind="bars"))
+    title = "Transformers: BERT and T5-small, four of eight workers held up"
+    return Figure("fig14", title, tuple(rows), tuple(plots), tuple(missing))
+
+
+def _iterations(case: Case, like: Run) -> list[Row]:
+    runs = [msgspec.structs.replace(like, policy=scheme.policy) for scheme in SCHEMES]
+    seconds = [run.schedule().report.mean_iteration_seconds for run in runs]
+    return [
+        Row(
+            "fig14",
+            f"{case.name}: {scheme.name}, iteration time",
+            None,
+            round(each / seconds[0], 3),
+            "× BSP's",
+            "simulated",
+        )
+        for scheme, each in zip(SCHEMES, seconds, strict=True)
+    ]
+
+
+def _trained(case: Case, network: str, table: Sequence[Measured], ask: Ask) -> list[Row]:
+    rows = []
+    base = next((each for each in table if each.scheme == SCHEMES[0]), None)
+    for each in table:
+        what = f"{case.name} ({network}): {each.scheme.name}"
+        pairs = (
+            ("rounds", each.rounds, base.rounds if base else None),
+            ("time", each.seconds, base.seconds if base else None),
+        )
+        for part, ours, theirs in pairs:
+            value = None if ours is None or theirs is None else round(ours / theirs, 3)
+            best = f"loss {case.target:g} not reached; the best was {each.best:.3g}"
+            note = best if ours is None else f"rate {each.rate:g}"
+            to = f"{what}, {part} to loss {case.target:g}"
+            rows.append(Row("fig14", to, None, value, "× BSP's", ask.where, note))
+    tuned = next((each for each in table if each.scheme == TUNED), None)
+    if tuned is None:
+        return rows
+    others = [each.seconds for each in table if each.seconds is not None and not each.scheme.policy.startswith("r2sp")]
+    value = None if tuned.seconds is None or not others else round(100 * (1 - tuned.seconds / min(others)), 1)
+    what = f"{case.name} ({network}): R²SP with tuning, against the second best"
+    return [*rows, Row("fig14", what, case.paper, value, "% less time", ask.where)]

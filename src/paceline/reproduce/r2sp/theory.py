@@ -1,0 +1,164 @@
+"""Measured against theory: how stale updates are, and where R²SP is quicker than its honest rivals."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from paceline.reproduce.shared.rows import Figure, Line, Plot, Row
+from paceline.reproduce.shared.simulated import JITTER, MODELS, SCHEMES, report, row
+from paceline.simulate import ClusterSpec, WorkerSpec, load_cluster
+
+if TYPE_CHECKING:
+    from paceline.reproduce.shared.request import Ask
+
+BEYOND = 1.1  # a gain that is worth the name
+WORKERS = (2, 4, 8, 16, 32)
+RATIOS = tuple(10 ** (-1 + step / 4) for step in range(9))  # of computing to communicating
+PIPELINED = "bsp:pipeline=true"
+
+
+def staleness(ask: Ask) -> Figure:
+    """Staleness on cluster A, by the scheme and by what the links do to it."""
+    add = partial(row, "staleness")
+    count = 24 if ask.quick else 60
+    rows: list[Row] = []
+    means: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
+    for model, name in MODELS.items():
+        spec = load_cluster(f"r2sp-a-{name}").with_jitter(JITTER)
+        for scheme, policy in SCHEMES.items():
+            found = report(spec, policy, count)
+            means[scheme].append(found.mean_staleness)
+            if scheme == "BSP":
+                rows.append(add(f"{model}, {scheme}: mean", 0.0, found.mean_staleness, "updates", "By definition."))
+            elif scheme == "R²SP":
+                paper = "at most 15"
+                rows.append(add(f"{model}, {scheme}: mean", paper, found.mean_staleness, "updates", _waited(spec)))
+                rows.append(add(f"{model}, {scheme}: worst", 15.0, found.max_staleness, "updates", "N−1."))
+    shared = report(load_cluster("r2sp-a-vgg16").with_jitter(JITTER), "r2sp", count, shared=True)
+    note = "Shared, no pull waits before it begins, so everyone has the weights of the moment of its Grant."
+    rows.append(add("VGG16, R²SP with links shared: mean", None, shared.mean_staleness, "updates", note))
+    spec = load_cluster("r2sp-a-resnet32").with_jitter(0.2)
+    worst = report(spec, "ssp:staleness=1", 200).max_staleness
+    note = (
+        "The paper gives 2(N−1) for the tightest SSP. While one that is ahead runs on, each of the others may push "
+        "three times (the iteration by which it is behind, and two more), so 3(N−1) = 45 is possible."
+    )
+    rows.append(add("ResNet32, SSP(1), jitter 20%: worst", 30.0, worst, "updates", note))
+    lines = tuple(Line(scheme, tuple(MODELS), tuple(values)) for scheme, values in means.items())
+    plot = Plot(f"Mean staleness, jitter {JITTER:.0%}", "", "updates", lines, "bars")
+    title = f"Staleness on cluster A against theory, jitter {JITTER:.0%}"
+    return Figure("staleness", title, tuple(rows), (plot,))
+
+
+def _waited(spec: ClusterSpec) -> str:
+    """Why a ring's mean staleness is N−1, or less."""
+    worker = spec.workers[0]
+    own = worker.compute_seconds() + 2 * spec.one_way(worker)
+    X = len(spec.workers) * spec.model_bytes / (spec.servers * spec.server_link)
+    if own > X:
+        return f"N−1: a round takes as long as a worker's own path, {own:.3g} s, and no pull waits for the links."
+    return (
+        f"Less than N−1: the links are busy for {X:.3g} s of a round and a worker for {own:.3g} s, so its pull waits "
+        "for the link and gets the weights of the moment at which it begins, which are newer."
+    )
+
+
+def map(ask: Ask) -> Figure:
+    """Where R²SP pays: its gain over pipelined and plain BSP, by how much is computed and by how many."""
+    add = partial(row, "map")
+    clusters = {f"{workers} workers": (workers, max(1, workers // 4)) for workers in WORKERS}
+    clusters["16 workers, 1 server"] = (16, 1)
+    gains: dict[str, list[float]] = {}
+    plain: dict[str, list[float]] = {}
+    for name, (workers, servers) in clusters.items():
+        found = [_gains(even(workers, servers, ratio), 20 if ask.quick else 40) for ratio in RATIOS]
+        gains[name], plain[name] = [over for over, _ in found], [over for _, over in found]
+    one = RATIOS.index(1.0)
+    added = "Not in the paper: added by us."
+    best = max((over, name, RATIOS[at]) for name, each in gains.items() for at, over in enumerate(each))
+    sixteen = even(16, 4, 1.0)
+    rows: list[Row] = [
+        add(
+            "largest gain over pipelined BSP",
+            None,
+            best[0],
+            "× as quick",
+            f"{added} With {best[1]}, and {best[2]:.2g} times as long to compute as all pushes take. What staleness "
+            "costs in samples is not in these figures.",
+        ),
+        add(
+            "16 workers, 4 servers, ratio 1: over pipelined BSP",
+            None,
+            gains["16 workers"][one],
+            "× as quick",
+            f"{added} The arithmetic gives {expected(sixteen):.2f}; pipelined BSP takes C/16 longer than that counts, "
+            "since the last slice can only return when it is complete.",
+        ),
+        add("16 workers, 4 servers, ratio 1: over plain BSP", None, plain["16 workers"][one], "× as quick", added),
+        add(
+            "16 workers, 1 server, ratio 1: over pipelined BSP",
+            None,
+            gains["16 workers, 1 server"][one],
+            "× as quick",
+            f"{added} The arithmetic gives {expected(even(16, 1, 1.0)):.2f}: the fewer servers for each worker, the "
+            "less of a round is a worker's own transfers.",
+        ),
+    ]
+    for name, each in gains.items():
+        ours = _region([ratio for ratio, over in zip(RATIOS, each, strict=True) if over >= BEYOND])
+        note = f"{added} At most {max(each):.2f} times as quick."
+        rows.append(add(f"{name}: compute/communication at which R²SP gains 10% or more", None, ours, "ratio", note))
+    lines = [Line(name, RATIOS, tuple(each)) for name, each in gains.items()]
+    for name in ("16 workers", "16 workers, 1 server"):
+        by_arithmetic = tuple(expected(even(*clusters[name], ratio)) for ratio in RATIOS)
+        lines.append(Line(f"{name}, by arithmetic", RATIOS, by_arithmetic))
+    axis = "seconds to compute / seconds for all pushes, C = N·S/(K·B)"
+    plots = (
+        Plot("R²SP's gain over pipelined BSP", axis, "× as quick", tuple(lines), log=True),
+        Plot(
+            "R²SP's gain over plain BSP",
+            axis,
+            "× as quick",
+            tuple(Line(name, RATIOS, tuple(each)) for name, each in plain.items()),
+            log=True,
+        ),
+    )
+    return Figure("map", "Where R²SP is quicker than pipelined BSP", tuple(rows), plots)
+
+
+def even(workers: int, servers: int, ratio: float) -> ClusterSpec:
+    """Equal workers and servers whose links carry the model in a second; computing takes `ratio` · N·S/(K·B)."""
+    size = 100e6
+    compute = ratio * workers / servers
+    return ClusterSpec(
+        name="even",
+        model_bytes=size,
+        servers=servers,
+        server_link=size,
+        latency=50e-6,
+        apply_rate=10e9,
+        lease=30.0,
+        workers=(WorkerSpec(link=size, batch=32, samples_per_second=32 / compute),) * workers,
+    )
+
+
+def expected(spec: ClusterSpec) -> float:
+    """Pipelined BSP's time over R²SP's: (compute + C) / max(compute + 2·S/b, C)."""
+    worker = spec.workers[0]
+    compute, C = worker.compute_seconds(), len(spec.workers) * spec.model_bytes / (spec.servers * spec.server_link)
+    return (compute + C) / max(compute + 2 * spec.one_way(worker), C)
+
+
+def _gains(spec: ClusterSpec, iterations: int) -> tuple[float, float]:
+    """R²SP's over pipelined and over plain BSP. Barriers settle at once, so a few rounds of theirs are enough."""
+    r2sp, pipelined, plain = (
+        report(spec, policy, count).mean_iteration_seconds
+        for policy, count in (("r2sp", iterations), (PIPELINED, 12), ("bsp", 12))
+    )
+    return pipelined / r2sp, plain / r2sp
+
+
+def _region(ratios: list[float]) -> str:
+    """Gains rise and fall but once, so the least and the largest say all."""
+    return f"{min(ratios):.2g} to {max(ratios):.2g}" if ratios else "none"

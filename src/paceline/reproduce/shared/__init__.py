@@ -1,0 +1,1 @@
+"""Shared by the papers: requests, runs, rows, plots and reports."""

@@ -1,0 +1,81 @@
+"""The synchronization problem as a Gymnasium environment: one simulated cluster, real gradients, the paper's actions.
+
+A step is an iteration of the paper's algorithm 1: an update comes in, and the action says who goes on. The reward is
+−Δt, so an episode's return is minus the time until the target accuracy. It is truncated when the budget is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from paceline.rlp.features import ALL, ITSELF, NEXT, WAIT, State
+from paceline.rlp.fleet import Fleet, Tick
+from paceline.rlp.fleet_state import Watch
+from paceline.rlp.instance import Instance, drawn
+from paceline.rlp.rollout import TEST_EVERY, Guard
+from paceline.workloads.data import Data
+
+Observation = NDArray[np.float32]
+__all__ = ["ALL", "ITSELF", "NEXT", "WAIT", "Synchronization"]
+
+
+class Synchronization(gymnasium.Env[Observation, np.int64]):
+    """Actions: 0 keep idle workers idle, 1 let the one go on who came, 2 let all idle ones go on.
+
+    ring: a fourth, 3, lets the one go on whose turn it is in a fixed order, if it is idle.
+    instances: makes the next episode's instance from a number; seeds of `reset` decide which numbers.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012  # so Gymnasium has it
+
+    def __init__(
+        self,
+        data: Data,
+        instances: Callable[[int], Instance] = drawn,
+        state: State | None = None,
+        ring: bool = False,
+    ) -> None:
+        self._data, self._instances, self._state = data, instances, state or State()
+        self.action_space = spaces.Discrete(4 if ring else 3)
+        self.observation_space = spaces.Box(-1.0, 1.0, (self._state.size,), np.float32)
+        self._fleet: Fleet | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """A new cluster, and its first update. options: {"instance": an Instance} takes that one."""
+        super().reset(seed=seed)
+        instance = (options or {}).get("instance") or self._instances(int(self.np_random.integers(2**31)))
+        self._instance: Instance = instance
+        self._fleet = Fleet([instance], self._data)
+        self._watch, self._guard = Watch(self._fleet, self._state), Guard(self._fleet)
+        self._tick, observation = self._next(self._fleet)
+        return observation, self._about(self._fleet)
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Let workers go on, and wait for the next update."""
+        fleet = self._fleet
+        if fleet is None:
+            raise gymnasium.error.ResetNeeded("Call reset before step.")
+        before = float(fleet.now)
+        who = self._guard.let_go(fleet.now.new_full((1,), int(action)).long(), fleet, self._tick)
+        fleet.apply(who.any(1))
+        fleet.go(who)
+        reached = fleet.updates % TEST_EVERY == 0 and float(fleet.accuracy()) >= self._instance.target
+        self._tick, observation = self._next(fleet)
+        spent = fleet.updates >= self._instance.budget
+        return observation, before - float(fleet.now), reached, spent and not reached, self._about(fleet)
+
+    def _next(self, fleet: Fleet) -> tuple[Tick, Observation]:
+        tick = fleet.arrive()
+        state = self._watch.see(fleet, tick, fleet.loss() if self._state.validated else None)
+        return tick, state[0].numpy().astype(np.float32)
+
+    def _about(self, fleet: Fleet) -> dict[str, Any]:
+        return {"seconds": float(fleet.now), "updates": fleet.updates, "idle": int(fleet.idle.sum())}

@@ -1,0 +1,91 @@
+"""A learner as a file, so that it can go on where it was interrupted and learn what it would have learned."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from paceline.rlp.features import State
+from paceline.rlp.learner import Learner, Lessons, Progressed, Settings
+from paceline.rlp.network_file import save
+from paceline.rlp.rule_network import weights_of
+from paceline.workloads.data import Data
+
+VERSION = "2"
+
+
+class CheckpointError(ValueError):
+    """One sentence that says what to do."""
+
+
+def keep(learner: Learner, log: Sequence[Progressed], path: Path) -> None:
+    """Write it all. Whatever happens meanwhile, there is a whole file: the old one or the new one."""
+    tensors = {f"network.{name}": each for name, each in learner.network.state_dict().items()}
+    for at, lessons in enumerate(learner.kept):
+        tensors |= {f"kept{at}.{part}": each for part, each in lessons._asdict().items()}
+    notes = {
+        "version": VERSION,
+        "settings": json.dumps(asdict(learner.settings)),
+        "iteration": str(learner.iteration),
+        "log": json.dumps([asdict(each) for each in log]),
+    }
+    beside = path.with_name(path.name + ".new")
+    save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, beside, notes)
+    os.replace(beside, path)
+
+
+def go_on(
+    path: Path, data: Data, device: str = "cpu", pool: Executor | None = None
+) -> tuple[Learner, list[Progressed]]:
+    """The learner that was kept there, and its log."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            notes = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+    except FileNotFoundError:
+        raise CheckpointError(f"There is no checkpoint {path}; leave out --resume to begin.") from None
+    except (SafetensorError, OSError):
+        raise CheckpointError(
+            f"{path} is not a checkpoint, or a broken one; leave out --resume to begin anew."
+        ) from None
+    try:
+        if notes["version"] != VERSION:
+            raise CheckpointError(
+                f"{path} was written by another version of paceline; leave out --resume to begin anew."
+            )
+        learner = Learner(_settings(notes["settings"]), data, device, pool)
+        learner.iteration = int(notes["iteration"])
+        learner.network.load_state_dict(
+            {name.removeprefix("network."): each for name, each in tensors.items() if name.startswith("network.")}
+        )
+        parts = {name.partition(".")[0] for name in tensors} - {"network"}
+        found = {part: Lessons(*(tensors[f"{part}.{each}"] for each in Lessons._fields)) for part in parts}
+        learner.kept.extend(found[f"kept{at}"] for at in range(len(found)))
+        log = [Progressed(**each) for each in json.loads(notes["log"])]
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} does not hold a whole learner; leave out --resume to begin anew.") from None
+    return learner, log
+
+
+def export(learner: Learner, log: Sequence[Progressed], path: Path) -> None:
+    """Write the network, as the policy `rlp` reads it."""
+    settings = learner.settings
+    about = {"settings": json.dumps(asdict(settings)), "iterations": str(learner.iteration)}
+    if log:
+        about["episodes"] = str(log[-1].episodes)
+    save(weights_of(learner.network, settings.state, settings.rules), path, about)
+
+
+def _settings(text: str) -> Settings:
+    plain = json.loads(text)
+    tuples = {name: tuple(plain[name]) for name in ("depths", "workers")}
+    return Settings(**{**plain, **tuples, "state": State(**plain["state"])})

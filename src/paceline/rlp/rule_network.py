@@ -1,0 +1,99 @@
+"""What chooses rules, for many clusters at once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from paceline.rlp.features import ALL, ITSELF, WAIT, State, is_due
+from paceline.rlp.fleet import Fleet, Tensor, Tick
+from paceline.rlp.network_file import Weights
+from paceline.rlp.rules import Rule, last
+
+
+class Network(nn.Sequential):
+    """Q: 64 and 32 units with leaky rectifiers, as in the paper."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(
+            nn.Linear(inputs, 64), nn.LeakyReLU(), nn.Linear(64, 32), nn.LeakyReLU(), nn.Linear(32, outputs)
+        )
+
+
+def network_of(weights: Weights) -> Network:
+    """The network that a file holds."""
+    network = Network(weights.state.size, len(weights.rules))
+    layers = [layer for layer in network if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        for layer, (weight, bias) in zip(layers, weights.layers, strict=True):
+            layer.weight.copy_(torch.from_numpy(weight.T.copy()))
+            layer.bias.copy_(torch.from_numpy(bias))
+    return network
+
+
+def weights_of(network: Network, state: State, rules: tuple[Rule, ...]) -> Weights:
+    """The network, as a file holds it."""
+    layers = [layer for layer in network if isinstance(layer, nn.Linear)]
+    pairs = ((layer.weight.detach().cpu().T.contiguous(), layer.bias.detach().cpu()) for layer in layers)
+    return Weights(state, rules, tuple((weight.numpy(), bias.numpy()) for weight, bias in pairs))
+
+
+def carried_out(rule: Tensor, rules: tuple[Rule, ...], fleet: Fleet, tick: Tick) -> Tensor:
+    """The action (E,) that each one's rule, by its number, takes now: `Rule.action`, row by row."""
+    wanted, bound, only = (table[rule] for table in _tables(rules, fleet.N, fleet.device))
+    done = fleet.steps - (~fleet.idle).long()
+    lead = done.gather(1, tick.worker[:, None])[:, 0] - done.min(1).values
+    by_count = torch.where(fleet.idle.sum(1) >= wanted, ALL, WAIT)
+    by_lead = torch.where(lead > bound, WAIT, torch.where(lead == 0, ALL, ITSELF))
+    return torch.where(only >= 0, only, torch.where(bound >= 0, by_lead, by_count))
+
+
+@lru_cache
+def _tables(rules: tuple[Rule, ...], workers: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    table = [(rule.wanted(workers), rule.bound, rule.only) for rule in rules]
+    wanted, bound, only = (torch.tensor(each, device=device) for each in zip(*table, strict=True))
+    return wanted, bound, only
+
+
+class Ruled:
+    """Each episode keeps to a rule for a round, and is then given the network's choice or one that is to be tried.
+
+    Single actions are chosen anew at every update.
+
+    tried: first[e] until update switch[e], then second[e] until update ends[e]; −1 stands for the network's choice.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module | None,
+        rules: tuple[Rule, ...],
+        first: Tensor,
+        second: Tensor | None = None,
+        switch: Tensor | None = None,
+        ends: Tensor | None = None,
+    ) -> None:
+        self._rules, self._lasts = rules, last(rules)
+        self._network, self._first = network, first
+        self._second = first if second is None else second
+        self._switch = torch.zeros_like(first) if switch is None else switch
+        self._ends = torch.full_like(first, 2**40) if ends is None else ends
+        self._rule = first.clone()
+
+    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]:
+        if is_due(fleet.updates, fleet.N, self._lasts):
+            tried = torch.where(fleet.updates < self._switch[rows], self._first[rows], self._second[rows])
+            tried = torch.where(fleet.updates < self._ends[rows], tried, -1)
+            if self._network is not None:
+                with torch.no_grad():
+                    best = self._network(state).argmax(1)
+                tried = torch.where(tried < 0, best, tried)
+            self._rule[rows] = tried
+        rule = self._rule[rows]
+        return carried_out(rule, self._rules, fleet, tick), rule
+
+
+def greedy(network: nn.Module, rules: tuple[Rule, ...], episodes: int, device: str | torch.device) -> Ruled:
+    """The network's choice, always."""
+    return Ruled(network, rules, torch.full((episodes,), -1, device=device))

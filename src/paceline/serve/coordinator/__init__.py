@@ -1,0 +1,1 @@
+"""The coordinator: an asyncio shell around the job's state machine."""

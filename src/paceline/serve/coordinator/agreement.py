@@ -1,0 +1,79 @@
+"""The model that all workers of a job agree on: its first worker, or a checkpoint, describes it."""
+
+from __future__ import annotations
+
+from paceline.model.checkpoint import Checkpoint, CheckpointError
+from paceline.model.correction import Correction, chosen, momentum_of
+from paceline.model.description import Description
+from paceline.policies import Policy
+from paceline.serve.coordinator.config import Terms
+from paceline.serve.wire.frames import WireError
+from paceline.serve.wire.messages import Ranges
+
+
+class Agreement:
+    """What is trained, and how it is cut into pieces."""
+
+    def __init__(self, terms: Terms, policy: Policy, restored: Checkpoint | None) -> None:
+        self._terms, self._restored = terms, restored
+        self._mixes, self._streams = policy.mixes, terms.streams(policy)
+        self._described: Description | None = None
+        self.text = b""  # the description, as it was sent
+        self.correct: Correction = "none"  # how staleness is corrected for; until it is known what is trained, not
+        if restored:
+            self._take(restored.description, restored.description.as_json())
+
+    @property
+    def is_known(self) -> bool:
+        return self._described is not None
+
+    @property
+    def momentum(self) -> float:
+        """Of the server's optimizer."""
+        assert self._described is not None
+        return momentum_of(self._described.optimizer)
+
+    def agree(self, text: bytes) -> bool:
+        """Check a worker's description. True if it is the first: now it is known what is trained.
+
+        WireError if it cannot be read, or differs from what the others train.
+        """
+        try:
+            described = Description.from_json(text)
+        except ValueError as error:
+            raise WireError(f"The description of the model cannot be read: {error}.") from None
+        if self._described is None:
+            try:
+                described.deal(self._terms.shards, 1)
+            except ValueError as error:
+                raise WireError(f"The model cannot be cut: {error}; use fewer servers.") from None
+            try:
+                self._take(described, text)
+            except ValueError as error:
+                raise WireError(str(error)) from None
+            return True
+        if self._restored:
+            try:
+                self._restored.must_be_of(described)
+            except CheckpointError as error:
+                raise WireError(str(error)) from None
+        difference = self._described.differs_from(described)
+        if difference:
+            raise WireError(f"All workers must train the same model: {difference}.")
+        return False
+
+    def pieces(self) -> list[Ranges]:
+        """The pieces of the model that each shard holds: one, or where they are streamed, several."""
+        if self._described is None:
+            return []
+        return self._described.deal(self._terms.shards, self._terms.slices if self._streams else 1)
+
+    def _take(self, described: Description, text: bytes) -> None:
+        """ValueError if staleness cannot be corrected for as was asked."""
+        asked = self._terms.correct
+        try:
+            # Where workers make their own steps, there is no momentum on the server.
+            self.correct = "none" if self._mixes else chosen(asked, described.optimizer)
+        except ValueError as error:
+            raise ValueError(f"--correct {asked} cannot be had: {error}; leave it at auto.") from None
+        self._described, self.text = described, text

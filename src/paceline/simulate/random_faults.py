@@ -1,0 +1,30 @@
+"""Faults from a seed: the same seed breaks the same things at the same times."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from paceline.observe.driver import Fault
+from paceline.simulate.cluster_spec import ClusterSpec, limit_seconds
+
+
+def chaos(spec: ClusterSpec, count: int, iterations: int, seed: int) -> ClusterSpec:
+    """The same cluster with `count` more faults, spread over a run of so many iterations.
+
+    A killed worker comes back after a while. Pauses and cuts last from a moment to twice the lease.
+    """
+    draw = random.Random(f"{seed}:faults")
+    span = iterations * limit_seconds(spec, streamed=False)
+    faults: list[Fault] = []
+    for _ in range(count):
+        time, worker = draw.uniform(0.0, span), draw.randrange(len(spec.workers))
+        kind = draw.choice(("kill", "pause", "cut"))
+        if kind == "kill":
+            faults.append(Fault(time, worker, "kill"))
+            faults.append(Fault(time + draw.uniform(0.0, 2 * spec.lease), worker, "rejoin"))
+        elif kind == "pause":
+            faults.append(Fault(time, worker, "pause", draw.uniform(0.0, 2 * spec.lease)))
+        else:
+            faults.append(Fault(time, worker, "cut", draw.uniform(0.0, 2 * spec.lease)))
+    return replace(spec, faults=spec.faults + tuple(faults))

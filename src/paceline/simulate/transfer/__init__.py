@@ -1,0 +1,1 @@
+"""How updates travel in a simulated cluster: as a whole, streamed or pipelined."""

@@ -1,0 +1,88 @@
+"""Deep Q-learning as the paper has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from paceline.policies import make
+from paceline.rlp.dqn import Learner, Settings
+from paceline.rlp.features import ALL, ITSELF, WAIT, State
+from paceline.rlp.network_file import save
+from paceline.rlp.rule_network import weights_of
+from paceline.rlp.rules import ACTIONS
+from paceline.workloads.data import load
+
+DIGITS = load("digits")
+SMALL = Settings(pretraining=4, together=4, budget=40, depths=(0, 1), size="bundled", workers=4)
+
+
+def test_the_defaults_are_the_papers() -> None:
+    s = Settings()
+    assert (s.memory, s.batch, s.copied, s.discount, s.explore, s.rate) == (50, 32, 5, 0.8, 0.1, 0.01)
+    assert s.state == State(history=10, scene=False, validated=True)
+    assert [rule.action(10, 3, 1) for rule in s.rules] == [WAIT, ITSELF, ALL]
+
+
+def test_it_learns_from_a_seed_and_is_a_policy_then(tmp_path: Path) -> None:
+    def learned(seed: int) -> Learner:
+        learner = Learner(replace(SMALL, seed=seed), DIGITS)
+        learner.pretrain()
+        learner.learn(8)
+        assert learner.episodes == 8
+        return learner
+
+    one, again, other = learned(0), learned(0), learned(1)
+    weights = [torch.cat([each.flatten() for each in learner.network.parameters()]) for learner in (one, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    path = tmp_path / "paper.safetensors"
+    save(weights_of(one.network, SMALL.state, SMALL.rules), path)
+    policy = make(f"rlp:network={path}")
+    assert policy.joined(0, 0.0)
+
+
+def test_q_goes_to_the_papers_target() -> None:
+    """That is r + γ max Q*; double Q's is what Q* says of the action that Q prefers, which is never more."""
+    chance = torch.Generator().manual_seed(0)
+    before, after = (torch.rand(32, SMALL.state.size, generator=chance) for _ in range(2))
+    action, reward = torch.randint(3, (32,), generator=chance), -torch.rand(32, generator=chance)
+    values = {}
+    for double in (False, True):
+        settings = replace(SMALL, memory=32, rate=3e-3, double=double, copied=10**9, discount=0.9)
+        learner = Learner(settings, DIGITS)
+        with torch.no_grad():
+            learner.target[-1].weight.mul_(4)  # type: ignore[operator]  # Q* is sure of itself
+            wanted = reward + 0.9 * learner.target(after).max(1).values
+            first = learner.network(before).gather(1, action[:, None])[:, 0]
+        for _ in range(15):
+            learner.store(before, action, reward, after)
+        with torch.no_grad():
+            values[double] = learner.network(before).gather(1, action[:, None])[:, 0]
+    assert float((values[False] - wanted).square().mean()) < 0.1 * float((first - wanted).square().mean())
+    assert float(values[True].mean()) < float(values[False].mean())
+
+
+def test_the_target_is_copied_every_so_many_steps() -> None:
+    learner = Learner(replace(SMALL, memory=32, batch=32), DIGITS)
+    row = torch.rand(1, SMALL.state.size)
+
+    def same() -> bool:
+        pairs = zip(learner.network.parameters(), learner.target.parameters(), strict=True)
+        return all(torch.equal(one, other) for one, other in pairs)
+
+    for _ in range(31):
+        learner.store(row, torch.tensor([0]), torch.tensor([-1.0]), row)
+    assert same(), "nothing is learned before there is a batch"
+    seen = []
+    for _ in range(10):
+        learner.store(row, torch.tensor([0]), torch.tensor([-1.0]), row)
+        seen.append(same())
+    assert seen == [False] * 4 + [True] + [False] * 4 + [True]
+    assert len(ACTIONS) == 3

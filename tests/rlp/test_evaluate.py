@@ -1,0 +1,72 @@
+"""Policies side by side on the same instances."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from paceline.rlp.evaluate import FIXED, Times, _together, best_fixed, interval, judged, ratios
+from paceline.rlp.instance import Instance, drawn
+from paceline.workloads.data import Data, load
+
+
+def small(number: int, workers: int = 4, hidden: int = 0) -> Instance:
+    return replace(drawn(number, workers, hidden, size="bundled"), target=0.6, budget=120)
+
+
+def bundled(name: str) -> Data:
+    assert name == "digits"
+    return load("digits")
+
+
+def test_each_policy_has_a_time_for_each_instance_and_seed() -> None:
+    instances = [small(0), small(1, hidden=1), small(2), small(3, workers=3)]
+    told: list[tuple[int, int]] = []
+    times = judged(instances, 2, ("asp", "bsp", "rlp"), bundled, say=lambda *each: told.append(each))
+    for each in times.values():
+        assert each.seconds.shape == each.updates.shape == (4, 2)
+        assert (each.seconds > 0).all()
+        assert each.reached.any()
+    assert told[-1] == (12, 12)
+    assert not np.array_equal(times["asp"].seconds[:, 0], times["asp"].seconds[:, 1]), "seeds are to differ"
+    alone = judged(instances[1:2], 2, ("rlp",), bundled)["rlp"]
+    np.testing.assert_allclose(alone.seconds[0], times["rlp"].seconds[1])
+
+
+def test_as_many_are_played_at_once_as_a_gpu_has_room_for() -> None:
+    def at_once(instance: Instance, jobs: int) -> int:
+        return _together(instance, bundled, "cuda", jobs)
+
+    large = replace(small(0, workers=20, hidden=3), units=4096)
+    assert at_once(small(0), 1) == 1500, "more make nothing quicker"
+    assert 1 < at_once(large, 4) < at_once(large, 1) < 1500
+    assert at_once(replace(large, units=100_000), 4) == 1
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_side_by_side_it_comes_to_the_same() -> None:
+    instances, specs = [small(0), small(1, hidden=1), small(2, workers=3)], ("asp", "rlp")
+    one, two = (judged(instances, 2, specs, bundled, jobs=jobs) for jobs in (1, 2))
+    for spec in specs:
+        np.testing.assert_array_equal(one[spec].updates, two[spec].updates)
+        np.testing.assert_allclose(one[spec].seconds, two[spec].seconds)
+
+
+def test_ratios_are_to_the_best_fixed_policy_of_each_instance() -> None:
+    def of(*rows: tuple[float, float]) -> Times:
+        seconds = np.array(rows)
+        return Times(np.ones_like(seconds, bool), np.ones_like(seconds, int), seconds)
+
+    times = {"bsp": of((2, 4), (10, 10)), "asp": of((6, 6), (4, 6)), "rlp": of((1, 2), (10, 10))}
+    found = ratios(times)
+    assert found["bsp"].tolist() == [1.0, 2.0]
+    assert found["asp"].tolist() == [2.0, 1.0]
+    assert found["rlp"].tolist() == [0.5, 2.0], "what is judged is not judged by itself"
+    assert best_fixed(times) == ["bsp", "asp"]
+    assert interval(np.array([1.0, 3.0])) == pytest.approx(1.96)
+    assert len(FIXED) == 7

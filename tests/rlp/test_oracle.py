@@ -1,0 +1,83 @@
+"""Our deep Q-learning against Stable-Baselines3's, where that is installed (pip install stable-baselines3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("gymnasium")
+baselines = pytest.importorskip("stable_baselines3", reason="the oracle is not installed, and no test needs it")
+
+import torch
+from stable_baselines3.common.logger import configure
+
+from paceline.rlp import dqn
+from paceline.rlp.environment import Synchronization
+from paceline.rlp.instance import Instance, drawn
+from paceline.workloads.data import load
+
+DIGITS = load("digits")
+SETTINGS = dqn.Settings(memory=32, copied=10**9, budget=40, size="bundled", workers=4)
+STEPS = 5
+
+
+def small(seed: int) -> Instance:
+    return replace(drawn(seed, 4, 1, size="bundled"), budget=60)
+
+
+def oracle(environment: Synchronization, **settings: object):  # type: ignore[no-untyped-def]
+    """With the paper's settings, and without what is its own: a bound on gradients, and learning now and then."""
+    kwargs = {"net_arch": [64, 32], "activation_fn": torch.nn.LeakyReLU, "optimizer_kwargs": {"eps": 0.5e-8}}
+    usual = {"learning_rate": SETTINGS.rate, "gamma": SETTINGS.discount, "batch_size": 32, "max_grad_norm": 1e9}
+    model = baselines.DQN("MlpPolicy", environment, policy_kwargs=kwargs, device="cpu", **{**usual, **settings})
+    model.set_logger(configure(format_strings=[]))
+    return model
+
+
+def test_it_makes_the_steps_that_the_oracle_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loss is Huber's: half the square where errors are below one. To Adam that is the same with half its eps."""
+    environment = Synchronization(DIGITS, small, SETTINGS.state)
+    model, learner = oracle(environment, buffer_size=32, learning_starts=0), dqn.Learner(SETTINGS, DIGITS)
+    ours = [layer for layer in learner.network if isinstance(layer, torch.nn.Linear)]
+    theirs = [layer for layer in model.q_net.q_net if isinstance(layer, torch.nn.Linear)]
+    with torch.no_grad():
+        for one, other in zip(ours, theirs, strict=True):
+            one.weight.copy_(other.weight)
+            one.bias.copy_(other.bias)
+    learner.target.load_state_dict(learner.network.state_dict())
+    # The same batch for both, in the same order: all there is.
+    monkeypatch.setattr("torch.randint", lambda *_, **__: torch.arange(32))
+    monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: model.replay_buffer._get_samples(np.arange(32)))
+    chance = np.random.default_rng(0)
+    seen, _ = environment.reset(seed=1)
+    for _ in range(32):
+        action = chance.integers(3)
+        after, reward, *_ = environment.step(action)
+        reward *= 0.1
+        model.replay_buffer.add(seen[None], after[None], np.array([[action]]), np.array([reward]), np.zeros(1), [{}])
+        learner.store(
+            torch.from_numpy(seen)[None],
+            torch.tensor([int(action)]),
+            torch.tensor([reward], dtype=torch.float32),
+            torch.from_numpy(after)[None],
+        )
+        seen = after
+    before = [layer.weight.detach().clone() for layer in theirs]
+    for _ in range(STEPS - 1):  # the first one came with the last transition
+        learner._learn()
+    model.train(gradient_steps=STEPS, batch_size=32)
+    for one, other, was in zip(ours, theirs, before, strict=True):
+        assert not torch.allclose(other.weight, was, atol=1e-3), "there was something to learn"
+        torch.testing.assert_close(one.weight, other.weight, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(one.bias, other.bias, rtol=1e-3, atol=1e-4)
+
+
+def test_the_oracle_can_learn_in_our_environment() -> None:
+    environment = Synchronization(DIGITS, small, SETTINGS.state)
+    model = oracle(environment, buffer_size=50, learning_starts=32, train_freq=1, target_update_interval=5)
+    model.learn(total_timesteps=100)
+    action, _ = model.predict(environment.reset(seed=3)[0])
+    assert int(action) in (0, 1, 2)

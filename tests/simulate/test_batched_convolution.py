@@ -1,0 +1,78 @@
+"""Convolutions as matrix products: the same answers, the same gradients, also of many networks at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from paceline.simulate.batched_convolution import Product, as_products
+from paceline.simulate.gradients import Judge, flat, stacked_gradients
+from paceline.workloads.data import load
+from paceline.workloads.networks import loss, make
+
+DIGITS = load("digits")
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kernel=pairs,
+    stride=pairs,
+    padding=st.one_of(st.just("valid"), st.tuples(st.integers(0, 2), st.integers(0, 2))),
+    bias=st.booleans(),
+    size=st.tuples(st.integers(3, 9), st.integers(3, 9)),
+)
+def test_a_product_does_as_its_convolution(kernel, stride, padding, bias, size) -> None:  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 3, kernel, stride, padding, bias=bias)
+    images = torch.randn(4, 2, *size)
+    assert torch.allclose(Product(layer)(images), layer(images), atol=1e-5)
+
+
+def test_what_cannot_be_helped_stays() -> None:
+    kept = [
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, dilation=2),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(4, 4, 3, padding="same"),
+    ]
+    network = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Sequential(*kept))
+    changed = as_products(network)
+    assert [type(layer) for layer in changed.modules()].count(Product) == 1
+    assert isinstance(network[0], nn.Conv2d)  # the one it is made of is left alone
+    images = torch.randn(2, 4, 12, 12)
+    assert torch.allclose(changed(images), network(images), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet20"])
+def test_gradients_of_many_at_once_are_those_of_each(name: str) -> None:
+    torch.manual_seed(0)
+    network = make(name, DIGITS).double()
+    torch.func.replace_all_batch_norm_modules_(network)
+    judge = Judge(loss, torch.device("cpu"), "float32")
+
+    def fetch(samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return DIGITS.prepared(DIGITS.inputs[samples]).double(), DIGITS.labels[samples]
+
+    weights = flat(network) + 0.01 * torch.randn(3, flat(network).numel(), dtype=torch.float64)
+    samples = torch.randint(0, len(DIGITS.labels), (3, 8))
+    found, losses = stacked_gradients(as_products(network), judge, fetch, weights, samples)
+    for client in range(3):
+        row = weights[client].clone().requires_grad_()
+        views = dict(zip(dict(network.named_parameters()), _split(row, network), strict=True))
+        inputs, labels = fetch(samples[client])
+        expected = loss(torch.func.functional_call(network, views, inputs), labels)
+        (gradient,) = torch.autograd.grad(expected, row)
+        assert losses[client].item() == pytest.approx(expected.item())
+        assert torch.allclose(found[client], gradient, atol=1e-9)
+
+
+def _split(row: torch.Tensor, network: nn.Module) -> list[torch.Tensor]:
+    sizes = [parameter.numel() for parameter in network.parameters()]
+    return [
+        part.view(parameter.shape)
+        for part, parameter in zip(torch.split(row, sizes), network.parameters(), strict=True)
+    ]
