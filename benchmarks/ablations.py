@@ -21,9 +21,9 @@ import torch
 
 from paceline.rlp import dqn
 from paceline.rlp.evaluate import FIXED, judged, ratios
-from paceline.rlp.features import State
+from paceline.rlp.features import StateFeatures
 from paceline.rlp.instance import Instance, drawn
-from paceline.rlp.learner import Learner, Settings
+from paceline.rlp.learner import LearnerSettings, RuleLearner
 from paceline.rlp.network_file import save
 from paceline.rlp.process_pool import pool_of, table
 from paceline.rlp.rule_network import weights_of
@@ -34,14 +34,14 @@ KEPT = Path(__file__).parents[1] / "docs" / "results" / "rlp-ablations.jsonl"
 DEPTHS = (0, 1)
 PAPERS_EPISODES = 512  # a step of learning for every update takes long
 JUDGED = 10  # times each instance is played by what was learned
-OURS = Settings(instances=256, depths=DEPTHS, size="bundled", budget=600)
-PAPERS = dqn.Settings(depths=DEPTHS, size="bundled", budget=600)
-ROWS: dict[str, Settings | dqn.Settings] = {
+OURS = LearnerSettings(instances=256, depths=DEPTHS, size="bundled", budget=600)
+PAPERS = dqn.DqnSettings(depths=DEPTHS, size="bundled", budget=600)
+ROWS: dict[str, LearnerSettings | dqn.DqnSettings] = {
     "as it is": OURS,
     "no pre-training": replace(OURS, pretrained=False),
-    "a validation batch's loss": replace(OURS, state=State(validated=True)),
-    "H = 1": replace(OURS, state=State(history=1)),
-    "the paper's state alone": replace(OURS, state=State(scene=False)),
+    "a validation batch's loss": replace(OURS, state=StateFeatures(validated=True)),
+    "H = 1": replace(OURS, state=StateFeatures(history=1)),
+    "the paper's state alone": replace(OURS, state=StateFeatures(scene=False)),
     "a ring as well": replace(OURS, ring=True),
     "the paper's learner": PAPERS,
     "the paper's learner, double Q, memory 5,000, γ = 0.99": replace(PAPERS, double=True, memory=5000, discount=0.99),
@@ -53,16 +53,16 @@ def instances() -> list[Instance]:
     return [replace(each, budget=OURS.budget) for each in every]
 
 
-def learn(asked: tuple[Settings | dqn.Settings, int, Path]) -> Path:
+def learn(asked: tuple[LearnerSettings | dqn.DqnSettings, int, Path]) -> Path:
     """Learn, in a process of its own, and write down what was learned."""
     settings, episodes, path = asked
-    learner: Learner | dqn.Learner
-    if isinstance(settings, Settings):
-        learner = Learner(settings, table("digits"))
+    learner: RuleLearner | dqn.DqnLearner
+    if isinstance(settings, LearnerSettings):
+        learner = RuleLearner(settings, table("digits"))
         while learner.iteration * settings.instances * settings.times < episodes:
             learner.iterate()
     else:
-        learner = dqn.Learner(settings, table("digits"))
+        learner = dqn.DqnLearner(settings, table("digits"))
         learner.pretrain()
         learner.learn(PAPERS_EPISODES)
     save(weights_of(learner.network, settings.state, settings.rules), path)

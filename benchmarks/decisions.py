@@ -25,7 +25,7 @@ from paceline.observe.trace import Arrived, Event, Granted
 from paceline.policies import make
 from paceline.serve.coordinator import event_loop
 from paceline.serve.wire import handshake, messages
-from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import Channel
 from paceline.serve.worker.incarnation import FROM_COORDINATOR
 from paceline.serve.worker.transfers import FROM_SHARD
@@ -40,8 +40,8 @@ TARGET = 1e-3
 
 def work(port: int) -> None:
     """One worker, without threads, so that nothing stands between the socket and the clock."""
-    door = Door("127.0.0.1", port)
-    line = socket.create_connection((door.host, door.port))
+    endpoint = Endpoint("127.0.0.1", port)
+    line = socket.create_connection((endpoint.host, endpoint.port))
     control = Channel(line, FROM_COORDINATOR)
     handshake.call(control, b"")
     layout = Layout((Tensor("w", (ELEMENTS,)),))
@@ -49,12 +49,12 @@ def work(port: int) -> None:
     control.send(messages.Join(), memoryview(described))
     welcome = control.receive()
     ((host, shard_port, *_),) = welcome.shards
-    shard, _ = door.at(host, shard_port).open(FROM_SHARD)
+    shard, _ = endpoint.at(host, shard_port).open(FROM_SHARD)
     shard.send(messages.Hello(welcome.worker, welcome.incarnation, welcome.ticket))
     body = memoryview(bytearray(ELEMENTS * 4))
     if welcome.worker == 0:  # the first is asked for the weights that the model begins with
-        assert isinstance(control.receive(), messages.Give)
-        shard.send(messages.Begin(), body)
+        assert isinstance(control.receive(), messages.ProvideWeights)
+        shard.send(messages.InitialWeights(), body)
         shard.receive()
     draw = random.Random(welcome.worker).uniform
     sent, granted = {}, {}
@@ -65,7 +65,7 @@ def work(port: int) -> None:
         shard.send(messages.Pull(grant.version))
         version = shard.receive(lambda _message, _size: body).version
         time.sleep(COMPUTE * draw(0.8, 1.2))
-        control.send(messages.Ready(iteration, version, 1, COMPUTE, None))
+        control.send(messages.GradientReady(iteration, version, 1, COMPUTE, None))
         shard.send(messages.Push(iteration, (0.1,)), body)
         sent[iteration] = time.monotonic()
         shard.receive()
@@ -97,11 +97,11 @@ class Latencies:
 
 
 async def measure(policy: str) -> Latencies:
-    from paceline.serve.coordinator.config import Terms  # not above: workers need less
+    from paceline.serve.coordinator.config import ServerConfig  # not above: workers need less
     from paceline.serve.server import Server
 
     events: list[Event] = []
-    async with Server(lambda: make(policy), Terms(workers=WORKERS), observer=Recorder(events.append)) as server:
+    async with Server(lambda: make(policy), ServerConfig(workers=WORKERS), observer=Recorder(events.append)) as server:
         processes = [
             await asyncio.create_subprocess_exec(
                 sys.executable, __file__, "--worker", str(server.port), stdout=asyncio.subprocess.PIPE

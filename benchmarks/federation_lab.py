@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from paceline.federated.client import Client, plain_sgd
-from paceline.federated.client_data import Share, share_of, tested
+from paceline.federated.client import FederatedClient, plain_sgd
+from paceline.federated.client_data import ClientData, share_of, tested
 from paceline.federated.partition import Skew
 from paceline.lab.namespaces import SPARSE, Command, Lab
 from paceline.model import checkpoint
@@ -44,7 +44,7 @@ PATIENCE = 300.0  # seconds
 class Slow:
     """A share of the samples, on a device that takes its time."""
 
-    def __init__(self, share: Share, seed: int) -> None:
+    def __init__(self, share: ClientData, seed: int) -> None:
         self.dataset, self._share, self._chance = share.dataset, share, random.Random(seed)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -60,7 +60,7 @@ def take_part(tell: Any, address: str, token: bytes, number: int, rounds: int) -
     share = share_of(number, CLIENTS, "digits", None, Skew(0.0), 0, 16, 0)
     layers = (torch.nn.Flatten(), torch.nn.Linear(64, UNITS), torch.nn.ReLU(), torch.nn.Linear(UNITS, 10))
     model = torch.nn.Sequential(*layers)
-    client = Client(
+    client = FederatedClient(
         model,
         Slow(share, number),
         connect=address,

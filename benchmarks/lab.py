@@ -24,7 +24,7 @@ from paceline.advise.advice import DDP
 from paceline.lab import ddp_run, run
 from paceline.lab.hosts import as_built, goodput, hosts
 from paceline.lab.namespaces import Lab
-from paceline.lab.run import Measured, Plan
+from paceline.lab.run import LabPlan, LabResult
 from paceline.observe.driver import Fault
 from paceline.observe.trace import Applied, Arrived, Identity, identities
 from paceline.policies import make
@@ -39,8 +39,8 @@ class Bench:
     def __init__(self, iterations: int, plot: Path | None) -> None:
         self.iterations, self.plot = iterations, plot
 
-    def run(self, lab: Lab, spec: ClusterSpec, policy: str, **options: Any) -> Measured:
-        return run.run(lab, spec, Plan(policy, options.pop("iterations", self.iterations), **options))
+    def run(self, lab: Lab, spec: ClusterSpec, policy: str, **options: Any) -> LabResult:
+        return run.run(lab, spec, LabPlan(policy, options.pop("iterations", self.iterations), **options))
 
     def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         print(f"\n### {title}\n")
@@ -99,7 +99,7 @@ def colocated(bench: Bench) -> None:
         with Lab(hosts(spec)) as lab:
             share = goodput(lab)
             ours = bench.run(lab, spec, "r2sp", streamed=True, overlap=overlap, iterations=2 * bench.iterations)
-            ddp = ddp_run.run(lab, spec, Plan(DDP, 2 * bench.iterations, overlap=overlap))
+            ddp = ddp_run.run(lab, spec, LabPlan(DDP, 2 * bench.iterations, overlap=overlap))
         floor = limit_seconds(as_built(spec, share, True), True, overlap)
         seconds, theirs = ours.report.mean_iteration_seconds, ddp.report.mean_iteration_seconds
         title = f"{name}: a shard beside each worker, streamed{', with overlap on both sides' if overlap else ''}"
@@ -116,7 +116,7 @@ def unequal(bench: Bench) -> None:
     policy = "r2sp:tune_batches=true"
     with Lab(hosts(spec)) as lab:
         ours = bench.run(lab, spec, policy, streamed=True, iterations=4 * bench.iterations).report
-        plan = Plan(DDP, bench.iterations)
+        plan = LabPlan(DDP, bench.iterations)
         equal = ddp_run.run(lab, spec, plan).report
         same = ddp_run.run(lab, spec, plan, list(ours.batch_sizes.values())).report
     rows = [
@@ -207,7 +207,7 @@ def gaps(bench: Bench) -> None:
     bench.figure("gaps", draw)
 
 
-def active_rates(measured: Measured, spec: ClusterSpec) -> list[float]:
+def active_rates(measured: LabResult, spec: ClusterSpec) -> list[float]:
     """Bytes per second of every worker in every sample in which it was transferring."""
     found = []
     for number, samples in measured.carried.items():
@@ -258,7 +258,7 @@ def growth(bench: Bench) -> None:
         with Lab(hosts(spec)) as lab:
             share = goodput(lab)
             ours = bench.run(lab, spec, "r2sp")
-            ddp = ddp_run.run(lab, spec, Plan(DDP, bench.iterations))
+            ddp = ddp_run.run(lab, spec, LabPlan(DDP, bench.iterations))
         floor = limit_seconds(as_built(spec, share, False), False)
         seconds = ours.report.mean_iteration_seconds
         costs = [measured.cost.cpu_seconds_per_gigabyte for measured in (ours, ddp)]
@@ -280,7 +280,7 @@ def faults(bench: Bench) -> None:
     bench.table("lab-1mb: faults, the others' iterations", headings, rows)
 
 
-def recovery(measured: Measured, fault: Fault) -> tuple[float, float, int, int]:
+def recovery(measured: LabResult, fault: Fault) -> tuple[float, float, int, int]:
     """The others' iteration time before, their slowest one after, how many rounds were slow, and what came twice.
 
     A round is as slow as its median: one worker's arrival is early or late by itself, too.

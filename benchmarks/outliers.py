@@ -21,7 +21,7 @@ from paceline.policies.contract import Decisions
 from paceline.policies.filtered import SMALLEST, Filtered
 from paceline.policies.fl_r2sp import FLR2SP
 from paceline.simulate import load_cluster
-from paceline.simulate.task import Local, Task
+from paceline.simulate.task import LocalSettings, Task
 from paceline.simulate.training import Shares, train
 from paceline.workloads.data import load
 
@@ -49,7 +49,7 @@ def collected(asked: argparse.Namespace) -> tuple[list[Cohort], set[int]]:
     each = min(390, max(64, len(data.labels) // asked.clients))
     shares = Shares(dirichlet(data.labels, alphas, each, asked.seed), asked.seed)
     optimizer = OptimizerSpec("SGD", ({"lr": asked.rate},))
-    task = Task(asked.network, data, optimizer, asked.seed, local=Local(asked.steps, 16))
+    task = Task(asked.network, data, optimizer, asked.seed, local=LocalSettings(asked.steps, 16))
     policy = Collecting(asked.clients // asked.group)
     train(spec, policy, task, None, asked.rounds, shares=shares)
     return policy.heard, {client for client, alpha in enumerate(alphas) if alpha < 1}

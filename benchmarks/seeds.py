@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the judge, an
 
 from conformance.judge import judge_of
 from paceline.job import JobState
-from paceline.simulate.protocol import Outcome, run
+from paceline.simulate.protocol import ProtocolOutcome, run
 from simulate.mistakes import MISTAKES
 
 Result = tuple[int, str, list[str]]  # a seed, its policy, and its problems
 
 
-def problems_of(outcome: Outcome) -> list[str]:
+def problems_of(outcome: ProtocolOutcome) -> list[str]:
     """The promises that a run broke. The run has noticed some itself; a judge finds others in its traces."""
     problems = list(outcome.problems)
     setting = outcome.setting

@@ -16,7 +16,7 @@ from typing import get_args
 
 import torch
 
-from paceline.simulate.gradients import Gradients, Job, flat
+from paceline.simulate.gradients import GradientJob, Gradients, flat
 from paceline.simulate.task import Precision, device_named
 from paceline.workloads import data as sets
 from paceline.workloads.networks import loss, make
@@ -64,7 +64,7 @@ def ways_for(name: str, data: sets.Data, device: torch.device, precision: Precis
 
     weights = [(flat(network) * (1 + 0.01 * worker)).to(device) for worker in range(WORKERS)]
     samples = [torch.randint(len(data.labels), (BATCH,)).to(device) for _ in range(WORKERS)]
-    jobs = [Job(*each) for each in zip(weights, samples, strict=True)]
+    jobs = [GradientJob(*each) for each in zip(weights, samples, strict=True)]
     turn = Gradients(network, loss, fetch, device, together=False, precision=precision)
     together = Gradients(network, loss, fetch, device, precision=precision)
     model = make(name, data).to(device)

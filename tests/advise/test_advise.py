@@ -23,7 +23,7 @@ from paceline.advise.advice import (
     DDP,
     Advice,
     Candidate,
-    Expected,
+    Estimate,
     advise,
     candidates,
     choose,
@@ -111,8 +111,8 @@ def test_one_worker_has_nobody_to_reduce_with() -> None:
 def test_the_order_is_by_samples_and_the_least_staleness_wins_within_three_percent() -> None:
     order = [Candidate(DDP), Candidate("bsp"), Candidate("r2sp"), Candidate("asp")]
 
-    def made(policy: str, rate: float, stale: float) -> Expected:
-        return Expected(Candidate(policy), 1.0, rate, stale)
+    def made(policy: str, rate: float, stale: float) -> Estimate:
+        return Estimate(Candidate(policy), 1.0, rate, stale)
 
     stale, steady = made("asp", 103.0, 3.0), made("bsp", 101.0, 0.0)
     assert choose([stale, steady], order) is steady
@@ -135,7 +135,7 @@ def test_staleness_has_its_price_by_the_optimizer() -> None:
     cheap, dear = (expected(unlike, asked, 40, optimizer=each) for each in (plain, momentum))
     assert cheap.samples_per_second == dear.samples_per_second
     assert cheap.worth > 1.5 * dear.worth
-    fast, slow = Expected(asked, 1.0, 130.0, 15.0, price=1.5), Expected(Candidate("bsp"), 1.0, 100.0)
+    fast, slow = Estimate(asked, 1.0, 130.0, 15.0, price=1.5), Estimate(Candidate("bsp"), 1.0, 100.0)
     advice = reasons(unlike, slow, [slow, fast], slow)
     assert any("30% more samples a second" in each and "about 50% more of them" in each for each in advice)
 
@@ -179,7 +179,7 @@ def test_hosts_are_measured_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(links, "SECONDS", 0.1)
-    found = asyncio.run(links.measured(links.OverSsh(), links.HERE, ["127.0.0.1", "me@localhost"]))
+    found = asyncio.run(links.measured(links.SshAccess(), links.HERE, ["127.0.0.1", "me@localhost"]))
     assert len(found.workers) == 2
     assert min(found.server, *found.workers) > 1e6
     commands = (tmp_path / "commands").read_text()
@@ -193,7 +193,7 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pyt
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(JobError, match=r"^The link of nowhere could not be measured: ssh: no route to nowhere\.$"):
-        asyncio.run(links.measured(links.OverSsh(), links.HERE, ["nowhere"]))
+        asyncio.run(links.measured(links.SshAccess(), links.HERE, ["nowhere"]))
 
 
 # The command
@@ -277,7 +277,7 @@ def a_lab() -> None:
 def test_links_of_a_lab_are_as_they_were_built(a_lab: None) -> None:
     rates = {"server0": 25e6, "worker0": 25e6, "worker1": 5e6, "worker2": 25e6}
     with labs.Lab(rates) as lab:
-        found = asyncio.run(links.measured(links.InLab(lab), "server0", ["worker0", "worker1", "worker2"]))
+        found = asyncio.run(links.measured(links.LabAccess(lab), "server0", ["worker0", "worker1", "worker2"]))
     assert found.server == pytest.approx(25e6, rel=0.08)
     assert found.workers == pytest.approx((25e6, 5e6, 25e6), rel=0.08)
     assert found.latency < 0.01

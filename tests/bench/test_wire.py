@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from paceline.bench import wire
-from paceline.bench.load import Buffers, Model
+from paceline.bench.load import Buffers, ServedModel
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_a_small_run() -> None:
 
 
 def test_a_step_too_few_or_a_byte_that_is_wrong_is_seen() -> None:
-    buffers, model = Buffers.of(1000), Model(1000)
+    buffers, model = Buffers.of(1000), ServedModel(1000)
     for _ in range(3):
         model.step(buffers.gradient)
     buffers.weights.copy_(model.weights)

@@ -76,13 +76,13 @@ def test_mistakes_are_told_in_a_sentence(federate: Shell, args: tuple[object, ..
 
 
 def test_a_taken_number_and_another_model_are_refused(federate: Shell) -> None:
-    from paceline.federated import Client
+    from paceline.federated import FederatedClient
     from paceline.federated.client_data import network_for
     from paceline.federated.partition import Skew
 
     share = share_of(0, 1, "digits", None, Skew(0.0), 0, 16, 0)
     with job("fl-r2sp:groups=1", workers=1) as running:
-        taken = Client(network_for("mlp", share.data, 0), share, connect=running.address, client=3)
+        taken = FederatedClient(network_for("mlp", share.data, 0), share, connect=running.address, client=3)
         client = ("client", "--connect", running.address, "--clients", 4, "--rounds", 1, "--steps", 1)
         for args, said in (
             (("--client", 3), "There is a worker 3 already, and it is alive; give every worker a number of its own."),

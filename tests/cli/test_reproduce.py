@@ -19,18 +19,18 @@ pytest.importorskip("torch")
 import shell as shell_of
 from paceline.cli import shared
 from paceline.reproduce.shared import papers
-from paceline.reproduce.shared.papers import Entry, Paper, UnknownError
-from paceline.reproduce.shared.request import Ask
-from paceline.reproduce.shared.rows import Figure, Line, Plot, Results, Row, read
+from paceline.reproduce.shared.papers import Paper, PaperFigure, UnknownFigureError
+from paceline.reproduce.shared.request import Request
+from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Results, Row, read
 from paceline.reproduce.shared.runs import Run
 from paceline.workloads.errors import DataError
 from shell import Outcome
 
-PLOT = Plot("A plot", "", "s", (Line("ours", ("a",), (1.0,)),), "bars")
+PLOT = Plot("A plot", "", "s", (PlotLine("ours", ("a",), (1.0,)),), "bars")
 
 
-def simple(name: str, value: float = 1.5) -> Callable[[Ask], Figure]:
-    def make(ask: Ask) -> Figure:
+def simple(name: str, value: float = 1.5) -> Callable[[Request], Figure]:
+    def make(ask: Request) -> Figure:
         note = f"quick: {ask.quick}, device: {ask.device}, folder: {ask.folder}"
         row = Row(name, f"the [bold]time[/bold] of {name}", 2.0, value, "s", ask.where, note)
         return Figure(name, f"About {name} [of it]", (row,), (PLOT,), ("A part of it is not here.",))
@@ -38,28 +38,28 @@ def simple(name: str, value: float = 1.5) -> Callable[[Ask], Figure]:
     return make
 
 
-def interrupted(ask: Ask) -> Figure:
+def interrupted(ask: Request) -> Figure:
     raise KeyboardInterrupt
 
 
-def without_data(ask: Ask) -> Figure:
+def without_data(ask: Request) -> Figure:
     raise DataError("cifar10 is not in this folder: download it first")
 
 
-def trains(ask: Ask) -> Figure:
+def trains(ask: Request) -> Figure:
     run = Run("lab-1mb", "bsp", "mlp", "digits", 0.1, 2)
     trained = ask.runs([run])[run]
     row = Row("learns", "loss", None, trained.learned.loss[-1], "", ask.where, "not in the paper")
     return Figure("learns", "Real gradients", (row,))
 
 
-def paper_of(*entries: Entry) -> Paper:
+def paper_of(*entries: PaperFigure) -> Paper:
     return Paper("small", "A small paper", entries)
 
 
 SMALL = paper_of(
-    Entry("table1", "A table", simple("table1")),
-    Entry("fig2", "A figure", simple("fig2", 3.25), also=("journal-fig3",)),
+    PaperFigure("table1", "A table", simple("table1")),
+    PaperFigure("fig2", "A figure", simple("fig2", 3.25), also=("journal-fig3",)),
 )
 
 
@@ -73,7 +73,7 @@ class Shell(shell_of.Shell):
     def has(self, paper: Paper) -> None:
         def named(name: str) -> Paper:
             if name != paper.name:
-                raise UnknownError(f"There is no paper {name!r}; there are {paper.name}.")
+                raise UnknownFigureError(f"There is no paper {name!r}; there are {paper.name}.")
             return paper
 
         self.monkeypatch.setattr(papers, "paper", named)
@@ -104,11 +104,11 @@ def test_each_table_is_printed_as_soon_as_it_is_there(
 ) -> None:
     seen: list[str] = []
 
-    def second(ask: Ask) -> Figure:
+    def second(ask: Request) -> Figure:
         seen.append(capsys.readouterr().out)
         return simple("fig2")(ask)
 
-    shell.has(paper_of(SMALL.entries[0], Entry("fig2", "A figure", second)))
+    shell.has(paper_of(SMALL.entries[0], PaperFigure("fig2", "A figure", second)))
     shell("small")
     assert "About table1" in seen[0]
 
@@ -151,7 +151,7 @@ def test_a_report_and_the_results_behind_it(shell: Shell) -> None:
 
 
 def test_trainings_are_kept_and_not_done_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    shell.has(paper_of(Entry("learns", "Real gradients", trains)))
+    shell.has(paper_of(PaperFigure("learns", "Real gradients", trains)))
     first = shell("small", "--keep", "kept.jsonl")
     assert first.code == 0, first.err
     assert first.err == "learns (1 of 1): 0 of 1 trainings; mlp, bsp, rate 0.1, seed 0\n"
@@ -166,7 +166,7 @@ def test_trainings_are_kept_and_not_done_again(shell: Shell, monkeypatch: pytest
 
 
 def test_on_a_terminal_the_bar_goes_away_before_a_table_comes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    shell.has(paper_of(Entry("learns", "Real gradients", trains), SMALL.entries[0]))
+    shell.has(paper_of(PaperFigure("learns", "Real gradients", trains), SMALL.entries[0]))
     monkeypatch.setattr(shared.errors, "_force_terminal", True)
     outcome = shell("small")
     assert outcome.code == 0
@@ -284,10 +284,10 @@ def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ],
 )
 def test_mistakes_are_told_in_a_sentence_before_anything_runs(shell: Shell, args: tuple[str, ...], said: str) -> None:
-    def never(ask: Ask) -> Figure:
+    def never(ask: Request) -> Figure:
         raise AssertionError("it must not run")
 
-    shell.has(Paper("small", "A small paper", tuple(Entry(e.id, e.title, never, e.also) for e in SMALL.entries)))
+    shell.has(Paper("small", "A small paper", tuple(PaperFigure(e.id, e.title, never, e.also) for e in SMALL.entries)))
     (shell.folder / "file").write_text("")
     assert shell(*args) == Outcome(2, "", said + "\n")
 
@@ -311,7 +311,7 @@ def test_no_torch(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_data_that_misses_ends_it_but_what_was_done_is_written(shell: Shell) -> None:
-    shell.has(paper_of(SMALL.entries[0], Entry("fig9", "More data", without_data), SMALL.entries[1]))
+    shell.has(paper_of(SMALL.entries[0], PaperFigure("fig9", "More data", without_data), SMALL.entries[1]))
     outcome = shell("small", "--json", "--report", "page")
     said = "Cifar10 is not in this folder: download it first."
     assert outcome.code == 2
@@ -325,7 +325,7 @@ def test_data_that_misses_ends_it_but_what_was_done_is_written(shell: Shell) -> 
 
 
 def test_what_was_done_before_an_interrupt_is_printed_and_written(shell: Shell) -> None:
-    shell.has(paper_of(SMALL.entries[0], Entry("fig9", "Long", interrupted), SMALL.entries[1]))
+    shell.has(paper_of(SMALL.entries[0], PaperFigure("fig9", "Long", interrupted), SMALL.entries[1]))
     outcome = shell("small", "--report", "page")
     assert outcome.code == 130
     assert "About table1" in outcome.out
@@ -339,14 +339,14 @@ def test_what_was_done_before_an_interrupt_is_printed_and_written(shell: Shell) 
 
 
 def test_json_of_what_was_done_before_an_interrupt(shell: Shell) -> None:
-    shell.has(paper_of(SMALL.entries[0], Entry("fig9", "Long", interrupted)))
+    shell.has(paper_of(SMALL.entries[0], PaperFigure("fig9", "Long", interrupted)))
     outcome = shell("small", "--json")
     assert (outcome.code, outcome.err) == (130, "Interrupted: 1 of 2 were done; missing: fig9.\n")
     assert [row["id"] for row in json.loads(outcome.out)["rows"]] == ["table1"]
 
 
 def test_a_real_interrupt_in_the_midst_of_a_training(shell: Shell) -> None:
-    def endless(ask: Ask) -> Figure:
+    def endless(ask: Request) -> Figure:
         run = Run("lab-1mb", "bsp", "mlp", "digits", 0.1, 5000)
         run.schedule()  # which takes its time, before any training
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -354,7 +354,7 @@ def test_a_real_interrupt_in_the_midst_of_a_training(shell: Shell) -> None:
         ask.runs([run])
         raise AssertionError(f"it went on for {time.monotonic() - began:.0f} s")
 
-    shell.has(paper_of(SMALL.entries[0], Entry("fig9", "Endless", endless)))
+    shell.has(paper_of(SMALL.entries[0], PaperFigure("fig9", "Endless", endless)))
     outcome = shell("small", "--json", "--keep", "kept.jsonl")
     assert outcome.code == 130
     assert outcome.err.endswith("are kept: the same command goes on from there.\n")

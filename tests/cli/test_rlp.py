@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 
 import threads
-from paceline.rlp.features import State
+from paceline.rlp.features import StateFeatures
 from paceline.rlp.network_file import load
 from paceline.rlp.rules import ACTIONS
 from shell import Shell
@@ -45,7 +45,7 @@ def test_what_the_network_is_shown_can_be_chosen(paceline: Shell, tmp_path: Path
     shown = ("--no-scene", "--history", "2", "--validated", "--workers", "3,2")
     run = paceline(*QUICK, "--episodes", "64", "--out", str(out), *shown)
     assert run.code == 0, run.err
-    assert load(str(out)).state == State(history=2, scene=False, validated=True)
+    assert load(str(out)).state == StateFeatures(history=2, scene=False, validated=True)
 
 
 def test_it_learns_as_the_paper_does(paceline: Shell, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_what_the_paper_learned_until_ctrl_c_is_kept(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.rlp.dqn.Learner.learn", interrupted)
+    monkeypatch.setattr("paceline.rlp.dqn.DqnLearner.learn", interrupted)
     out = tmp_path / "paper.safetensors"
     run = paceline(*QUICK, "--paper", "--no-pretrained", "--episodes", "32", "--out", str(out))
     assert "Interrupted after 0 episodes" in run.err

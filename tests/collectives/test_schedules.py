@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.collectives.algorithms import ALGORITHMS, STAGES, AlgorithmError, disjoint_rings, hips, make
 from paceline.collectives.check import ScheduleError, check
-from paceline.collectives.schedule import Process, Schedule, Step
+from paceline.collectives.schedule import Schedule, ScheduleProcess, Step
 from paceline.collectives.topology import BCube, DCell, FatTree, Topology, Torus
 
 SHAPES = [(n, h) for n in (2, 3, 4, 5) for h in (1, 2, 3)]
@@ -60,7 +60,7 @@ def test_any_size_and_any_stages(data: st.DataObject) -> None:
     check(hips(net, data.draw(st.integers(0, 500)), stages))
 
 
-def changed(schedule: Schedule, number: int, process: Process) -> Schedule:
+def changed(schedule: Schedule, number: int, process: ScheduleProcess) -> Schedule:
     processes = list(schedule.processes)
     processes[number] = process
     return replace(schedule, processes=tuple(processes))
@@ -108,7 +108,7 @@ def test_who_sends_to_whom_is_looked_at() -> None:
     with pytest.raises(ScheduleError, match="server -1 sends to"):
         check(with_first(replace(first, sender=first.sender - 1)))
     with pytest.raises(ScheduleError, match="A process without elements sends some"):
-        check(replace(schedule, processes=(Process(0, 0, (first,)), *schedule.processes)))
+        check(replace(schedule, processes=(ScheduleProcess(0, 0, (first,)), *schedule.processes)))
 
 
 def test_nobody_is_sent_what_it_is_sending() -> None:
@@ -117,7 +117,7 @@ def test_nobody_is_sent_what_it_is_sending() -> None:
     push = Step(True, np.array([1, 2]), np.array([0, 0]), zero, zero, two)
     pull = Step(False, np.array([0, 1]), np.array([1, 2]), zero, zero, two)
     with pytest.raises(ScheduleError, match="server 1 is sent elements that it is sending"):
-        check(Schedule(3, 2, (Process(0, 2, (push, pull)),)))
+        check(Schedule(3, 2, (ScheduleProcess(0, 2, (push, pull)),)))
 
 
 def test_hips_of_one_level_is_ring_all_reduce() -> None:

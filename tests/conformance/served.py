@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paceline.model.description import LEAST
+from paceline.model.description import MIN_PIECE_ELEMENTS
 from paceline.observe.driver import Job
 from paceline.observe.trace import Arrived, Event
 from paceline.policies import Policy
@@ -29,7 +29,7 @@ BATCH = 32
 def served(policy: Policy, job: Job) -> list[Event]:
     """Drive a policy through a job; its trace until the job's iterations have arrived."""
     assert not job.faults, "faults need processes that can be killed"
-    size = 6 * LEAST if job.streamed or policy.pipelined else SIZE
+    size = 6 * MIN_PIECE_ELEMENTS if job.streamed or policy.pipelined else SIZE
     goal = job.iterations * len(job.compute_seconds)
     enough = threading.Event()
 

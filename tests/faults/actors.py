@@ -25,11 +25,11 @@ from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.observe.observer import Recorder
 from paceline.observe.trace import as_line
-from paceline.serve.coordinator.checkpoint_writer import Plan
-from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
+from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.server import Address, Server
 from paceline.serve.shard.shard import Shard
-from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.worker.client import Client
 
 TOKEN = b"the job's token"
@@ -87,7 +87,7 @@ class StagedServer(Server):
         self.trace.write(json.dumps(line) + "\n")
 
     def _start_shard(self, number: int, threads: int) -> Any:
-        wanted = {"shard": number, "port": self.port, "token": self._terms.shard_token.hex()}
+        wanted = {"shard": number, "port": self.port, "token": self._config.shard_token.hex()}
         self.link.sendall(json.dumps(wanted).encode() + b"\n")
         return _ShardProcess(int(self.link.recv(64)))
 
@@ -97,8 +97,8 @@ def serve(scenario: Scenario, folder: Path, link: socket.socket, trace: Path, po
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     inject("coordinator", scenario.faults, folder)
     checkpoints = folder / "checkpoints"
-    plan = Plan(checkpoints, updates=scenario.every)
-    terms = Terms(
+    plan = CheckpointPlan(checkpoints, updates=scenario.every)
+    config = ServerConfig(
         *(scenario.shards, scenario.workers, TOKEN, scenario.lease, plan),
         policy=scenario.policy,
         streamed=scenario.streamed,
@@ -108,7 +108,7 @@ def serve(scenario: Scenario, folder: Path, link: socket.socket, trace: Path, po
         with trace.open("w", buffering=1) as lines:
             server = StagedServer(
                 lambda: policies.make(scenario.policy),
-                terms,
+                config,
                 Address(HOST, port),
                 observer=Recorder(lambda event: print(as_line(event), file=lines)),
                 resume=checkpoints if resume else None,
@@ -127,7 +127,7 @@ def hold(scenario: Scenario, folder: Path, number: int, port: int, token: bytes)
     """A shard's process."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     inject("shard", scenario.faults, folder)
-    Shard(number, Door(HOST, port, token), token=TOKEN, host=HOST).run()
+    Shard(number, Endpoint(HOST, port, token), token=TOKEN, host=HOST).run()
 
 
 # A worker

@@ -13,10 +13,10 @@ from typing import Any
 
 from faults.scenario import Fault
 from paceline.model import checkpoint
-from paceline.serve.shard.store import Store
-from paceline.serve.shard.streamed_store import Streams, Work
-from paceline.serve.wire.async_channel import Peer
-from paceline.serve.wire.frames import Channel, Pieces, encode
+from paceline.serve.shard.store import WholeStore
+from paceline.serve.shard.streamed_store import PieceWork, StreamedStore
+from paceline.serve.wire.async_channel import AsyncChannel
+from paceline.serve.wire.frames import Channel, PiecedBody, encode
 
 
 class Injector:
@@ -86,7 +86,9 @@ def _wrap_channel(injector: Injector) -> None:
         send(self, message, body)
         injector.at("send", name, "after", self)
 
-    def watched_pieces(self: Channel, message: Any, body: Pieces, sent: Callable[[int], None] | None = None) -> None:
+    def watched_pieces(
+        self: Channel, message: Any, body: PiecedBody, sent: Callable[[int], None] | None = None
+    ) -> None:
         name = type(message).__name__
         injector.at("send", name, "before", self)
         half = injector.due("send", name, "half")
@@ -128,9 +130,9 @@ def _half(channel: Channel, head: bytes, body: memoryview | None) -> bytes:
 
 
 def _wrap_peer(injector: Injector) -> None:
-    send, receive = Peer.send, Peer.receive
+    send, receive = AsyncChannel.send, AsyncChannel.receive
 
-    def watched_send(self: Peer, message: Any, body: bytes = b"") -> None:
+    def watched_send(self: AsyncChannel, message: Any, body: bytes = b"") -> None:
         name = type(message).__name__
         injector.at("send", name, "before")
         half = injector.due("send", name, "half")
@@ -143,16 +145,16 @@ def _wrap_peer(injector: Injector) -> None:
         send(self, message, body)
         injector.at("send", name, "after")
 
-    async def watched_receive(self: Peer) -> Any:
+    async def watched_receive(self: AsyncChannel) -> Any:
         message = await receive(self)
         injector.at("receive", type(message).__name__, "after")
         return message
 
-    Peer.send, Peer.receive = watched_send, watched_receive  # type: ignore[method-assign]
+    AsyncChannel.send, AsyncChannel.receive = watched_send, watched_receive  # type: ignore[method-assign]
 
 
 def _wrap_calls(injector: Injector) -> None:
-    places: dict[str, tuple[Any, ...]] = {"apply": (Store, Work), "applied": (Store, Streams)}
+    places: dict[str, tuple[Any, ...]] = {"apply": (WholeStore, PieceWork), "applied": (WholeStore, StreamedStore)}
     places |= {"save_shard": (checkpoint,), "finish": (checkpoint,)}
     for name, where in places.items():
         for place in where:

@@ -9,7 +9,7 @@ from faults.scenario import Fault, Scenario
 from paceline import policies
 from paceline.serve.coordinator.listener import HEARD_HERE
 from paceline.serve.shard import shard, worker_connection
-from paceline.serve.wire.frames import Reader
+from paceline.serve.wire.frames import MessageDecoder
 from paceline.serve.worker import incarnation, transfers
 
 #: Every registered policy, as options make them differ.
@@ -33,19 +33,38 @@ PADDING = 1 << 14  # elements, for some pieces on each of two shards
 assert {policies.registry.split_spec(spec)[0] for spec in POLICIES} >= set(policies.names()), "a policy is missing"
 
 #: In a fixed order, as tests are made from it: processes that share out the tests must collect the same ones.
-SAID_BY_SHARDS = ("Register", "Loaded", "Begun", "Arrived", "Compared", "Saved", "Failed", "Faulted")
+SAID_BY_SHARDS = (
+    "Register",
+    "CheckpointLoaded",
+    "InitialWeightsReceived",
+    "UpdateReceived",
+    "UpdateProducts",
+    "PartSaved",
+    "ShardFailed",
+    "PeerRejected",
+)
 SAID_BY_OTHERS = {*SAID_BY_SHARDS, "Subscribe"}
-NEVER = {"Barred", "Inspect"}  # these jobs have no outliers
+NEVER = {"Excluded", "InspectExclusions"}  # these jobs have no outliers
 #: What comes again and again; the fault strikes at the second, in the midst of training.
 AGAIN_AND_AGAIN = {
-    *("Want", "Given", "Ready", "Push", "Pushed", "Pull", "Weights", "Granted", "Cancelled"),
-    *("Soon", "May", "Go", "Returned"),
+    *(
+        "RequestSamples",
+        "SampleRange",
+        "GradientReady",
+        "Push",
+        "PushReceived",
+        "Pull",
+        "Weights",
+        "GrantIteration",
+        "CancelIteration",
+    ),
+    *("GradientStarted", "RequestPush", "AllowPush", "UpdatedPiece"),
 }
-WITH_BODY = {"Begin", "Push", "Weights", "Join", "Returned"}
+WITH_BODY = {"InitialWeights", "Push", "Weights", "Join", "UpdatedPiece"}
 AFTER_A_CUT = {"Resume", "Resumed"}
 
 
-def names(*readers: Reader) -> list[str]:
+def names(*readers: MessageDecoder) -> list[str]:
     """The messages that these readers take."""
     found = dict.fromkeys(kind.__name__ for reader in readers for kind in get_args(reader.taken))
     return [name for name in found if name not in NEVER]
@@ -66,11 +85,11 @@ def worker_steps() -> list[tuple[str, str, str]]:
 def comes_up(name: str, policy: str, streamed: bool) -> bool:
     """Is there such a message, or call, in such a job?"""
     match name:
-        case "Soon" | "Returned" | "Stream":
+        case "GradientStarted" | "UpdatedPiece" | "StreamUpdates":
             return streamed
-        case "May" | "Go":
+        case "RequestPush" | "AllowPush":
             return not streamed and policies.make(policy).takes_turns
-        case "Pushed" | "Apply" | "Keep":
+        case "PushReceived" | "ApplyUpdates" | "KeepUpdate":
             return not streamed
         case _:
             return True
@@ -89,7 +108,7 @@ def struck(
     point, name, when = step
     faults = [Fault("worker", point, name, when, 2 if name in AGAIN_AND_AGAIN else 1, how)]
     if name in AFTER_A_CUT:
-        faults.append(Fault("worker", "receive", "Granted", "after", 2, "cut"))
+        faults.append(Fault("worker", "receive", "GrantIteration", "after", 2, "cut"))
     # Whoever is stopped must be given up, so the lease is short; whoever is killed need not.
     lease = 1.5 if how == "SIGSTOP" or restart == "late" else 30.0
     padding = PADDING if streamed else 0
@@ -124,7 +143,7 @@ def server_steps() -> list[tuple[str, str, str, str]]:
 def server_struck(step: tuple[str, str, str, str], how: str, policy: str, streamed: bool, shards: int) -> Scenario:
     """A job in which the coordinator or a shard is struck at a step, after the first checkpoint."""
     who, point, what, when = step
-    fault = Fault(who, point, what, when, 1 if what in ("Leave", "Stop", "Saved") else 2, how, saved=True)
+    fault = Fault(who, point, what, when, 1 if what in ("Leave", "Stop", "PartSaved") else 2, how, saved=True)
     lease = 1.5 if how == "SIGSTOP" else 10.0
     padding = PADDING if streamed else 0
     return Scenario(policy, (fault,), shards=shards, samples=48, lease=lease, streamed=streamed, padding=padding)

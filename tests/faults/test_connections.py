@@ -18,7 +18,7 @@ from faults.steps import AFTER_A_CUT, AGAIN_AND_AGAIN, PADDING, kind_of, worker_
 
 Play = Callable[[Scenario], Outcome]
 #: Nobody greets twice, so what is lost of a greeting is only a slow beginning; and these seldom come up.
-SELDOM = {"Cancelled", "Turned", "Refused", "Expelled", "Beat"}
+SELDOM = {"CancelIteration", "PushNow", "Refused", "Expelled", "Heartbeat"}
 GREETING = {"Challenge", "Proof", "Accepted", "Join", "Welcome", "Hello"}
 
 
@@ -27,7 +27,7 @@ def spoiled(name: str, when: str, how: str, policy: str, shards: int, streamed: 
     nth = 2 if name in AGAIN_AND_AGAIN and policy != "asp" else 1
     faults = [Fault("worker", "relay", name, when, nth, how)]
     if name in AFTER_A_CUT:
-        faults.append(Fault("worker", "relay", "Granted", "after", 2, "cut"))
+        faults.append(Fault("worker", "relay", "GrantIteration", "after", 2, "cut"))
     padding = PADDING if streamed else 0
     return Scenario(policy, tuple(faults), shards=shards, lease=2.0, streamed=streamed, padding=padding)
 
@@ -47,32 +47,32 @@ QUICK = [
     spoiled("Push", "half", "cut", "bsp", 2),
     spoiled("Push", "half", "reset", "r2sp", 1),
     spoiled("Push", "half", "mute", "asp", 2),
-    spoiled("Pushed", "before", "cut", "bsp", 1),  # the answer is lost, and the push repeated
-    spoiled("Pushed", "before", "mute", "r2sp", 2),
-    spoiled("Granted", "before", "cut", "ssp:staleness=2", 1),
-    spoiled("Granted", "before", "mute", "bsp", 1),
-    spoiled("Ready", "before", "cut", "bsp", 2),
-    spoiled("Ready", "before", "mute", "groups:count=2", 1),
-    spoiled("Ready", "after", "reset", "ksync:k=2", 2),
+    spoiled("PushReceived", "before", "cut", "bsp", 1),  # the answer is lost, and the push repeated
+    spoiled("PushReceived", "before", "mute", "r2sp", 2),
+    spoiled("GrantIteration", "before", "cut", "ssp:staleness=2", 1),
+    spoiled("GrantIteration", "before", "mute", "bsp", 1),
+    spoiled("GradientReady", "before", "cut", "bsp", 2),
+    spoiled("GradientReady", "before", "mute", "groups:count=2", 1),
+    spoiled("GradientReady", "after", "reset", "ksync:k=2", 2),
     spoiled("Pull", "before", "mute", "safa", 1),
     spoiled("Weights", "half", "cut", "dssp:low=1,high=3", 2),
     spoiled("Weights", "half", "mute", "kbatch:k=2", 1),
-    spoiled("Given", "before", "reset", "bsp:backup=1", 2),
-    spoiled("Begin", "half", "cut", "asp", 2),
-    spoiled("Begin", "before", "mute", "bsp", 1),
-    spoiled("Give", "before", "cut", "r2sp:groups=2", 1),
+    spoiled("SampleRange", "before", "reset", "bsp:backup=1", 2),
+    spoiled("InitialWeights", "half", "cut", "asp", 2),
+    spoiled("InitialWeights", "before", "mute", "bsp", 1),
+    spoiled("ProvideWeights", "before", "cut", "r2sp:groups=2", 1),
     spoiled("Leave", "before", "cut", "asp", 1),
     spoiled("Resumed", "before", "cut", "bsp", 1),
     spoiled("Push", "half", "cut", "r2sp", 2, streamed=True),
     spoiled("Push", "after", "reset", "asp", 1, streamed=True),
     spoiled("Push", "half", "mute", "bsp:pipeline=true", 2, streamed=True),
-    spoiled("Returned", "before", "cut", "asp", 2, streamed=True),  # it was applied, and is asked for again
-    spoiled("Returned", "half", "reset", "bsp:pipeline=true", 1, streamed=True),
-    spoiled("Returned", "before", "mute", "r2sp", 1, streamed=True),
-    spoiled("Soon", "before", "cut", "r2sp", 1, streamed=True),
-    spoiled("Turned", "before", "cut", "r2sp", 2, streamed=True),
-    spoiled("May", "after", "cut", "r2sp", 2),
-    spoiled("Go", "before", "reset", "r2sp", 1),
+    spoiled("UpdatedPiece", "before", "cut", "asp", 2, streamed=True),  # it was applied, and is asked for again
+    spoiled("UpdatedPiece", "half", "reset", "bsp:pipeline=true", 1, streamed=True),
+    spoiled("UpdatedPiece", "before", "mute", "r2sp", 1, streamed=True),
+    spoiled("GradientStarted", "before", "cut", "r2sp", 1, streamed=True),
+    spoiled("PushNow", "before", "cut", "r2sp", 2, streamed=True),
+    spoiled("RequestPush", "after", "cut", "r2sp", 2),
+    spoiled("AllowPush", "before", "reset", "r2sp", 1),
 ]
 MESSAGES = list(dict.fromkeys(name for _, name, _ in worker_steps()))
 MATRIX = [

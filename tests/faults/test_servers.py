@@ -20,14 +20,14 @@ Play = Callable[[Scenario], Outcome]
 STEPS = server_steps()
 #: Every job comes to these.
 ALWAYS = (
-    "Apply",
-    "Stream",
-    "Returned",
-    "Granted",
-    "Arrived",
-    "Ready",
-    "Pushed",
-    "Save",
+    "ApplyUpdates",
+    "StreamUpdates",
+    "UpdatedPiece",
+    "GrantIteration",
+    "UpdateReceived",
+    "GradientReady",
+    "PushReceived",
+    "SavePart",
     "apply",
     "applied",
     "save_shard",
@@ -50,30 +50,30 @@ def check(outcome: Outcome, scenario: Scenario) -> None:
 
 
 QUICK = [
-    ("coordinator", "send", "Apply", "before"),
-    ("coordinator", "send", "Apply", "half"),
-    ("coordinator", "send", "Granted", "after"),
-    ("coordinator", "receive", "Arrived", "after"),
-    ("coordinator", "send", "Save", "half"),
+    ("coordinator", "send", "ApplyUpdates", "before"),
+    ("coordinator", "send", "ApplyUpdates", "half"),
+    ("coordinator", "send", "GrantIteration", "after"),
+    ("coordinator", "receive", "UpdateReceived", "after"),
+    ("coordinator", "send", "SavePart", "half"),
     ("coordinator", "call", "finish", "before"),
     ("coordinator", "call", "finish", "half"),
     ("coordinator", "call", "finish", "after"),
     ("shard", "call", "apply", "before"),
     ("shard", "call", "applied", "after"),
     ("shard", "receive", "Push", "half"),
-    ("shard", "send", "Pushed", "before"),
+    ("shard", "send", "PushReceived", "before"),
     ("shard", "send", "Weights", "half"),
     ("shard", "call", "save_shard", "half"),
     ("shard", "call", "save_shard", "after"),
 ]
 STREAMED = [
-    ("coordinator", "send", "Stream", "half"),
-    ("coordinator", "send", "Save", "after"),
-    ("shard", "receive", "Stream", "after"),
+    ("coordinator", "send", "StreamUpdates", "half"),
+    ("coordinator", "send", "SavePart", "after"),
+    ("shard", "receive", "StreamUpdates", "after"),
     ("shard", "receive", "Push", "half"),
     ("shard", "call", "apply", "before"),
     ("shard", "call", "applied", "after"),
-    ("shard", "send", "Returned", "half"),
+    ("shard", "send", "UpdatedPiece", "half"),
     ("shard", "call", "save_shard", "before"),
 ]
 
@@ -85,7 +85,7 @@ def quick() -> list[Scenario]:
     kinds = [kind for kind in KINDS if kind[1]]
     for number, step in enumerate(STREAMED):
         scenarios.append(server_struck(step, "SIGKILL", *kinds[number % len(kinds)], 1 + number // 4 % 2))
-    scenarios.append(server_struck(("coordinator", "send", "Apply", "after"), "SIGSTOP", "asp", False, 2))
+    scenarios.append(server_struck(("coordinator", "send", "ApplyUpdates", "after"), "SIGSTOP", "asp", False, 2))
     scenarios.append(server_struck(("shard", "call", "apply", "after"), "SIGSTOP", "bsp", False, 2))
     scenarios.append(server_struck(("shard", "call", "apply", "after"), "SIGSTOP", "r2sp", True, 2))
     return scenarios
@@ -143,7 +143,7 @@ def test_two_shards_are_killed_one_after_the_other(play: Play) -> None:
 def test_a_worker_and_the_server_are_killed(play: Play) -> None:
     faults = (
         Fault("worker", "send", "Push", "half", nth=4),
-        Fault("coordinator", "send", "Apply", "after", nth=8, saved=True),
+        Fault("coordinator", "send", "ApplyUpdates", "after", nth=8, saved=True),
         Fault("shard", "call", "applied", "after", nth=12, saved=True),
     )
     outcome = play(Scenario("ssp:staleness=2", faults, shards=2, samples=96))

@@ -21,7 +21,7 @@ Play = Callable[[Scenario], Outcome]
 HOW = ("SIGKILL", "SIGSTOP")
 STEPS = worker_steps()
 #: Messages that do not come up in every job: under some policies, or only when something else goes wrong as well.
-SELDOM = {"Cancelled", "Turned", "Refused", "Expelled", "Beat", "Give", "Begin"}
+SELDOM = {"CancelIteration", "PushNow", "Refused", "Expelled", "Heartbeat", "ProvideWeights", "InitialWeights"}
 
 
 def named(scenario: Scenario) -> str:
@@ -38,10 +38,14 @@ def check(outcome: Outcome, scenario: Scenario) -> None:
 def quick() -> list[Scenario]:
     """Each message once, before it, in the midst of it or after it, policy after policy; every fifth time stopped."""
     scenarios = []
-    for number, steps in enumerate(by_message(step for step in STEPS if step[1] not in SELDOM - {"Give", "Begin"})):
+    for number, steps in enumerate(
+        by_message(step for step in STEPS if step[1] not in SELDOM - {"ProvideWeights", "InitialWeights"})
+    ):
         step = steps[number % len(steps)]
         scenarios.append(struck(step, HOW[number % 5 == 0], *kind_of(number, step[1]), 1 + number % 2))
-    for number, step in enumerate(step for step in STEPS if step[1] in ("Push", "Ready", "Soon", "Returned")):
+    for number, step in enumerate(
+        step for step in STEPS if step[1] in ("Push", "GradientReady", "GradientStarted", "UpdatedPiece")
+    ):
         kind = [kind for kind in KINDS if kind[1]][number % 4]  # in mid-push, of each that is streamed
         scenarios.append(struck(step, HOW[number % 2], *kind, 1 + number // 4 % 2))
     return list(dict.fromkeys(scenarios))

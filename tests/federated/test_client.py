@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.federated import Client
+from paceline.federated import FederatedClient
 from paceline.model import checkpoint
 from paceline.policies import make
-from paceline.serve.coordinator.checkpoint_writer import Plan
-from paceline.simulate.task import Local, Task
+from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
+from paceline.simulate.task import LocalSettings, Task
 from paceline.simulate.training import Shares, Training
 from paceline.workloads import networks
 from paceline.workloads.data import load
@@ -46,7 +46,7 @@ def federated(policy: str, rounds: int, momentum: float = 0.0, proximal: float =
     with job(policy, shards=2, workers=CLIENTS, **more) as running:
 
         def run(where: str, number: int) -> int:
-            return Client(
+            return FederatedClient(
                 models[number],
                 batches(samples[number]),
                 connect=where,
@@ -71,7 +71,7 @@ def test_a_real_federation_learns_what_a_simulated_one_does(momentum: float, pro
 
     found = federated("bsp:weights=mean", 3, momentum, proximal)
     optimizer = OptimizerSpec("SGD", ({"lr": 0.05, "momentum": momentum},))
-    training = Training(Task("mlp", DIGITS, optimizer, seed=1, local=Local(STEPS, BATCH, proximal)), CLIENTS)
+    training = Training(Task("mlp", DIGITS, optimizer, seed=1, local=LocalSettings(STEPS, BATCH, proximal)), CLIENTS)
     Cluster(federation(CLIENTS), make("bsp:weights=mean"), 3, 1, model=training).run()
     assert torch.allclose(found, training.slice.weights, atol=5e-5)
 
@@ -84,7 +84,7 @@ def test_models_can_be_pushed_instead_of_changes() -> None:
 
 
 def test_groups_take_turns_on_a_real_server(tmp_path: Path) -> None:
-    federated("fl-r2sp:groups=2", 4, saving=Plan(tmp_path, updates=1))
+    federated("fl-r2sp:groups=2", 4, saving=CheckpointPlan(tmp_path, updates=1))
     found = checkpoint.newest(tmp_path)
     assert found is not None
     assert found.version >= 7
@@ -96,7 +96,7 @@ def test_batch_norms_statistics_are_averaged() -> None:
     with job("bsp:weights=mean", workers=2) as running:
         running.work(
             *[
-                lambda where, number=number: Client(
+                lambda where, number=number: FederatedClient(
                     models[number], batches(samples[number][:, :4]), connect=where, steps=2, samples=1, client=number
                 ).run(1)
                 for number in range(2)
@@ -111,9 +111,9 @@ def test_batch_norms_statistics_are_averaged() -> None:
 
 def test_a_client_with_another_model_is_refused() -> None:
     with job("fl-r2sp:groups=2", workers=1) as running:
-        first = Client(model(), batches(taken(1)[0]), connect=running.address, steps=1, samples=1, client=0)
+        first = FederatedClient(model(), batches(taken(1)[0]), connect=running.address, steps=1, samples=1, client=0)
         with pytest.raises(ConnectionError, match="must train the same model"):
-            Client(model("lstm"), batches(taken(1)[1]), connect=running.address, steps=1, samples=1, client=1)
+            FederatedClient(model("lstm"), batches(taken(1)[1]), connect=running.address, steps=1, samples=1, client=1)
         first.run(1)
 
 
@@ -121,7 +121,7 @@ def test_an_update_that_is_not_a_number_is_refused_and_changes_nothing() -> None
     with job("bsp:weights=mean", workers=1) as running:
         bad = [(torch.full((1, *DIGITS.inputs.shape[1:]), float("nan")), torch.zeros(1, dtype=torch.int64))]
         with pytest.raises(ConnectionError, match="NaN or infinity"):
-            Client(model(), bad, connect=running.address, steps=1, samples=1).run(1)
+            FederatedClient(model(), bad, connect=running.address, steps=1, samples=1).run(1)
         assert running.coordinator.ledger.version == 0
 
 
@@ -142,11 +142,11 @@ def test_what_makes_no_sense_is_said_before_anything_is_sent(
     monkeypatch.delenv("PACELINE_CONNECT", raising=False)
     asked: dict[str, Any] = {"connect": "127.0.0.1:1", "samples": 4} | settings
     with pytest.raises(ValueError, match=said):
-        Client(model(), batches(taken(1)[0]), **asked)
+        FederatedClient(model(), batches(taken(1)[0]), **asked)
 
 
 def test_a_generator_cannot_be_gone_through_again() -> None:
     with job("bsp:weights=mean", workers=1) as running:
         once = (batch for batch in batches(taken(1)[0]))
         with pytest.raises(ValueError, match="so give a list"):
-            Client(model(), once, connect=running.address, steps=3, samples=1).run(5)
+            FederatedClient(model(), once, connect=running.address, steps=3, samples=1).run(5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from paceline.job import JobState, JobTerms, SaveEvery, events, instructions
+from paceline.job import JobConfig, JobState, SaveEvery, events, instructions
 from paceline.job.events import Event
 from paceline.job.instructions import Instruction
 from paceline.observe.observer import Recorder
@@ -32,7 +32,7 @@ class Talk:
         self.log: list[tuple[Event, float]] = []
         made = make(policy) if isinstance(policy, str) else policy
         made.streamed = streams and made.streamable
-        self.terms = JobTerms(
+        self.config = JobConfig(
             workers=workers,
             save=SaveEvery(updates=save) if save else None,
             policy=policy if isinstance(policy, str) else type(policy).__name__,
@@ -40,8 +40,8 @@ class Talk:
             generation=GENERATION,
             **more,
         )
-        self.state = JobState(made, self.terms, Recorder(self.trace.append), restored, 0.0)
-        self.shards = range(self.terms.shards)
+        self.state = JobState(made, self.config, Recorder(self.trace.append), restored, 0.0)
+        self.shards = range(self.config.shards)
         self.connections: dict[int, int] = {}
         self.incarnations: dict[int, int] = {}
         self._last = 0
@@ -52,9 +52,9 @@ class Talk:
         self.log.append((event, self.now))
         out = self.state.handle(event, self.now)
         for each in out:
-            if isinstance(each, instructions.Welcome):
+            if isinstance(each, instructions.SendWelcome):
                 self.incarnations[each.worker] = each.incarnation
-        return [each for each in out if not isinstance(each, instructions.Log)]
+        return [each for each in out if not isinstance(each, instructions.LogLine)]
 
     def connect(self, worker: int) -> int:
         """A new connection of a worker."""
@@ -63,7 +63,7 @@ class Talk:
         return self._last
 
     def join(self, worker: int, at: float | None = None) -> list[Instruction]:
-        return self.tell(events.Join(self.connect(worker), worker), at)
+        return self.tell(events.WorkerJoined(self.connect(worker), worker), at)
 
     def begin(self, workers: int) -> list[Instruction]:
         """So many join, and the first gives the weights. What the last event brought."""
@@ -72,27 +72,27 @@ class Talk:
             out = self.join(worker)
         if not self.state.has_begun:
             for shard in self.shards:
-                out = self.tell(events.Begun(shard, 0, self.incarnations[0]))
+                out = self.tell(events.ShardInitialized(shard, 0, self.incarnations[0]))
         return out
 
     def resume(self, worker: int, generation: str = GENERATION, genuine: bool = True) -> list[Instruction]:
         who = (worker, self.incarnations[worker], generation, genuine)
-        return self.tell(events.Resume(self.connect(worker), *who))
+        return self.tell(events.WorkerResumed(self.connect(worker), *who))
 
     def hang_up(self, worker: int) -> list[Instruction]:
-        return self.tell(events.Disconnected(self.connections[worker]))
+        return self.tell(events.ConnectionLost(self.connections[worker]))
 
     def want(self, worker: int, number: int, count: int = 2, size: int = 8, epochs: int = 1) -> list[Instruction]:
-        return self.tell(events.Want(self.connections[worker], number, count, size, epochs))
+        return self.tell(events.SamplesRequested(self.connections[worker], number, count, size, epochs))
 
     def ready(self, worker: int, iteration: int, *taken: int, version: int = 0, batch: int = 2) -> list[Instruction]:
-        return self.tell(events.Ready(self.connections[worker], iteration, version, batch, 0.1, None, taken))
+        return self.tell(events.GradientComputed(self.connections[worker], iteration, version, batch, 0.1, None, taken))
 
     def arrive(self, worker: int, iteration: int, *shards: int) -> list[Instruction]:
         """All shards have the update; or only those that are named."""
         out: list[Instruction] = []
         for shard in shards or self.shards:
-            out = self.tell(events.Arrived(shard, worker, self.incarnations[worker], iteration))
+            out = self.tell(events.UpdateArrived(shard, worker, self.incarnations[worker], iteration))
         return out
 
     def push(self, worker: int, iteration: int, *taken: int, version: int = 0) -> list[Instruction]:
@@ -100,13 +100,13 @@ class Talk:
         return self.ready(worker, iteration, *taken, version=version) + self.arrive(worker, iteration)
 
     def beat(self, worker: int, at: float) -> list[Instruction]:
-        return self.tell(events.Beat(self.connections[worker]), at)
+        return self.tell(events.WorkerAlive(self.connections[worker]), at)
 
     def tick(self, at: float, due: float | None = None) -> list[Instruction]:
         """Time has passed; the shards have beaten meanwhile."""
         for shard in self.shards:
-            self.tell(events.ShardBeat(shard), at)
-        return self.tell(events.Tick(at if due is None else due), at)
+            self.tell(events.ShardAlive(shard), at)
+        return self.tell(events.TimePassed(at if due is None else due), at)
 
 
 def of(kind: type[Kind], out: list[Instruction]) -> list[Kind]:

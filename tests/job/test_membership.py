@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.job.membership import IN_ORDER, RUNNING, TRANSITIONS, Member, Roster, Stage, StageError, Step
+from paceline.job.membership import IN_ORDER, RUNNING, TRANSITIONS, Member, Roster, Stage, StageError, Transition
 
 
 def member(worker: int, connected: bool = True) -> Member:
@@ -21,7 +21,7 @@ def entered(roster: Roster, *workers: int) -> list[Member]:
     return members
 
 
-def walked(*steps: Step) -> Member:
+def walked(*steps: Transition) -> Member:
     made = member(0)
     for step in steps:
         made.step(step)
@@ -29,15 +29,19 @@ def walked(*steps: Step) -> Member:
 
 
 def test_an_iteration_goes_from_stage_to_stage() -> None:
-    a = walked(Step.ADMIT, Step.GRANT, Step.ANNOUNCE, Step.TURN, Step.ARRIVE, Step.GRANT)
+    a = walked(
+        Transition.ADMIT, Transition.GRANT, Transition.ANNOUNCE, Transition.TURN, Transition.ARRIVE, Transition.GRANT
+    )
     assert a.stage is Stage.COMPUTING
-    assert walked(Step.ADMIT, Step.GRANT, Step.ANNOUNCE, Step.ARRIVE).stage is Stage.IDLE, "a push need not be gated"
-    assert walked(Step.ADMIT, Step.GRANT, Step.CANCEL, Step.GRANT).stage is Stage.COMPUTING
+    assert walked(Transition.ADMIT, Transition.GRANT, Transition.ANNOUNCE, Transition.ARRIVE).stage is Stage.IDLE, (
+        "a push need not be gated"
+    )
+    assert walked(Transition.ADMIT, Transition.GRANT, Transition.CANCEL, Transition.GRANT).stage is Stage.COMPUTING
 
 
-@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("step", Transition)
 @pytest.mark.parametrize("stage", Stage)
-def test_a_step_that_is_not_in_the_table_is_refused_and_changes_nothing(stage: Stage, step: Step) -> None:
+def test_a_step_that_is_not_in_the_table_is_refused_and_changes_nothing(stage: Stage, step: Transition) -> None:
     made = member(0)
     made.stage = stage
     if step in TRANSITIONS[stage]:
@@ -53,8 +57,8 @@ def test_every_stage_can_be_reached_and_left_but_the_last() -> None:
     reached = {Stage.WAITING} | {then for steps in TRANSITIONS.values() for then in steps.values()}
     assert reached == set(Stage)
     assert [stage for stage in Stage if not TRANSITIONS[stage]] == [Stage.GONE]
-    assert all(Step.LEAVE in TRANSITIONS[stage] for stage in Stage if stage is not Stage.GONE)
-    assert all(Step.GRANT in TRANSITIONS[stage] for stage in IN_ORDER - RUNNING)
+    assert all(Transition.LEAVE in TRANSITIONS[stage] for stage in Stage if stage is not Stage.GONE)
+    assert all(Transition.GRANT in TRANSITIONS[stage] for stage in IN_ORDER - RUNNING)
 
 
 def test_whoever_finishes_is_out_of_the_order_and_still_there() -> None:
@@ -126,7 +130,7 @@ def test_another_generation_expects_all_but_those_who_were_told_the_end() -> Non
     roster = Roster(3)
     a, b, c = entered(roster, 0, 1, 2)
     roster.finish(a)
-    a.step(Step.END)
+    a.step(Transition.END)
     roster.finish(b)
     roster.leave(c, expected_back=True)
     assert roster.expected == {1, 2}

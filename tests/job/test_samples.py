@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgspec")
 
-from paceline.job.samples import Range, Samples
+from paceline.job.samples import Positions, Samples
 
 
 def test_ranges_follow_one_another_and_end_with_the_epoch() -> None:
     samples = Samples(size=10, epochs=2)
-    assert samples.take(0, 1, 4) == Range(0, 0, 4)
-    assert samples.take(1, 1, 4) == Range(0, 4, 8)
-    assert samples.take(0, 2, 4) == Range(0, 8, 10)
-    assert samples.take(0, 3, 4) == Range(1, 0, 4)
+    assert samples.take(0, 1, 4) == Positions(0, 0, 4)
+    assert samples.take(1, 1, 4) == Positions(0, 4, 8)
+    assert samples.take(0, 2, 4) == Positions(0, 8, 10)
+    assert samples.take(0, 3, 4) == Positions(1, 0, 4)
 
 
 def test_asked_twice_for_the_same_number_it_gives_the_same_range() -> None:
     samples = Samples(size=10, epochs=1)
-    assert samples.take(0, 1, 4) == samples.take(0, 1, 4) == Range(0, 0, 4)
-    assert samples.take(0, 2, 4) == Range(0, 4, 8)
+    assert samples.take(0, 1, 4) == samples.take(0, 1, 4) == Positions(0, 0, 4)
+    assert samples.take(0, 2, 4) == Positions(0, 4, 8)
 
 
 def test_what_a_departed_worker_had_is_handed_out_again() -> None:
@@ -34,8 +34,8 @@ def test_what_a_departed_worker_had_is_handed_out_again() -> None:
     samples.take(0, 1, 4)
     samples.take(1, 1, 4)
     samples.abandoned(0)
-    assert samples.take(1, 2, 3) == Range(0, 0, 3)
-    assert samples.take(1, 3, 3) == Range(0, 3, 4)
+    assert samples.take(1, 2, 3) == Positions(0, 0, 3)
+    assert samples.take(1, 3, 3) == Positions(0, 3, 4)
     assert samples.take(1, 4, 3) is None
     samples.arrived(1, [1, 2, 3], "update")
     assert not samples.all_done
@@ -51,7 +51,7 @@ def test_what_was_taken_ahead_counts_only_with_its_own_update() -> None:
     samples.done("first")
     assert not samples.all_done
     samples.abandoned(0)
-    assert samples.take(1, 1, 9) == Range(0, 4, 8)
+    assert samples.take(1, 1, 9) == Positions(0, 4, 8)
 
 
 def test_what_is_done_is_not_handed_out_again() -> None:
@@ -69,7 +69,7 @@ def test_the_samples_of_a_discarded_update_are_handed_out_again() -> None:
     samples.take(0, 1, 4)
     samples.arrived(0, [1], "update")
     samples.dropped("update")
-    assert samples.take(1, 1, 4) == Range(0, 0, 4)
+    assert samples.take(1, 1, 4) == Positions(0, 0, 4)
 
 
 def test_numbers_that_are_not_its_own_claim_nothing() -> None:
@@ -97,7 +97,7 @@ def test_every_sample_is_done_once_an_epoch(size: int, epochs: int, steps: list[
     """Whatever happens to updates and workers, and though the whole position is saved and restored in between."""
     samples = Samples(size, epochs)
     done: Counter[tuple[int, int]] = Counter()
-    held: dict[int, dict[int, Range]] = {}
+    held: dict[int, dict[int, Positions]] = {}
     numbers = counting(1)
 
     def apply(worker: int) -> None:
@@ -138,11 +138,11 @@ def test_every_sample_is_done_once_an_epoch(size: int, epochs: int, steps: list[
 def test_epochs_may_be_asked_for_one_after_the_other() -> None:
     """As by a script with the loop over epochs outside: who is quick may be an epoch ahead of who is slow."""
     samples = Samples(size=4, epochs=1)
-    assert samples.take(0, 1, 2, epochs=1) == Range(0, 0, 2)
-    assert samples.take(1, 1, 2, epochs=1) == Range(0, 2, 4)
+    assert samples.take(0, 1, 2, epochs=1) == Positions(0, 0, 2)
+    assert samples.take(1, 1, 2, epochs=1) == Positions(0, 2, 4)
     assert samples.take(0, 2, 2, epochs=1) is None
-    assert samples.take(0, 2, 2, epochs=2) == Range(1, 0, 2)
+    assert samples.take(0, 2, 2, epochs=2) == Positions(1, 0, 2)
     assert samples.take(1, 2, 2, epochs=1) is None, "it is still in the first epoch"
     samples.returned(0, [2])
     assert samples.take(1, 2, 2, epochs=1) is None
-    assert samples.take(1, 2, 2, epochs=2) == Range(1, 0, 2)
+    assert samples.take(1, 2, 2, epochs=2) == Positions(1, 0, 2)

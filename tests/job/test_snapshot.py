@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from job.talk import Talk
-from paceline.job import JobState, JobTerms, snapshot
+from paceline.job import JobConfig, JobState, snapshot
 from paceline.job.accounting import Watcher
 from paceline.job.events import Event
 from paceline.job.instructions import Instruction
@@ -41,15 +41,15 @@ def test_a_job_that_is_saved_and_loaded_at_every_event_goes_on_as_it_would_have(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_log_of_events_replays_to_the_same_instructions(seed: int) -> None:
-    generations: list[tuple[JobTerms, Mapping[str, Any] | None, float, list[Any]]] = []
+    generations: list[tuple[JobConfig, Mapping[str, Any] | None, float, list[Any]]] = []
 
     class Logged(JobState):
         def __init__(
-            self, policy: Policy, terms: JobTerms, watcher: Watcher, restored: Mapping[str, Any] | None, now: float
+            self, policy: Policy, config: JobConfig, watcher: Watcher, restored: Mapping[str, Any] | None, now: float
         ) -> None:
             self.lines: list[tuple[Event, float, list[Instruction]]] = []
-            generations.append((terms, restored, now, self.lines))
-            super().__init__(policy, terms, watcher, restored, now)
+            generations.append((config, restored, now, self.lines))
+            super().__init__(policy, config, watcher, restored, now)
 
         def handle(self, event: Event, now: float) -> list[Instruction]:
             out = super().handle(event, now)
@@ -58,10 +58,10 @@ def test_a_log_of_events_replays_to_the_same_instructions(seed: int) -> None:
 
     outcome = run(seed, Logged)
     assert generations
-    for terms, restored, began, lines in generations:
+    for config, restored, began, lines in generations:
         policy = make(outcome.setting.policy)
         policy.streamed = outcome.setting.streamed and policy.streamable
-        again = JobState(policy, terms, Recorder(lambda _: None), restored, began)
+        again = JobState(policy, config, Recorder(lambda _: None), restored, began)
         for event, now, out in lines:
             assert again.handle(event, now) == out
 

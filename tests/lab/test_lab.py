@@ -212,7 +212,7 @@ def test_a_host_that_is_not_there_and_one_that_fails_are_named(pair: Lab) -> Non
 def test_the_last_model_is_what_was_applied(policy: str, streamed: bool, colocate: bool) -> None:
     spec = cluster().colocated() if colocate else cluster(servers=2)
     with Lab(hosts(spec)) as lab:
-        measured = run.run(lab, spec, run.Plan(policy, 6, streamed, exactly=True))
+        measured = run.run(lab, spec, run.LabPlan(policy, 6, streamed, exactly=True))
     applied = [worker for event in measured.events if isinstance(event, Applied) for worker in event.workers]
     assert sorted(applied) == sorted([0, 1, 2] * 6)
     assert measured.cost.gigabytes > 0.9 * 2 * (2 / 3 if colocate else 1) * 18 * 1e-4
@@ -234,7 +234,7 @@ def test_a_worker_that_is_killed_and_a_link_that_is_cut_cost_nothing_but_time(po
     spec = cluster(servers=2, faults=faults, lease=1.0)
     with Lab(hosts(spec)) as lab:
         # The run itself compares the last model with what was applied.
-        measured = run.run(lab, spec, run.Plan(policy, 40, streamed, exactly=not streamed))
+        measured = run.run(lab, spec, run.LabPlan(policy, 40, streamed, exactly=not streamed))
     assert measured.report.lost >= 1
 
 

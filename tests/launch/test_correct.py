@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from launch.test_by_hand import paceline
-from paceline.launch.server_process import Options
+from paceline.launch.server_process import ServeOptions
 
 TRAINS = """
 import os, sys
@@ -97,6 +97,6 @@ def test_where_workers_make_their_own_steps_it_is_said_that_nothing_comes_of_it(
 
 
 def test_the_server_is_told() -> None:
-    arguments = Options("r2sp", correct="predict").arguments()
+    arguments = ServeOptions("r2sp", correct="predict").arguments()
     assert arguments[arguments.index("--correct") + 1] == "predict"
-    assert Options("r2sp").correct == "auto"
+    assert ServeOptions("r2sp").correct == "auto"

@@ -15,13 +15,13 @@ import paceline
 from paceline.model import checkpoint
 from paceline.model.checkpoint import CheckpointError
 from paceline.model.export import export
-from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from serve.workers import SIZE, described, work
 from train.jobs import job
 
 
 def trained(folder: Path, samples: int = 40, shards: int = 2) -> checkpoint.Checkpoint:
-    with job("asp", shards=shards, workers=2, saving=Plan(folder, updates=3)) as running:
+    with job("asp", shards=shards, workers=2, saving=CheckpointPlan(folder, updates=3)) as running:
         running.work(*[lambda where: work(where, samples)] * 2)
         running.finish()
     found = checkpoint.newest(folder)
@@ -50,7 +50,7 @@ def test_a_job_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     trained(tmp_path, 40)
     found = checkpoint.newest(tmp_path)
     assert found is not None
-    with job("asp", shards=2, workers=1, restored=found, saving=Plan(tmp_path, updates=100)) as running:
+    with job("asp", shards=2, workers=1, restored=found, saving=CheckpointPlan(tmp_path, updates=100)) as running:
         assert running.work(lambda where: work(where, 40, epochs=2)) == [80.0]
         running.finish()
     again = checkpoint.newest(tmp_path)
@@ -62,7 +62,7 @@ def test_a_job_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 def test_what_the_policy_knows_goes_on_too(tmp_path: Path) -> None:
     spec = "fl-r2sp:groups=2,fraction=1"
-    with job(spec, workers=4, saving=Plan(tmp_path, updates=2)) as running:
+    with job(spec, workers=4, saving=CheckpointPlan(tmp_path, updates=2)) as running:
         before: Any = running.coordinator.ledger.policy
         before.blacklist[9] = (0.25, 0.5)
         running.work(*[lambda where: work(where, 40)] * 4)
@@ -141,7 +141,7 @@ def test_a_checkpoint_cut_short_is_not_one(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_to_does_not_stop_the_job(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    with job("asp", shards=1, workers=1, saving=Plan(blocked / "inside", updates=2)) as running:
+    with job("asp", shards=1, workers=1, saving=CheckpointPlan(blocked / "inside", updates=2)) as running:
         assert running.work(lambda where: work(where, 20)) == [20.0]
         running.finish()
 
@@ -151,13 +151,13 @@ def test_a_folder_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
     import asyncio
 
     from paceline.policies import make
-    from paceline.serve.coordinator.config import Terms
+    from paceline.serve.coordinator.config import ServerConfig
     from paceline.serve.server import Server
 
     trained(tmp_path)
 
     async def serve(resume: Path | None) -> None:
-        Server(lambda: make("asp"), Terms(shards=2, saving=Plan(tmp_path, updates=3)), resume=resume)
+        Server(lambda: make("asp"), ServerConfig(shards=2, saving=CheckpointPlan(tmp_path, updates=3)), resume=resume)
 
     with pytest.raises(CheckpointError, match="has checkpoints of an earlier run: go on with --resume"):
         asyncio.run(serve(None))
@@ -169,7 +169,7 @@ def test_a_full_disk_at_the_end_does_not_hold_the_job_up(tmp_path: Path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_shard", full)
-    with job("asp", shards=1, workers=1, saving=Plan(tmp_path, updates=2)) as running:
+    with job("asp", shards=1, workers=1, saving=CheckpointPlan(tmp_path, updates=2)) as running:
         assert running.work(lambda where: work(where, 20)) == [20.0]
         running.finish()
     assert list(tmp_path.iterdir()) == []
@@ -189,7 +189,7 @@ def test_an_export_loads_strictly_with_batch_norm_and_its_count(tmp_path: Path) 
                 loss.backward()
                 session.step(loss)
 
-    with job("bsp", shards=2, workers=2, saving=Plan(tmp_path / "job", updates=100)) as running:
+    with job("bsp", shards=2, workers=2, saving=CheckpointPlan(tmp_path / "job", updates=100)) as running:
         running.work(train, train)
         running.finish()
     export(tmp_path / "job", tmp_path / "model.pt")

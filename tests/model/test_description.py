@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.model.description import LEAST, Description
+from paceline.model.description import MIN_PIECE_ELEMENTS, Description
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
 
@@ -64,9 +64,11 @@ def test_every_element_is_dealt_to_one_shard(sizes: list[int], shards: int, slic
     if anywhere:
         held = [sum(stop - start for start, stop in pieces) for pieces in dealt]
         assert max(held) - min(held) <= rows, "evenly"
-        assert rows == 1 or all(stop - start >= LEAST for start, stop in cards), "a slice is worth its ado"
+        assert rows == 1 or all(stop - start >= MIN_PIECE_ELEMENTS for start, stop in cards), "a slice is worth its ado"
         wanted = slices or 16
-        assert rows * shards >= wanted or layout.size < (rows + 1) * shards * LEAST, "as many as were wanted, or fit"
+        assert rows * shards >= wanted or layout.size < (rows + 1) * shards * MIN_PIECE_ELEMENTS, (
+            "as many as were wanted, or fit"
+        )
     else:
         assert {end for card in cards for end in card} <= set(layout.offsets), "whole tensors"
 

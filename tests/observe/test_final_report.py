@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from paceline.observe.final_report import FEW, Run, closing, lines, side_by_side
+from paceline.observe.final_report import FEW, FinishedRun, closing, lines, side_by_side
 from paceline.observe.summary import Gaps, Report
 
 REPORT = Report(
@@ -38,7 +38,7 @@ def rendered(what: RenderableType, width: int = 80) -> list[str]:
 
 def test_every_figure() -> None:
     report = replace(REPORT, discarded=3, lost=2, returned=1)
-    assert lines(Run("r2sp", report, 12.34, loss=0.4312, accuracy=0.975)) == [
+    assert lines(FinishedRun("r2sp", report, 12.34, loss=0.4312, accuracy=0.975)) == [
         "policy     r2sp",
         "updates    1,480, and 3 discarded",
         "by worker  0: 1,000  1: 480",
@@ -53,25 +53,25 @@ def test_every_figure() -> None:
 
 
 def test_what_is_not_known_or_did_not_happen_is_left_out() -> None:
-    said = "\n".join(lines(Run("bsp", REPORT, 1.0)))
+    said = "\n".join(lines(FinishedRun("bsp", REPORT, 1.0)))
     for word in ("loss", "accuracy", "faults", "discarded"):
         assert word not in said
 
 
 def test_a_run_in_which_nothing_happened() -> None:
     nothing = replace(REPORT, mean_iteration_seconds=0.0, blocking_seconds=0.0, updates=0, updates_by_worker={})
-    assert "waiting    0% of the workers' time" in lines(Run("bsp", nothing, 0.0))
+    assert "waiting    0% of the workers' time" in lines(FinishedRun("bsp", nothing, 0.0))
 
 
 @pytest.mark.parametrize(("workers", "named"), [(1, False), (2, True), (FEW, True), (FEW + 1, False)])
 def test_few_workers_are_named(workers: int, named: bool) -> None:
     report = replace(REPORT, updates_by_worker=dict.fromkeys(range(workers), 5))
-    assert any(text.startswith("by worker") for text in lines(Run("bsp", report, 1.0))) is named
+    assert any(text.startswith("by worker") for text in lines(FinishedRun("bsp", report, 1.0))) is named
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_terminal_shows_the_same_and_cuts_nothing_off(width: int) -> None:
-    run = Run(LONG, replace(REPORT, lost=3), 12.34, 0.4)
+    run = FinishedRun(LONG, replace(REPORT, lost=3), 12.34, 0.4)
     text = rendered(closing(run), width)
     assert max(len(row) for row in text) <= width
     assert "".join("".join(text).split()) == "".join("".join(lines(run)).split())
@@ -79,8 +79,8 @@ def test_the_terminal_shows_the_same_and_cuts_nothing_off(width: int) -> None:
 
 def test_runs_side_by_side() -> None:
     runs = [
-        Run("bsp", REPORT, 20.0, accuracy=0.981),
-        Run("r2sp", replace(REPORT, blocking_seconds=0.0, lost=1), 12.34, accuracy=0.975),
+        FinishedRun("bsp", REPORT, 20.0, accuracy=0.981),
+        FinishedRun("r2sp", replace(REPORT, blocking_seconds=0.0, lost=1), 12.34, accuracy=0.975),
     ]
     text = rendered(side_by_side(runs, "digits"))
     assert text[0] == "digits"
@@ -90,7 +90,7 @@ def test_runs_side_by_side() -> None:
 
 
 def test_a_column_with_nothing_in_it_is_left_out() -> None:
-    text = rendered(side_by_side([Run("bsp", REPORT, 20.0), Run("asp", REPORT, 20.0, loss=0.25)]))
+    text = rendered(side_by_side([FinishedRun("bsp", REPORT, 20.0), FinishedRun("asp", REPORT, 20.0, loss=0.25)]))
     assert text[0].split() == ["policy", "loss", "seconds", "samples/s", "waiting", "staleness"]
     assert text[2].split()[:2] == ["bsp", "20.0"]
     assert text[3].split()[:2] == ["asp", "0.25"]
@@ -101,7 +101,7 @@ def test_no_run_at_all() -> None:
 
 
 def test_long_names_fit_in_eighty_columns() -> None:
-    runs = [Run(LONG, replace(REPORT, lost=1), 20.0, 0.4, 0.9)]
+    runs = [FinishedRun(LONG, replace(REPORT, lost=1), 20.0, 0.4, 0.9)]
     text = rendered(side_by_side(runs))
     assert max(len(row) for row in text) <= 80
     assert "…" not in "".join(text)

@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 from rich.console import Console, RenderableType
 
-from paceline.observe.live import SMOOTH, Live, Worker, line, table
+from paceline.observe.live import SMOOTH, Live, LiveWorker, line, table
 from paceline.observe.observer import Tee, replay
 from paceline.observe.summary import Summary
 from paceline.observe.trace import (
@@ -245,7 +245,7 @@ def test_another_run_begins_from_nothing() -> None:
 # Many workers
 
 
-class Unread(dict[int, Worker]):
+class Unread(dict[int, LiveWorker]):
     """Workers of whom nobody may go through all."""
 
     def __iter__(self) -> Iterator[int]:

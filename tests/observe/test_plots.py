@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.observe.observer import Recorder
-from paceline.observe.plots import MOST_WORKERS, Panel, draw, intervals
+from paceline.observe.plots import MAX_WORKERS, Panel, draw, intervals
 from paceline.observe.trace import (
     Arrived,
     Computed,
@@ -118,8 +118,8 @@ def test_draw_writes_a_picture(tmp_path: Path, policies: list[str]) -> None:
 
 def test_more_workers_than_can_be_shown(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    made = Panel("many", MOST_WORKERS + 10, iteration_seconds=1.0)
-    for worker in range(MOST_WORKERS + 10):
+    made = Panel("many", MAX_WORKERS + 10, iteration_seconds=1.0)
+    for worker in range(MAX_WORKERS + 10):
         made.events += [Pulled(0.0, worker, 0), Computed(1.0, worker)]
     draw([made], tmp_path / "many.png")
     assert (tmp_path / "many.png").stat().st_size > 10_000

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from paceline.observe.summary import Gaps, Report
-from paceline.observe.table import Row, comparison, duration
+from paceline.observe.table import ComparisonRow, comparison, duration
 
 REPORT = Report(
     mean_iteration_seconds=9.74,
@@ -29,16 +29,16 @@ REPORT = Report(
 LONG = "groups:count=2,inner=(bsp:fraction=0.5),outer=(ssp:staleness=2)"
 
 
-def rendered(rows: list[Row], width: int) -> str:
+def rendered(rows: list[ComparisonRow], width: int) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, legacy_windows=False)
     console.print(comparison(rows, "our lab", width))
     return out.getvalue()
 
 
-def rows(*policies: str) -> list[Row]:
+def rows(*policies: str) -> list[ComparisonRow]:
     return [
-        Row(policy, "whole", 4.87, replace(REPORT, mean_iteration_seconds=9.74 / (i + 1)))
+        ComparisonRow(policy, "whole", 4.87, replace(REPORT, mean_iteration_seconds=9.74 / (i + 1)))
         for i, policy in enumerate(policies)
     ]
 
@@ -70,7 +70,7 @@ def test_the_figures() -> None:
 
 
 def test_what_was_streamed_says_so() -> None:
-    assert "r2sp (streamed)" in rendered([Row("r2sp", "streamed", 1.0, REPORT)], 120)
+    assert "r2sp (streamed)" in rendered([ComparisonRow("r2sp", "streamed", 1.0, REPORT)], 120)
 
 
 @pytest.mark.parametrize(

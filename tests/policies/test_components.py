@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.policies import Update
-from paceline.policies.components import Pace, Progress, RecentMax, Waiting, Weigher
+from paceline.policies.components import IterationTime, Progress, RecentMax, Waiting, Weigher
 
 
 def update(worker: int, batch: int) -> Update:
@@ -44,7 +44,7 @@ def test_waiting_releases_the_nearest_first_and_in_the_order_they_came() -> None
 
 
 def test_pace_is_unknown_and_then_the_slowest_workers_mean() -> None:
-    pace = Pace()
+    pace = IterationTime()
     assert pace.T is None
     pace.observe(0, 2.0)
     assert pace.T == 2.0
@@ -53,7 +53,7 @@ def test_pace_is_unknown_and_then_the_slowest_workers_mean() -> None:
 
 
 def test_pace_weighs_the_newest_observation_with_a_tenth() -> None:
-    pace = Pace()
+    pace = IterationTime()
     pace.observe(0, 2.0)
     pace.observe(0, 2.0)
     pace.observe(0, 3.0)
@@ -61,7 +61,7 @@ def test_pace_weighs_the_newest_observation_with_a_tenth() -> None:
 
 
 def test_a_first_iteration_that_warms_up_is_soon_forgotten() -> None:
-    pace = Pace()
+    pace = IterationTime()
     for worker in (0, 1):
         pace.observe(worker, 100.0)
     assert pace.T == 100.0
@@ -76,7 +76,7 @@ def test_a_first_iteration_that_warms_up_is_soon_forgotten() -> None:
 
 
 def test_pace_forgets_one_who_left_within_two_rounds() -> None:
-    pace = Pace()
+    pace = IterationTime()
     for _ in range(3):
         for worker, seconds in ((0, 1.0), (1, 1.0), (2, 9.0)):
             pace.observe(worker, seconds)
@@ -89,7 +89,7 @@ def test_pace_forgets_one_who_left_within_two_rounds() -> None:
 
 
 def test_pace_starts_afresh_with_one_who_comes_back() -> None:
-    pace = Pace()
+    pace = IterationTime()
     pace.observe(0, 9.0)
     pace.forget(0)
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_pace_starts_afresh_with_one_who_comes_back() -> None:
 
 
 def test_pace_comes_down_as_it_went_up() -> None:
-    pace = Pace()
+    pace = IterationTime()
     for seconds in [1.0] * 20 + [4.0] * 60 + [1.0] * 60:
         pace.observe(0, seconds)
         pace.observe(1, 1.0)

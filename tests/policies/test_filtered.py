@@ -228,12 +228,12 @@ def test_only_a_person_pardons_not_a_worker_itself() -> None:
     some = Federation(8)
     for _ in range(5):
         some.round({4: 0.1, 5: 0.1})
-    assert "cosines 0.10, 0.10" in some.policy.barred(4) and not some.policy.barred(3)
+    assert "cosines 0.10, 0.10" in some.policy.exclusion(4) and not some.policy.exclusion(3)
     assert some.policy.measured("pardon", 4, 1.0, some.now) == []
     assert list(some.policy.blacklist) == [4, 5]
     some.take(some.policy.measured("pardon", (4, 77), 1.0, some.now))
     assert list(some.policy.blacklist) == [5]
-    assert not some.policy.barred(4)
+    assert not some.policy.exclusion(4)
 
 
 def test_if_all_others_leave_the_blacklisted_are_better_than_nobody() -> None:

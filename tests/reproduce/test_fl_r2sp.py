@@ -15,7 +15,7 @@ from paceline.reproduce.shared import papers
 from paceline.reproduce.shared.draw import can_draw, svg
 from paceline.reproduce.shared.federation import Federated, Federation, federate
 from paceline.reproduce.shared.phases import Phases
-from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.request import Request
 from paceline.reproduce.shared.rows import Figure
 from paceline.reproduce.shared.runs import Runs
 from paceline.simulate import Cluster, load_cluster
@@ -24,8 +24,8 @@ SMALL = Federation("fl-cnn", figures.FL, "mlp", "digits", 4, 2, clients=32, samp
 
 
 @pytest.fixture
-def ask() -> Ask:
-    return Ask(Runs(stop_at=lambda: True), quick=True)
+def ask() -> Request:
+    return Request(Runs(stop_at=lambda: True), quick=True)
 
 
 def ours(figure: Figure, what: str) -> float:
@@ -35,7 +35,7 @@ def ours(figure: Figure, what: str) -> float:
 
 
 @pytest.mark.parametrize("model", figures.MODELS)
-def test_taking_turns_makes_transfers_short(ask: Ask, model: str) -> None:
+def test_taking_turns_makes_transfers_short(ask: Request, model: str) -> None:
     """With the server's rate calibrated until BSP matches table V."""
     figure = figures.table5(ask)
     push, pull = figures.TABLE_5[model][0]
@@ -46,12 +46,12 @@ def test_taking_turns_makes_transfers_short(ask: Ask, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", figures.MODELS)
-def test_the_servers_uplink_has_lower_peaks(ask: Ask, model: str) -> None:
+def test_the_servers_uplink_has_lower_peaks(ask: Request, model: str) -> None:
     assert 0 < ours(figures.fig17(ask), f"{model}: peak, FL-R²SP's of BSP's") <= 0.4
 
 
 @pytest.mark.parametrize("model", figures.MODELS)
-def test_groups_can_be_too_small_and_too_large(ask: Ask, model: str) -> None:
+def test_groups_can_be_too_small_and_too_large(ask: Request, model: str) -> None:
     figure = figures.fig18(ask)
     seconds = [ours(figure, f"{model}: groups of {size}") for size in figures.SIZES]
     assert min(seconds) < 0.99 * seconds[0]
@@ -60,18 +60,18 @@ def test_groups_can_be_too_small_and_too_large(ask: Ask, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", figures.MODELS)
-def test_rounds_take_as_long_as_in_table_4(ask: Ask, model: str) -> None:
+def test_rounds_take_as_long_as_in_table_4(ask: Request, model: str) -> None:
     figure = figures.table4(ask)
     (bsp, _), (fl, _), _ = figures.TABLE_4[model]
     assert ours(figure, f"{model}, BSP: a round") == pytest.approx(bsp, rel=0.03)  # fitted
     assert ours(figure, f"{model}, FL-R²SP: a round") == pytest.approx(fl, rel=0.15)  # not fitted
 
 
-def test_without_contention_a_client_takes_its_own_links_time(ask: Ask) -> None:
+def test_without_contention_a_client_takes_its_own_links_time(ask: Request) -> None:
     assert ours(figures.table2(ask), "CNN: push and pull, one client") == pytest.approx(2 * 222e3 / 12.5e6)
 
 
-def test_a_higher_fraction_takes_longer(ask: Ask) -> None:
+def test_a_higher_fraction_takes_longer(ask: Request) -> None:
     figure = figures.fractions(ask)
     seconds = [ours(figure, f"CNN: C = {fraction:g}, a round") for fraction in figures.FRACTIONS]
     assert seconds == sorted(seconds)
@@ -91,7 +91,7 @@ def test_phases_follow_one_another_without_gaps() -> None:
 
 
 @pytest.mark.skipif(not can_draw(), reason="matplotlib is not installed")
-def test_phases_can_be_drawn(ask: Ask) -> None:
+def test_phases_can_be_drawn(ask: Request) -> None:
     figure = figures.fig16(ask)
     assert len(figure.plots) == 2
     for at, plot in enumerate(figure.plots):
@@ -99,7 +99,7 @@ def test_phases_can_be_drawn(ask: Ask) -> None:
         assert all(phase in drawn for phase in ("train", "push", "wait", "pull"))
 
 
-def test_what_was_not_trained_is_said(ask: Ask) -> None:
+def test_what_was_not_trained_is_said(ask: Request) -> None:
     for make_figure in (figures.fig15, figures.table4):
         figure = make_figure(ask)
         assert any("not trained" in said or "not all" in said for said in figure.missing)

@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 
 from paceline.reproduce.dssp import figures
 from paceline.reproduce.r2sp import learning, nlp
-from paceline.reproduce.shared.papers import PAPERS, UnknownError, paper
-from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.papers import PAPERS, UnknownFigureError, paper
+from paceline.reproduce.shared.request import Request
 from paceline.reproduce.shared.rows import Figure, Row
 from paceline.reproduce.shared.runs import Run, Runs
 from paceline.simulate.task import Goal
@@ -37,8 +37,8 @@ samples_per_second = 16.0
 
 
 @pytest.fixture
-def ask() -> Ask:
-    return Ask(Runs(), quick=True)
+def ask() -> Request:
+    return Request(Runs(), quick=True)
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def rows_of(figure: Figure) -> dict[str, Row]:
     return {f"{row.what}, {row.unit}": row for row in figure.rows}
 
 
-def test_rounds_and_times_are_beside_bsps(monkeypatch: pytest.MonkeyPatch, ask: Ask, like: Run) -> None:
-    case = learning.Case("Tiny", like, 1.2, (0.03, 0.0001))
+def test_rounds_and_times_are_beside_bsps(monkeypatch: pytest.MonkeyPatch, ask: Request, like: Run) -> None:
+    case = learning.TrainingCase("Tiny", like, 1.2, (0.03, 0.0001))
     monkeypatch.setattr(learning, "paper_cases", lambda asked: ([case], ["Nothing larger."]))
     monkeypatch.setattr(learning, "SCHEMES", (learning.BSP, learning.PIPELINED, learning.R2SP))
     monkeypatch.setattr(learning, "JITTERS", (0.2,))
@@ -76,8 +76,8 @@ def test_rounds_and_times_are_beside_bsps(monkeypatch: pytest.MonkeyPatch, ask: 
     assert isinstance(jittered, float) and jittered != times["Tiny: r2sp, loss 1.2, rate 0.03, % faster than BSP"].ours
 
 
-def test_what_is_not_reached_is_said_and_is_no_number(monkeypatch: pytest.MonkeyPatch, ask: Ask, like: Run) -> None:
-    case = learning.Case("Tiny", msgspec.structs.replace(like, rounds=12), 0.1, (0.01,))
+def test_what_is_not_reached_is_said_and_is_no_number(monkeypatch: pytest.MonkeyPatch, ask: Request, like: Run) -> None:
+    case = learning.TrainingCase("Tiny", msgspec.structs.replace(like, rounds=12), 0.1, (0.01,))
     monkeypatch.setattr(learning, "paper_cases", lambda asked: ([case], []))
     monkeypatch.setattr(learning, "SCHEMES", (learning.BSP, learning.R2SP))
     figure = learning.fig7b(ask)
@@ -85,9 +85,9 @@ def test_what_is_not_reached_is_said_and_is_no_number(monkeypatch: pytest.Monkey
     assert all("loss 0.1 not reached by 1 of 1 seed; the best was" in row.note for row in figure.rows)
 
 
-def test_correction_beside_none(monkeypatch: pytest.MonkeyPatch, ask: Ask, like: Run) -> None:
+def test_correction_beside_none(monkeypatch: pytest.MonkeyPatch, ask: Request, like: Run) -> None:
     like = msgspec.structs.replace(like, momentum=0.9)
-    case = learning.Case("Tiny", like, 1.2, (0.02,))
+    case = learning.TrainingCase("Tiny", like, 1.2, (0.02,))
     monkeypatch.setattr(learning, "optimizer_cases", lambda asked: ([case], []))
     of = rows_of(learning.optimizers(ask))
     full = of["Tiny: r2sp --correct full, loss 1.2, own best, × BSP's samples"].ours
@@ -99,7 +99,7 @@ def test_correction_beside_none(monkeypatch: pytest.MonkeyPatch, ask: Ask, like:
 
 
 def test_trainings_that_were_left_out_leave_gaps_and_no_errors() -> None:
-    ask = Ask(Runs(stop_at=lambda: True), quick=True)
+    ask = Request(Runs(stop_at=lambda: True), quick=True)
     for make in (learning.fig7b, learning.fig7c, learning.fig10, learning.optimizers, figures.table1, figures.fig3):
         assert make(ask).rows == ()
     assert len(ask.runs.left_out) > 20
@@ -107,7 +107,7 @@ def test_trainings_that_were_left_out_leave_gaps_and_no_errors() -> None:
 
 @pytest.mark.slow
 @pytest.mark.matrix
-def test_two_unequal_workers_as_in_dssps_table(monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
+def test_two_unequal_workers_as_in_dssps_table(monkeypatch: pytest.MonkeyPatch, ask: Request) -> None:
     of = rows_of(figures.table1(ask))
 
     def times(policy: str) -> float:
@@ -120,14 +120,14 @@ def test_two_unequal_workers_as_in_dssps_table(monkeypatch: pytest.MonkeyPatch, 
         assert times(policy) > 1.6
 
 
-def test_without_transformers_it_says_so(monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
+def test_without_transformers_it_says_so(monkeypatch: pytest.MonkeyPatch, ask: Request) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     figure = nlp.fig14(replace(ask, quick=False))
     assert "paceline[transformers]" in figure.missing[0]
     assert {row.where for row in figure.rows} == {"simulated"}
 
 
-def test_schemes_that_were_not_trained_are_named(monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
+def test_schemes_that_were_not_trained_are_named(monkeypatch: pytest.MonkeyPatch, ask: Request) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     figure = nlp.fig14(replace(ask, quick=False, runs=Runs(stop_at=lambda: True)))
     for name in ("BERT", "T5-small"):
@@ -136,7 +136,7 @@ def test_schemes_that_were_not_trained_are_named(monkeypatch: pytest.MonkeyPatch
     assert {row.where for row in figure.rows} == {"simulated"}
 
 
-def test_held_up_workers_hold_up_a_barrier_most(ask: Ask) -> None:
+def test_held_up_workers_hold_up_a_barrier_most(ask: Request) -> None:
     """Four of eight take half a second or a second more: BSP waits for them, turns hide it, ASP does not mind."""
     figure = nlp.fig14(ask)
     assert "--quick" in figure.missing[0]
@@ -152,7 +152,7 @@ def test_held_up_workers_hold_up_a_barrier_most(ask: Ask) -> None:
 
 def test_dssps_own_networks_are_trained_where_their_data_is(tmp_path: Path) -> None:
     write_cifar(tmp_path, "cifar10")
-    ask = Ask(Runs(), folder=tmp_path)
+    ask = Request(Runs(), folder=tmp_path)
     table, (_, equal) = figures._mixed(ask), figures._equal(ask)
     assert (table.like.network, table.like.data) == ("resnet20", "cifar10") == (equal.like.network, equal.like.data)
     assert "train.bin" in table.missing[0] and "ResNet-20" in table.missing[0]
@@ -164,7 +164,7 @@ def test_dssps_own_networks_are_trained_where_their_data_is(tmp_path: Path) -> N
 
 
 def test_without_data_it_says_so(tmp_path: Path) -> None:
-    ask = Ask(Runs(), folder=tmp_path)
+    ask = Request(Runs(), folder=tmp_path)
     cases, missing = learning.paper_cases(ask)
     assert {case.like.data for case in cases} == {"digits"}
     assert "data_batch_1.bin" in missing[0] and str(tmp_path) in missing[0]
@@ -176,7 +176,7 @@ def test_names() -> None:
         assert len({entry.id for entry in known.entries}) == len(known.entries)
     r2sp = paper("r2sp")
     assert [entry.id for entry in r2sp.named(["fig13", "table1"])] == ["table1", "fig12"]
-    with pytest.raises(UnknownError, match="did you mean 'fig7a'"):
+    with pytest.raises(UnknownFigureError, match="did you mean 'fig7a'"):
         r2sp.named(["fig7aa"])
-    with pytest.raises(UnknownError, match="there are r2sp, fl-r2sp, dssp, rlp, hips"):
+    with pytest.raises(UnknownFigureError, match="there are r2sp, fl-r2sp, dssp, rlp, hips"):
         paper("hops")

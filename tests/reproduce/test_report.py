@@ -12,19 +12,27 @@ from typing import Any
 import pytest
 
 from paceline.reproduce.shared import draw, report
-from paceline.reproduce.shared.rows import Figure, Line, Plot, Results, Row
+from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Results, Row
 
 NASTY = "<script>alert(\"x\")</script> & 'y' $10^2$"
 BARS = Plot(
-    "Bars <b>", "model & size", "× BSP", (Line("ours", ("a", "b"), (1.0, None)), Line("théirs", ("b",), (2.0,))), "bars"
+    "Bars <b>",
+    "model & size",
+    "× BSP",
+    (PlotLine("ours", ("a", "b"), (1.0, None)), PlotLine("théirs", ("b",), (2.0,))),
+    "bars",
 )
 LINES = Plot(
-    "R²SP's gain", "ratio", "", (Line("one", (0.1, 1.0, 10.0), (1.0, None, 2.0)), Line("two", (1.0,), (1.5,))), log=True
+    "R²SP's gain",
+    "ratio",
+    "",
+    (PlotLine("one", (0.1, 1.0, 10.0), (1.0, None, 2.0)), PlotLine("two", (1.0,), (1.5,))),
+    log=True,
 )
 STEPS = Plot(
-    "Links", "s", "share", tuple(Line(f"worker {n}", (0.0, 1.0, 2.0), (0.0, 1.0, 1.0)) for n in range(9)), "steps"
+    "Links", "s", "share", tuple(PlotLine(f"worker {n}", (0.0, 1.0, 2.0), (0.0, 1.0, 1.0)) for n in range(9)), "steps"
 )
-SINGLE = Plot("One", "", "", (Line("", ("x",), (1.0,)),), "bars")
+SINGLE = Plot("One", "", "", (PlotLine("", ("x",), (1.0,)),), "bars")
 
 ROWS = (
     Row("fig1", "seconds", 9.74, 9.7412345, "s", "simulated", "The rate was fitted."),
@@ -189,7 +197,7 @@ def test_bars_with_long_names_lie_and_say_their_values() -> None:
     names = tuple(f"r2sp:groups={count} --correct full" for count in range(2, 6))
     upright, lying = (
         draw.svg(SINGLE, "one"),
-        draw.svg(Plot("Time", "scheme", "s", (Line("", names, (12.25, None, 3.5, 1155.99)),), "bars"), "two"),
+        draw.svg(Plot("Time", "scheme", "s", (PlotLine("", names, (12.25, None, 3.5, 1155.99)),), "bars"), "two"),
     )
     for said in (*names, "12.25", "–", "3.5", "1156", "Time", "scheme"):
         assert f">{said}<" in lying

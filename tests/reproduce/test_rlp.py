@@ -10,17 +10,17 @@ pytest.importorskip("torch")
 
 from paceline.reproduce.rlp.figures import SEVERITIES, TABLE_1, fig4, paper_like, severe, stragglers, table1
 from paceline.reproduce.shared.papers import paper
-from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.request import Request
 from paceline.reproduce.shared.runs import Runs
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     monkeypatch.setenv("PACELINE_DATA", str(tmp_path))
-    return Ask(Runs(), quick=True)
+    return Request(Runs(), quick=True)
 
 
-def test_table_1_is_what_the_policies_are(ask: Ask) -> None:
+def test_table_1_is_what_the_policies_are(ask: Request) -> None:
     figure = table1(ask)
     ours = {row.what: row.ours for row in figure.rows}
     steps = {
@@ -38,7 +38,7 @@ def test_table_1_is_what_the_policies_are(ask: Ask) -> None:
     assert papers["RLP: iterations"] == sum(TABLE_1["rlp"][0]) == 380
 
 
-def test_the_picture_shows_who_computes_when(ask: Ask) -> None:
+def test_the_picture_shows_who_computes_when(ask: Request) -> None:
     plots = fig4(ask).plots
     assert [plot.kind for plot in plots] == ["spans"] * 4
     for plot in plots:
@@ -48,7 +48,7 @@ def test_the_picture_shows_who_computes_when(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("name", ["map", "unseen", "fig2", "fig3"])
-def test_without_mnist_the_others_say_what_is_missing(name: str, ask: Ask) -> None:
+def test_without_mnist_the_others_say_what_is_missing(name: str, ask: Request) -> None:
     (entry,) = paper("rlp").named([name])
     figure = entry.make(ask)
     assert not figure.rows

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.reproduce.shared.rows import Figure, Line, Plot, Results, Row, read
+from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Results, Row, read
 
 RESULTS = Results(
     "r2sp",
@@ -25,10 +25,12 @@ RESULTS = Results(
                 Row("table1", "not reached", 3.0, None, "s", "gpu", "the best was 0.6"),
                 Row("table1", "a whole number", None, 15, "updates", "lab"),
             ),
-            (Plot("Bars", "", "s", (Line("ours", ("a", "b"), (1.0, None)),), "bars"),),
+            (Plot("Bars", "", "s", (PlotLine("ours", ("a", "b"), (1.0, None)),), "bars"),),
         ),
         Figure("fig2", "A figure", (Row("fig2", "x", None, 1.0, "", "simulated"),), missing=("ImageNet is not here.",)),
-        Figure("fig3", "Nothing of it", (), (Plot("Lines", "x", "y", (Line("l", (0.1, 1.0), (1.0, 2.0)),), log=True),)),
+        Figure(
+            "fig3", "Nothing of it", (), (Plot("Lines", "x", "y", (PlotLine("l", (0.1, 1.0), (1.0, 2.0)),), log=True),)
+        ),
     ),
 )
 

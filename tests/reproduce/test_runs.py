@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from paceline.reproduce.shared import runs as module
 from paceline.reproduce.shared.compare import Scheme, at_own_best, at_rate, measured
-from paceline.reproduce.shared.runs import Learned, Run, Runs, Trained, key_of
+from paceline.reproduce.shared.runs import Run, Runs, Trained, TrainingCurve, key_of
 from paceline.simulate.task import Goal
 
 LIKE = Run("lab-5mb", "bsp", "mlp", "digits", 0.01, 30, goal=Goal("loss", 0.8))
@@ -29,7 +29,7 @@ def trained_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
     learn = module.learn
 
-    def counted(run: Run, *arguments: Any, **options: Any) -> Learned:
+    def counted(run: Run, *arguments: Any, **options: Any) -> TrainingCurve:
         done.append(run.policy)
         return learn(run, *arguments, **options)
 
@@ -123,7 +123,7 @@ def test_stopped_it_leaves_out_what_is_missing() -> None:
 
 def made(losses: list[float], seed: int = 0, rate: float = 0.01, accuracy: dict[int, float] | None = None) -> Trained:
     samples = tuple(100 * (at + 1) for at in range(len(losses)))
-    learned = Learned("", tuple(losses), samples, accuracy or {}, "rounds", "cpu")
+    learned = TrainingCurve("", tuple(losses), samples, accuracy or {}, "rounds", "cpu")
     return Trained(replaced(seed=seed, rate=rate), learned, tuple(float(each) for each in samples), 100.0, 0.0)
 
 

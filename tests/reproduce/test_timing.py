@@ -17,16 +17,16 @@ import msgspec
 from paceline.reproduce.r2sp import timing
 from paceline.reproduce.r2sp.hardware import gain
 from paceline.reproduce.r2sp.theory import RATIOS, even, expected
-from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.request import Request
 from paceline.reproduce.shared.rows import Figure, Row
 from paceline.reproduce.shared.runs import Runs
-from paceline.reproduce.shared.simulated import MODELS, SCHEMES, Watch, report, throttled, watched
+from paceline.reproduce.shared.simulated import MODELS, SCHEMES, TransferWatcher, report, throttled, watched
 from paceline.simulate import load_cluster
 
 
 @cache
 def figure(name: str) -> Figure:
-    made: Figure = getattr(timing, name)(Ask(Runs(), quick=True))
+    made: Figure = getattr(timing, name)(Request(Runs(), quick=True))
     return made
 
 
@@ -74,7 +74,7 @@ def test_every_figure_is_whole(name: str) -> None:
 def test_a_figure_is_the_same_each_time(name: str) -> None:
     report.cache_clear()
     watched.cache_clear()
-    again: Figure = getattr(timing, name)(Ask(Runs(), quick=True))
+    again: Figure = getattr(timing, name)(Request(Runs(), quick=True))
     assert again == figure(name)
 
 
@@ -219,14 +219,14 @@ def test_the_map_follows_the_arithmetic() -> None:
 
 
 def test_a_watch_counts_whole_rounds() -> None:
-    watch = Watch()
+    watch = TransferWatcher()
     for time in (1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0):
         watch.arrived(time, 0, 1, 32)
     assert watch.gaps == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
 
 
 def test_a_watch_sees_how_long_links_are_idle() -> None:
-    watch = Watch()
+    watch = TransferWatcher()
     watch.used(0.0, "in", 0.0)
     for begins, ends in ((1.0, 2.0), (3.0, 4.0), (5.0, 6.0), (7.0, 8.0)):
         watch.pushing(begins, 0)

@@ -12,27 +12,27 @@ pytest.importorskip("torch")
 import torch
 
 from paceline.policies import make
-from paceline.rlp.dqn import Learner, Settings
-from paceline.rlp.features import ALL, ITSELF, WAIT, State
+from paceline.rlp.dqn import DqnLearner, DqnSettings
+from paceline.rlp.features import ALL, ITSELF, WAIT, StateFeatures
 from paceline.rlp.network_file import save
 from paceline.rlp.rule_network import weights_of
 from paceline.rlp.rules import ACTIONS
 from paceline.workloads.data import load
 
 DIGITS = load("digits")
-SMALL = Settings(pretraining=4, together=4, budget=40, depths=(0, 1), size="bundled", workers=4)
+SMALL = DqnSettings(pretraining=4, together=4, budget=40, depths=(0, 1), size="bundled", workers=4)
 
 
 def test_the_defaults_are_the_papers() -> None:
-    s = Settings()
+    s = DqnSettings()
     assert (s.memory, s.batch, s.copied, s.discount, s.explore, s.rate) == (50, 32, 5, 0.8, 0.1, 0.01)
-    assert s.state == State(history=10, scene=False, validated=True)
+    assert s.state == StateFeatures(history=10, scene=False, validated=True)
     assert [rule.action(10, 3, 1) for rule in s.rules] == [WAIT, ITSELF, ALL]
 
 
 def test_it_learns_from_a_seed_and_is_a_policy_then(tmp_path: Path) -> None:
-    def learned(seed: int) -> Learner:
-        learner = Learner(replace(SMALL, seed=seed), DIGITS)
+    def learned(seed: int) -> DqnLearner:
+        learner = DqnLearner(replace(SMALL, seed=seed), DIGITS)
         learner.pretrain()
         learner.learn(8)
         assert learner.episodes == 8
@@ -56,7 +56,7 @@ def test_q_goes_to_the_papers_target() -> None:
     values = {}
     for double in (False, True):
         settings = replace(SMALL, memory=32, rate=3e-3, double=double, copied=10**9, discount=0.9)
-        learner = Learner(settings, DIGITS)
+        learner = DqnLearner(settings, DIGITS)
         with torch.no_grad():
             learner.target[-1].weight.mul_(4)  # type: ignore[operator]  # Q* is sure of itself
             wanted = reward + 0.9 * learner.target(after).max(1).values
@@ -70,7 +70,7 @@ def test_q_goes_to_the_papers_target() -> None:
 
 
 def test_the_target_is_copied_every_so_many_steps() -> None:
-    learner = Learner(replace(SMALL, memory=32, batch=32), DIGITS)
+    learner = DqnLearner(replace(SMALL, memory=32, batch=32), DIGITS)
     row = torch.rand(1, SMALL.state.size)
 
     def same() -> bool:

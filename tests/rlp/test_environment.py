@@ -12,8 +12,8 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium.utils.env_checker import check_env
 
-from paceline.rlp.environment import ALL, ITSELF, WAIT, Synchronization
-from paceline.rlp.features import State
+from paceline.rlp.environment import ALL, ITSELF, WAIT, SynchronizationEnv
+from paceline.rlp.features import StateFeatures
 from paceline.rlp.instance import Instance, drawn
 from paceline.workloads.data import load
 
@@ -24,7 +24,7 @@ def small(number: int) -> Instance:
     return replace(drawn(number, workers=4, hidden=0, size="bundled"), target=0.7, budget=150)
 
 
-def returned(environment: Synchronization, choose: int, number: int) -> tuple[float, dict[str, float], bool, bool]:
+def returned(environment: SynchronizationEnv, choose: int, number: int) -> tuple[float, dict[str, float], bool, bool]:
     environment.reset(options={"instance": small(number)})
     total, over = 0.0, (False, False)
     while not any(over):
@@ -36,14 +36,14 @@ def returned(environment: Synchronization, choose: int, number: int) -> tuple[fl
 @pytest.mark.parametrize("validated", [False, True])
 @pytest.mark.parametrize("ring", [False, True])
 def test_it_is_what_gymnasium_takes_for_an_environment(ring: bool, validated: bool) -> None:
-    environment = Synchronization(DIGITS, small, State(validated=validated), ring)
+    environment = SynchronizationEnv(DIGITS, small, StateFeatures(validated=validated), ring)
     check_env(environment, skip_render_check=True)
     assert environment.action_space.n == 3 + ring  # type: ignore[attr-defined]
     assert environment.observation_space.shape == (53,)
 
 
 def test_the_return_is_minus_the_time_it_took() -> None:
-    environment = Synchronization(DIGITS, small)
+    environment = SynchronizationEnv(DIGITS, small)
     for number in range(3):
         first, _ = environment.reset(options={"instance": small(number)})
         began = environment._about(environment._fleet)["seconds"]  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def test_the_return_is_minus_the_time_it_took() -> None:
 
 
 def test_waiting_and_letting_all_go_are_what_they_say() -> None:
-    environment = Synchronization(DIGITS, small)
+    environment = SynchronizationEnv(DIGITS, small)
     environment.reset(options={"instance": small(1)})
     assert [environment.step(np.int64(WAIT))[-1]["idle"] for _ in range(2)] == [2, 3]
     assert environment.step(np.int64(ALL))[-1]["idle"] == 1
@@ -63,7 +63,7 @@ def test_waiting_and_letting_all_go_are_what_they_say() -> None:
 
 
 def test_what_cannot_be_reached_is_cut_off() -> None:
-    environment = Synchronization(DIGITS)
+    environment = SynchronizationEnv(DIGITS)
     environment.reset(options={"instance": replace(small(0), target=1.01, budget=30)})
     for _ in range(28):
         assert environment.step(np.int64(ITSELF))[2:4] == (False, False)
@@ -71,7 +71,7 @@ def test_what_cannot_be_reached_is_cut_off() -> None:
 
 
 def test_the_same_seed_is_the_same_cluster() -> None:
-    one, other = Synchronization(DIGITS, small), Synchronization(DIGITS, small)
+    one, other = SynchronizationEnv(DIGITS, small), SynchronizationEnv(DIGITS, small)
     assert np.array_equal(one.reset(seed=3)[0], other.reset(seed=3)[0])
     for _ in range(20):
         a, b = one.step(np.int64(ALL)), other.step(np.int64(ALL))

@@ -13,17 +13,17 @@ import torch
 from paceline.model.optimizer import OptimizerSpec
 from paceline.policies import Policy, make
 from paceline.rlp.evaluate import FIXED
-from paceline.rlp.features import State
+from paceline.rlp.features import StateFeatures
 from paceline.rlp.fleet import Fleet
-from paceline.rlp.fleet_state import Watch
+from paceline.rlp.fleet_state import FleetState
 from paceline.rlp.instance import Instance, drawn, unseen
 from paceline.rlp.network_file import SHIPPED
 from paceline.rlp.network_file import load as load_weights
 from paceline.rlp.policy import RLP
 from paceline.rlp.rollout import Guard, play, replay
-from paceline.rlp.rule_network import Ruled, greedy, network_of
+from paceline.rlp.rule_network import RulePlayer, greedy, network_of
 from paceline.rlp.rules import RULES, Rule
-from paceline.rlp.update_order import order
+from paceline.rlp.update_order import update_order
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.task import Task
 from paceline.simulate.training import Shares, Training
@@ -62,7 +62,7 @@ def flat(fleet: Fleet, row: int = 0) -> torch.Tensor:
 def test_following_a_policys_order_trains_what_the_cluster_trains(spec: str, momentum: float) -> None:
     what = instance(momentum=momentum)
     training, _ = trained(what, make(spec), 10)
-    noted = order(what, make(spec))
+    noted = update_order(what, make(spec))
     worker, seconds, whole, given = (torch.from_numpy(each)[None] for each in noted.arrays(what.budget, what.workers))
     fleet = Fleet([what], DIGITS)
     applied = training.outcome.updates
@@ -82,7 +82,7 @@ def test_rules_are_the_policies_that_they_are_named_after(rule: Rule, spec: str,
     what = instance(momentum=momentum)
     training, seconds = trained(what, make(spec), 8)
     fleet, guard = Fleet([what], DIGITS), Guard(Fleet([what], DIGITS))
-    chooser = Ruled(None, (rule,), torch.zeros(1, dtype=torch.int64))
+    chooser = RulePlayer(None, (rule,), torch.zeros(1, dtype=torch.int64))
     while fleet.updates < training.outcome.updates:
         tick = fleet.arrive()
         action, _ = chooser(torch.zeros(1, 1), fleet, tick, torch.zeros(1, dtype=torch.int64))
@@ -99,7 +99,7 @@ def test_rules_are_the_policies_that_they_are_named_after(rule: Rule, spec: str,
 def test_an_order_lasts_until_the_budget_is_spent(spec: str, seed: int) -> None:
     """Also where two workers are so unsteady that what has come in waits for its turn when the simulation ends."""
     unsteady = Instance(seed, (0.9, 1.05), ((0.3, 4.5, 1.5),) * 2, budget=1500)
-    for each in order(unsteady, make(spec)).arrays(1500, 2):
+    for each in update_order(unsteady, make(spec)).arrays(1500, 2):
         assert len(each) == 1500
 
 
@@ -116,13 +116,13 @@ def test_the_policy_does_on_the_cluster_what_its_network_does_in_a_fleet(hidden:
     def noted(*arguments):  # type: ignore[no-untyped-def]
         decisions = told(*arguments)
         choices.append(policy.rule)
-        states.append(policy.sight.state(what.workers, State()))
+        states.append(policy.sight.state(what.workers, StateFeatures()))
         return decisions
 
     policy.arrived = noted  # type: ignore[method-assign]
     training, _ = trained(what, policy, 12)
     fleet = Fleet([what], DIGITS)
-    watch, guard = Watch(fleet, State()), Guard(fleet)
+    watch, guard = FleetState(fleet, StateFeatures()), Guard(fleet)
     chooser = greedy(network_of(load_weights(SHIPPED)), RULES, 1, "cpu")
     ours: list[int] = []
     while fleet.updates < len(choices):
@@ -144,9 +144,9 @@ def test_the_policy_does_on_the_cluster_what_its_network_does_in_a_fleet(hidden:
 def test_a_cluster_does_not_feel_the_others_beside_it() -> None:
     some = [replace(instance(seed), target=0.6, budget=200) for seed in (1, 2, 3)]
     rules = torch.tensor([0, 9, 10])
-    together = play(some, DIGITS, Ruled(None, RULES, rules), State())
+    together = play(some, DIGITS, RulePlayer(None, RULES, rules), StateFeatures())
     for at, each in enumerate(some):
-        alone = play([each], DIGITS, Ruled(None, RULES, rules[at : at + 1]), State())
+        alone = play([each], DIGITS, RulePlayer(None, RULES, rules[at : at + 1]), StateFeatures())
         assert bool(alone.reached) == bool(together.reached[at])
         assert int(alone.updates) == int(together.updates[at])
         assert float(alone.seconds) == pytest.approx(float(together.seconds[at]))
@@ -155,10 +155,10 @@ def test_a_cluster_does_not_feel_the_others_beside_it() -> None:
 
 def test_what_can_never_be_reached_ends_at_the_budget_and_says_so() -> None:
     hopeless = replace(instance(), target=1.01)
-    ended = play([hopeless], DIGITS, Ruled(None, RULES, torch.zeros(1, dtype=torch.int64)), State())
+    ended = play([hopeless], DIGITS, RulePlayer(None, RULES, torch.zeros(1, dtype=torch.int64)), StateFeatures())
     assert not bool(ended.reached)
     assert int(ended.updates) == hopeless.budget
-    again = replay([hopeless], [order(hopeless, make("asp"))], DIGITS)
+    again = replay([hopeless], [update_order(hopeless, make("asp"))], DIGITS)
     assert not bool(again.reached)
     assert int(again.updates) == hopeless.budget
     assert float(again.seconds) == pytest.approx(float(ended.seconds))
@@ -166,7 +166,7 @@ def test_what_can_never_be_reached_ends_at_the_budget_and_says_so() -> None:
 
 def test_a_training_that_diverges_is_over() -> None:
     wild = replace(instance(hidden=2), rate=1e6)
-    ended = play([wild], DIGITS, Ruled(None, RULES, torch.zeros(1, dtype=torch.int64)), State())
+    ended = play([wild], DIGITS, RulePlayer(None, RULES, torch.zeros(1, dtype=torch.int64)), StateFeatures())
     assert not bool(ended.reached)
     assert float(ended.seconds) > 0
 

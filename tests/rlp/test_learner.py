@@ -17,20 +17,20 @@ pytest.importorskip("torch")
 import torch
 
 from paceline.policies import make
-from paceline.rlp.features import State
+from paceline.rlp.features import StateFeatures
 from paceline.rlp.instance import Instance, drawn, unseen
-from paceline.rlp.learner import Learner, Settings
-from paceline.rlp.learner_file import CheckpointError, export, go_on, keep
+from paceline.rlp.learner import LearnerSettings, RuleLearner
+from paceline.rlp.learner_file import LearnerFileError, export, go_on, keep
 from paceline.rlp.pretraining import learned
 from paceline.workloads.data import load
 
 DIGITS = load("digits")
-SMALL = Settings(
+SMALL = LearnerSettings(
     instances=4, times=8, greedy=2, budget=60, fits=20, batch=64, kept=2, depths=(0, 1), size="bundled", workers=(4,)
 )
 
 
-def weights(learner: Learner) -> torch.Tensor:
+def weights(learner: RuleLearner) -> torch.Tensor:
     return torch.cat([each.flatten() for each in learner.network.state_dict().values()])
 
 
@@ -76,7 +76,7 @@ def test_processes_side_by_side_learn_the_same(tmp_path: Path) -> None:
 
 
 def test_what_was_learned_is_a_policy(tmp_path: Path) -> None:
-    for number, state in enumerate((State(), State(2, False), State(validated=True))):
+    for number, state in enumerate((StateFeatures(), StateFeatures(2, False), StateFeatures(validated=True))):
         learner, log = learned(replace(SMALL, state=state, ring=number == 1), DIGITS, 32, tmp_path / "kept")
         out = tmp_path / f"{number}.safetensors"
         export(learner, log, out)
@@ -107,7 +107,7 @@ def test_a_broken_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "kept"
 
     def refused() -> str:
-        with pytest.raises(CheckpointError) as said:
+        with pytest.raises(LearnerFileError) as said:
             go_on(path, DIGITS)
         message = str(said.value)
         assert "--resume" in message
@@ -117,7 +117,7 @@ def test_a_broken_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
     assert "no checkpoint" in refused()
     path.write_bytes(b"nonsense")
     assert "broken" in refused()
-    learner = Learner(SMALL, DIGITS)
+    learner = RuleLearner(SMALL, DIGITS)
     keep(learner, [], path)
     whole = path.read_bytes()
     go_on(path, DIGITS)
@@ -155,7 +155,7 @@ def test_ctrl_c_keeps_what_was_learned(tmp_path: Path) -> None:
 def test_nothing_is_learned_from_the_unseen() -> None:
     judged_by = {instance.seed for hundred in (1, 2, 3) for instance in unseen(hundred)}
     for seed in range(3):
-        learner = Learner(replace(SMALL, seed=seed), DIGITS)
+        learner = RuleLearner(replace(SMALL, seed=seed), DIGITS)
         played = {instance.seed for _, instances in learner._parts() for instance in instances}
         assert played
         assert not played & judged_by

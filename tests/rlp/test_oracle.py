@@ -15,12 +15,12 @@ import torch
 from stable_baselines3.common.logger import configure
 
 from paceline.rlp import dqn
-from paceline.rlp.environment import Synchronization
+from paceline.rlp.environment import SynchronizationEnv
 from paceline.rlp.instance import Instance, drawn
 from paceline.workloads.data import load
 
 DIGITS = load("digits")
-SETTINGS = dqn.Settings(memory=32, copied=10**9, budget=40, size="bundled", workers=4)
+SETTINGS = dqn.DqnSettings(memory=32, copied=10**9, budget=40, size="bundled", workers=4)
 STEPS = 5
 
 
@@ -28,7 +28,7 @@ def small(seed: int) -> Instance:
     return replace(drawn(seed, 4, 1, size="bundled"), budget=60)
 
 
-def oracle(environment: Synchronization, **settings: object):  # type: ignore[no-untyped-def]
+def oracle(environment: SynchronizationEnv, **settings: object):  # type: ignore[no-untyped-def]
     """With the paper's settings, and without what is its own: a bound on gradients, and learning now and then."""
     kwargs = {"net_arch": [64, 32], "activation_fn": torch.nn.LeakyReLU, "optimizer_kwargs": {"eps": 0.5e-8}}
     usual = {"learning_rate": SETTINGS.rate, "gamma": SETTINGS.discount, "batch_size": 32, "max_grad_norm": 1e9}
@@ -39,8 +39,8 @@ def oracle(environment: Synchronization, **settings: object):  # type: ignore[no
 
 def test_it_makes_the_steps_that_the_oracle_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its loss is Huber's: half the square where errors are below one. To Adam that is the same with half its eps."""
-    environment = Synchronization(DIGITS, small, SETTINGS.state)
-    model, learner = oracle(environment, buffer_size=32, learning_starts=0), dqn.Learner(SETTINGS, DIGITS)
+    environment = SynchronizationEnv(DIGITS, small, SETTINGS.state)
+    model, learner = oracle(environment, buffer_size=32, learning_starts=0), dqn.DqnLearner(SETTINGS, DIGITS)
     ours = [layer for layer in learner.network if isinstance(layer, torch.nn.Linear)]
     theirs = [layer for layer in model.q_net.q_net if isinstance(layer, torch.nn.Linear)]
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_it_makes_the_steps_that_the_oracle_makes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_oracle_can_learn_in_our_environment() -> None:
-    environment = Synchronization(DIGITS, small, SETTINGS.state)
+    environment = SynchronizationEnv(DIGITS, small, SETTINGS.state)
     model = oracle(environment, buffer_size=50, learning_starts=32, train_freq=1, target_update_interval=5)
     model.learn(total_timesteps=100)
     action, _ = model.predict(environment.reset(seed=3)[0])

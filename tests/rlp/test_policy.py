@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from paceline.policies import Apply, Decision, Grant, PolicyError, Update, make, snapshot
-from paceline.rlp.features import State
-from paceline.rlp.network_file import SHIPPED, Weights, load, save
+from paceline.rlp.features import StateFeatures
+from paceline.rlp.network_file import SHIPPED, NetworkWeights, load, save
 from paceline.rlp.policy import RLP
 from paceline.rlp.rules import ACTIONS, RING, RULES, Rule, named
 
 
-def network(state: State, rules: tuple[Rule, ...], always: int | None = None, seed: int = 0) -> Weights:
+def network(state: StateFeatures, rules: tuple[Rule, ...], always: int | None = None, seed: int = 0) -> NetworkWeights:
     """A network at random; or one that always chooses the same."""
     chance = np.random.default_rng(seed)
     sizes = (state.size, 64, 32, len(rules))
@@ -30,7 +30,7 @@ def network(state: State, rules: tuple[Rule, ...], always: int | None = None, se
     ]
     if always is not None:
         layers[-1] = (np.zeros((32, len(rules)), np.float32), np.eye(len(rules), dtype=np.float32)[always])
-    return Weights(state, rules, tuple(layers))
+    return NetworkWeights(state, rules, tuple(layers))
 
 
 def update(worker: int, iteration: int = 1, loss: float | None = 1.0, seconds: float = 1.0) -> Update:
@@ -39,7 +39,7 @@ def update(worker: int, iteration: int = 1, loss: float | None = 1.0, seconds: f
 
 def by_rule(tmp_path: Path, rule: Rule, rules: tuple[Rule, ...] = RULES) -> RLP:
     path = tmp_path / "one.safetensors"
-    save(network(State(), rules, rules.index(rule)), path)
+    save(network(StateFeatures(), rules, rules.index(rule)), path)
     load.cache_clear()
     policy = make(f"rlp:network={path}")
     assert isinstance(policy, RLP)
@@ -139,7 +139,7 @@ def test_it_is_saved_and_goes_on_as_it_would_have() -> None:
 
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "mine.safetensors"
-    kept = network(State(3, False, True), (*RULES, RING), seed=4)
+    kept = network(StateFeatures(3, False, True), (*RULES, RING), seed=4)
     save(kept, path)
     found = load(str(path))
     assert found.state == kept.state
@@ -175,13 +175,13 @@ def test_what_is_no_file_of_weights_is_refused_in_a_sentence(tmp_path: Path) -> 
     refused(tmp_path)  # a folder
     save_file({"a": np.zeros(3, np.float32)}, path)
     assert "does not hold weights" in refused(path)
-    whole = network(State(), RULES)
+    whole = network(StateFeatures(), RULES)
     plain = {f"{kind}{at}": each for at, pair in enumerate(whole.layers) for kind, each in zip("wb", pair, strict=True)}
     save_file(plain, path)
     assert "what its weights are for" in refused(path)
-    save(Weights(State(history=9), RULES, whole.layers), path)
+    save(NetworkWeights(StateFeatures(history=9), RULES, whole.layers), path)
     assert "shape" in refused(path)
-    save(Weights(State(), RULES[:-1], whole.layers), path)
+    save(NetworkWeights(StateFeatures(), RULES[:-1], whole.layers), path)
     assert "shape" in refused(path)
     notes = {"history": "10", "scene": "1", "validated": "0", "rules": "asp,telepathy"}
     save_file(plain, path, notes)
@@ -193,6 +193,6 @@ def test_what_is_no_file_of_weights_is_refused_in_a_sentence(tmp_path: Path) -> 
 
 def test_the_shipped_network_is_one_of_the_papers_size() -> None:
     shipped = load(SHIPPED)
-    assert shipped.state == State()
+    assert shipped.state == StateFeatures()
     assert shipped.rules == RULES
     assert [each.shape for each, _ in shipped.layers] == [(53, 64), (64, 32), (32, 12)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paceline.serve.shard.admission import FIRST_PROBE, STUCK, WINDOW, Pass, Turnstile, _Pace
+from paceline.serve.shard.admission import FIRST_PROBE, STUCK, WINDOW, Admission, AdmittedTransfer, _Pace
 
 PATIENCE = 20.0
 SIZE = 1000  # bytes of a transfer
@@ -20,22 +20,22 @@ class Gate:
 
     def __init__(self) -> None:
         self.time = 0.0
-        self.turnstile = Turnstile(clock=lambda: self.time)
+        self.admission = Admission(clock=lambda: self.time)
         self.entered: list[str] = []
-        self.passes: dict[str, Pass] = {}
+        self.passes: dict[str, AdmittedTransfer] = {}
         self.threads: list[threading.Thread] = []
 
     def comes(self, name: str) -> None:
         """Somebody comes. It returns when it is inside, or waits behind all who came before."""
-        before = len(self.turnstile._queue) + len(self.entered)
+        before = len(self.admission._queue) + len(self.entered)
 
         def enter() -> None:
-            self.passes[name] = self.turnstile.enter()
+            self.passes[name] = self.admission.enter()
             self.entered.append(name)
 
         self.threads.append(threading.Thread(target=enter, daemon=True))
         self.threads[-1].start()
-        until(lambda: len(self.turnstile._queue) + len(self.entered) > before)
+        until(lambda: len(self.admission._queue) + len(self.entered) > before)
 
     def are_in(self, *names: str) -> None:
         """These have been let in so far, in this order, and for a while nobody else is."""
@@ -107,15 +107,15 @@ def test_who_moves_is_not_stuck_however_long_it_takes(gate: Gate) -> None:
 
 
 def test_nobody_waits_at_an_empty_one() -> None:
-    turnstile = Turnstile(slots=2)
+    admission = Admission(slots=2)
     began = time.monotonic()
-    passes = [turnstile.enter() for _ in range(2)]
+    passes = [admission.enter() for _ in range(2)]
     for each in passes:
         each.leave()
     for _ in range(100):
-        turnstile.enter().leave()
+        admission.enter().leave()
     assert time.monotonic() - began < 1.0
-    assert turnstile.slots == 2
+    assert admission.slots == 2
 
 
 def slots_over(transfers: int, rate: Callable[[int], float], crowded: bool = True) -> list[int]:

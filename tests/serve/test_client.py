@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.serve.environment import address
-from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.messages import Pull
 from paceline.serve.worker.client import Client
-from paceline.serve.worker.streamed_exchange import Part
+from paceline.serve.worker.streamed_exchange import ShardLink
 from paceline.serve.worker.transfers import Transfers
 from serve.workers import described
 from train.jobs import job
@@ -48,11 +48,11 @@ def test_when_shards_are_asked_again_fewer_versions_are_to_follow(
 ) -> None:
     """One had gone on meanwhile. Of what was to follow the version that was granted, that much has."""
     transfers = Transfers.__new__(Transfers)
-    parts = transfers.parts = [Part(number, Door("nowhere", 1), ((0, 1),)) for number in (0, 1)]
+    parts = transfers.parts = [ShardLink(number, Endpoint("nowhere", 1), ((0, 1),)) for number in (0, 1)]
     versions = {0: [7, 8, 11], 1: [8, 11, 11]}
     asked = []
 
-    def pull(message: Pull, _weights: memoryview, part: Part) -> None:
+    def pull(message: Pull, _weights: memoryview, part: ShardLink) -> None:
         asked.append(message)
         part.version = versions[part.number].pop(0)
 

@@ -16,12 +16,12 @@ from paceline.model.similarity import products
 from paceline.observe.trace import Applied
 from paceline.policies import Apply, Update, make
 from paceline.serve.coordinator.comparison import Comparison
-from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.environment import address
 from paceline.serve.server import Server, ServerError
 from paceline.serve.watch import inspect
-from paceline.serve.wire.endpoint import Door
-from paceline.serve.wire.messages import Compared
+from paceline.serve.wire.endpoint import Endpoint
+from paceline.serve.wire.messages import UpdateProducts
 from paceline.serve.worker.client import Client
 from serve.workers import described
 from train.jobs import job
@@ -81,7 +81,7 @@ def test_who_is_left_out_is_told_and_can_be_taken_back(caplog: pytest.LogCapture
     gradients, pardoned = directions(), threading.Event()
 
     with job("filtered:policy=(bsp:weights=mean)", workers=WORKERS, token=b"secret") as running:
-        door = Door(*address(running.address), token=b"secret")
+        endpoint = Endpoint(*address(running.address), token=b"secret")
 
         def run(where: str, worker: int) -> None:
             weights, gradient = np.zeros(SIZE, np.float32), gradients[worker]
@@ -97,14 +97,14 @@ def test_who_is_left_out_is_told_and_can_be_taken_back(caplog: pytest.LogCapture
 
         def judge() -> None:
             for _ in range(400):
-                found = asyncio.run(inspect(door))
+                found = asyncio.run(inspect(endpoint))
                 if found.blacklist:
                     break
                 time.sleep(0.05)
             assert found.filters and not found.pardoned
             ((client, cosines),) = found.blacklist
             assert client == ODD and all(cosine < -0.5 for cosine in cosines)
-            found = asyncio.run(inspect(door, [ODD, 77]))
+            found = asyncio.run(inspect(endpoint, [ODD, 77]))
             assert found.pardoned == (ODD,) and not found.blacklist
             pardoned.set()
 
@@ -121,29 +121,29 @@ def test_who_is_left_out_is_told_and_can_be_taken_back(caplog: pytest.LogCapture
 def test_who_comes_back_blacklisted_is_told_again_and_also_on_a_new_connection() -> None:
     with job("filtered:policy=(bsp:weights=mean)", workers=2) as running:
         running.coordinator.ledger.policy.recall({"blacklist": {"1": [0.1, 0.2]}})
-        here, barred = (Client(address(running.address), described(SIZE), worker=worker) for worker in range(2))
+        here, exclusion = (Client(address(running.address), described(SIZE), worker=worker) for worker in range(2))
         here.begin(memoryview(bytearray(4 * SIZE)))
         assert here.pull_seconds > 0
-        told(barred)
-        assert "(cosines 0.10, 0.20)" in barred._life.barred and not here._life.barred
-        barred._life._state.barred = ""  # as if it had been lost with the connection
-        barred._life._control.cut()
-        told(barred)
-        barred.close()
+        told(exclusion)
+        assert "(cosines 0.10, 0.20)" in exclusion._incarnation.exclusion and not here._incarnation.exclusion
+        exclusion._incarnation._state.exclusion = ""  # as if it had been lost with the connection
+        exclusion._incarnation._control.cut()
+        told(exclusion)
+        exclusion.close()
         here.close()
         running.finish()
 
 
 def told(client: Client) -> None:
     end = time.monotonic() + 20
-    while not client._life.barred:
+    while not client._incarnation.exclusion:
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
 def test_where_nobody_is_left_out_it_is_said() -> None:
     with job("bsp") as running:
-        found = asyncio.run(inspect(Door(*address(running.address)), everyone=True))
+        found = asyncio.run(inspect(Endpoint(*address(running.address)), everyone=True))
     assert not found.filters and not found.blacklist and not found.pardoned
 
 
@@ -152,7 +152,7 @@ def test_a_stranger_may_not_pardon() -> None:
         job("fl-r2sp:groups=1", token=b"secret") as running,
         pytest.raises(ConnectionError, match="token is wrong"),
     ):
-        asyncio.run(inspect(Door(*address(running.address), token=b"guess"), everyone=True))
+        asyncio.run(inspect(Endpoint(*address(running.address), token=b"guess"), everyone=True))
 
 
 def test_the_parts_of_all_shards_make_the_whole() -> None:
@@ -162,15 +162,15 @@ def test_the_parts_of_all_shards_make_the_whole() -> None:
     comparison = Comparison(Apply(tuple(Update(worker, 1, 0, 1, 0.0) for worker in range(WORKERS)), weights))
     for start, stop in ((0, 300), (300, 301), (301, SIZE)):
         part = products([each[start:stop] for each in gradients], weights)
-        said = Compared(1, part.with_whole, part.with_itself, part.whole)
+        said = UpdateProducts(1, part.with_whole, part.with_itself, part.whole)
         assert comparison.fits(said)
         comparison.add(said)
     assert comparison.parts == 3
     assert comparison.cosines() == pytest.approx(products(gradients, weights).cosines(), abs=1e-5)
-    assert not comparison.fits(Compared(1, (0.0,), (0.0,), 0.0))
+    assert not comparison.fits(UpdateProducts(1, (0.0,), (0.0,), 0.0))
 
 
 def test_models_pushed_whole_are_refused_where_they_would_be_compared() -> None:
     with pytest.raises(ServerError, match="leave moves=model out, or say filter=false"):
-        Server(lambda: make("fl-r2sp:moves=model"), Terms())
-    Server(lambda: make("fl-r2sp:moves=model,filter=false"), Terms())
+        Server(lambda: make("fl-r2sp:moves=model"), ServerConfig())
+    Server(lambda: make("fl-r2sp:moves=model,filter=false"), ServerConfig())

@@ -21,10 +21,10 @@ from paceline.observe.trace import Cancelled, Left
 from paceline.policies.asp import ASP
 from paceline.policies.contract import Cancel, Decisions, Grant, Stream, Update, WorkerId
 from paceline.rlp.policy import RLP
-from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.serve.environment import address
 from paceline.serve.wire.frames import WireError
-from paceline.serve.wire.messages import Ready
+from paceline.serve.wire.messages import GradientReady
 from paceline.serve.worker.client import Client
 from serve import workers
 from train.jobs import Job, job
@@ -74,26 +74,26 @@ class Worker:
         """Push an update, and do not wait for the Grant."""
         gradient = np.full(SIZE, -value, dtype=np.float32)
 
-        def ready(iteration: int, version: int) -> Ready:
-            return Ready(iteration, version, 1, 0.001, None)
+        def ready(iteration: int, version: int) -> GradientReady:
+            return GradientReady(iteration, version, 1, 0.001, None)
 
-        self.client._life.answer(ready, gradient.data.cast("B"), self.weights.data.cast("B"), [1.0], "float32")
+        self.client._incarnation.answer(ready, gradient.data.cast("B"), self.weights.data.cast("B"), [1.0], "float32")
 
     def announce(self, and_push: bool) -> None:
         """Say that an update is there, and do not push it yet. and_push: push() follows, and says it again."""
-        life = self.client._life
-        ready = Ready(self.client.granted.iteration, life.version, 1, 0.001, None)
+        joins = self.client._incarnation
+        ready = GradientReady(self.client.granted.iteration, joins.version, 1, 0.001, None)
         if and_push:
-            life._send([ready])
+            joins._send([ready])
         else:
-            life._say(life._state.tell_ready, ready)
+            joins._say(joins._state.tell_ready, ready)
 
     def go_on(self) -> float:
         self.client.go_on(self.weights.data.cast("B"))
         return float(self.weights[0])
 
     def die(self) -> None:
-        self.client._life.end(WireError("killed"))
+        self.client._incarnation.end(WireError("killed"))
 
 
 def test_updates_that_look_the_same_are_told_apart() -> None:
@@ -116,7 +116,7 @@ def test_updates_that_look_the_same_are_told_apart() -> None:
 def test_a_policy_that_hears_losses_is_told_the_momentum_before_anybody_joins(tmp_path: Path) -> None:
     """Also by a server that goes on from a checkpoint, before anybody has said again what is trained."""
     heavy = Description(Layout((Tensor("w", (SIZE,)),)), OptimizerSpec("SGD", ({"lr": 1.0, "momentum": 0.9},)))
-    with job("rlp", saving=Plan(tmp_path, updates=1)) as running:
+    with job("rlp", saving=CheckpointPlan(tmp_path, updates=1)) as running:
         worker = Worker(running, 0, heavy.as_json())
         worker.begin()
         policy = running.coordinator.ledger.policy
@@ -150,7 +150,7 @@ def test_a_worker_started_again_behind_a_dead_link_is_let_in() -> None:
     with job("asp", lease=2.0) as running:
         old = Worker(running, 0)
         old.begin()
-        old.client._life._ending.over.set()  # it beats no more, and hangs up on nobody
+        old.client._incarnation._ending.over.set()  # it beats no more, and hangs up on nobody
         new = Worker(running, 0)
         new.begin()
         new.push(1.0)
@@ -174,7 +174,7 @@ def test_a_worker_without_a_number_that_restarts_takes_its_place_again() -> None
     with job("asp", shards=1, workers=1) as running:
         first = Client(address(running.address), workers.described())
         first.begin(weights)
-        first._life.end(ConnectionError("dead"))  # as if the process had died: it does not come back by itself
+        first._incarnation.end(ConnectionError("dead"))  # as if the process had died: it does not come back by itself
         end = time.monotonic() + 30
         while running.coordinator.state.roster.training[0].connection is not None:  # a process takes longer to start
             assert time.monotonic() < end
@@ -186,7 +186,7 @@ def test_a_worker_without_a_number_that_restarts_takes_its_place_again() -> None
 
 def test_after_a_restoration_nobody_is_told_that_all_is_done_before_the_others_are_back(tmp_path: Path) -> None:
     """One is through with its loop and comes back first; the other, in a long batch, must not find the job over."""
-    with job("asp", shards=2, workers=1, saving=Plan(tmp_path, updates=1000)) as running:
+    with job("asp", shards=2, workers=1, saving=CheckpointPlan(tmp_path, updates=1000)) as running:
         running.work(lambda where: workers.work(where, 40, updates=5))
         running.finish()
     found = checkpoint.read(tmp_path)  # of what there was when the server closed
@@ -221,8 +221,8 @@ def test_a_push_that_is_cancelled_while_it_is_put_off_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint is due, and waits for worker 0's update; worker 1 is ready meanwhile, and cancelled."""
-    monkeypatch.setattr("paceline.model.description.LEAST", 1)
-    saving = Plan(tmp_path, updates=1)
+    monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 1)
+    saving = CheckpointPlan(tmp_path, updates=1)
     with job("serve.test_coordinator:Cancelling", workers=3, streamed=True, saving=saving) as running:
         crew = [Worker(running, number) for number in range(3)]
         for worker in crew:

@@ -37,8 +37,8 @@ from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.serve.coordinator.listener import HEARD_HERE
 from paceline.serve.shard import recording, shard, worker_connection
 from paceline.serve.wire import handshake, messages
-from paceline.serve.wire.async_channel import Peer
-from paceline.serve.wire.frames import MAGIC, PREFIX, VERSION, Channel, Closed, Reader, WireError
+from paceline.serve.wire.async_channel import AsyncChannel
+from paceline.serve.wire.frames import MAGIC, PREFIX, VERSION, Channel, ConnectionClosed, MessageDecoder, WireError
 from paceline.serve.wire.messages import Challenge
 from paceline.serve.worker import incarnation, transfers
 
@@ -143,7 +143,7 @@ def fuzz_channel(_folder: Path) -> None:
         try:
             while True:
                 channel.receive(into)
-        except (WireError, Closed):
+        except (WireError, ConnectionClosed):
             pass
         channel.close()
 
@@ -155,7 +155,7 @@ def fuzz_peer(_folder: Path) -> None:
             theirs.sendall(b"".join(frames(chance) for _ in range(chance.randrange(1, 4))))
             theirs.close()
             reader, writer = await asyncio.open_connection(sock=ours)
-            peer = Peer(reader, writer, HEARD_HERE)
+            peer = AsyncChannel(reader, writer, HEARD_HERE)
             peer.most_body = chance.choice((0, 1000))
             try:
                 while True:
@@ -169,7 +169,7 @@ def fuzz_peer(_folder: Path) -> None:
 
 
 def fuzz_greeting(_folder: Path) -> None:
-    taken = Reader(messages.Proof | messages.Join)
+    taken = MessageDecoder(messages.Proof | messages.Join)
     for chance in for_a_while(4):
         asked = Challenge(chance.randbytes(32), "generation")
         good = handshake.proof(b"secret", asked)

@@ -23,36 +23,36 @@ import pytest
 pytest.importorskip("torch")
 msgspec = pytest.importorskip("msgspec")
 
-from paceline.job.saving import MOST_STALENESS
+from paceline.job.saving import MAX_STALENESS
 from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.serve.wire import handshake, messages
-from paceline.serve.wire.endpoint import Door
-from paceline.serve.wire.frames import MAGIC, PREFIX, VERSION, Channel, Reader, encode
+from paceline.serve.wire.endpoint import Endpoint
+from paceline.serve.wire.frames import MAGIC, PREFIX, VERSION, Channel, MessageDecoder, encode
 from paceline.serve.wire.messages import (
-    Apply,
-    Begin,
+    ApplyUpdates,
     Expelled,
-    Give,
-    Given,
-    Granted,
+    GradientReady,
+    GrantIteration,
     Hello,
     Identity,
+    InitialWeights,
     Join,
     Leave,
     Message,
     Proof,
+    ProvideWeights,
     Pull,
     Push,
-    Pushed,
-    Ready,
+    PushReceived,
     Refused,
     Register,
+    RequestSamples,
     Resume,
-    Save,
+    SampleRange,
+    SavePart,
     Setup,
-    Want,
     Welcome,
 )
 from paceline.serve.worker.client import Client
@@ -61,7 +61,7 @@ from train.jobs import Job, job
 SIZE = 64
 TOKEN, SHARD_TOKEN = b"secret", b"the shards' own"
 DESCRIPTION = Description(Layout((Tensor("w", (SIZE,)),)), OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
-ANYTHING = Reader(functools.reduce(operator.or_, Message.__subclasses__()))
+ANYTHING = MessageDecoder(functools.reduce(operator.or_, Message.__subclasses__()))
 PATIENCE = 30.0
 
 
@@ -132,7 +132,7 @@ class Target:
         sock = self.socket(port)
         channel = Channel(sock, ANYTHING)
         sock.settimeout(PATIENCE)
-        channel.bear_silence(PATIENCE)
+        channel.limit_silence(PATIENCE)
         handshake.call(channel, token)
         return channel
 
@@ -141,10 +141,10 @@ class Target:
         channel.send(Join(number), memoryview(DESCRIPTION))
         return channel, hears(channel, Welcome)
 
-    def member(self, number: int = 7) -> tuple[Channel, Welcome, Granted]:
+    def member(self, number: int = 7) -> tuple[Channel, Welcome, GrantIteration]:
         """Joined and granted, at the coordinator."""
         channel, welcome = self.joined(number)
-        return channel, welcome, hears(channel, Granted)
+        return channel, welcome, hears(channel, GrantIteration)
 
     def at_shard(self, welcome: Welcome, shard: int = 0) -> Channel:
         channel = self.greeted(self.shards[shard])
@@ -287,13 +287,13 @@ def test_a_wrong_token(target: Target, port: Callable[[Target], int]) -> None:
 @EVERYWHERE
 def test_a_recorded_greeting(target: Target, port: Callable[[Target], int]) -> None:
     channel = Channel(target.socket(port(target)), ANYTHING)
-    channel.bear_silence(PATIENCE)
+    channel.limit_silence(PATIENCE)
     recorded = handshake.proof(TOKEN, channel.receive())
     channel.send(recorded)
     channel.receive()
     channel.close()
     again = Channel(target.socket(port(target)), ANYTHING)
-    again.bear_silence(PATIENCE)
+    again.limit_silence(PATIENCE)
     again.receive()
     again.send(recorded)
     is_refused(again, "token is wrong")
@@ -303,7 +303,7 @@ def test_a_recorded_greeting(target: Target, port: Callable[[Target], int]) -> N
 def test_a_greeting_that_is_none(target: Target, port: Callable[[Target], int]) -> None:
     for message in (Join(0), Hello(0, 1, b""), Pull(0), Proof(b"", b"")):
         channel = Channel(target.socket(port(target)), ANYTHING)
-        channel.bear_silence(PATIENCE)
+        channel.limit_silence(PATIENCE)
         channel.receive()
         channel.send(message)
         is_dropped(channel)
@@ -399,21 +399,21 @@ def test_one_who_says_that_it_is_a_shard(target: Target) -> None:
 @pytest.mark.parametrize(
     "ready",
     [
-        Ready(1, 0, 0, 0.1, None),
-        Ready(1, 0, -1, 0.1, None),
-        Ready(1, 0, 2**62, 0.1, None),
-        Ready(1, 0, 1, float("nan"), None),
-        Ready(1, 0, 1, float("inf"), None),
-        Ready(1, 0, 1, -1.0, None),
-        Ready(1, 2**62, 1, 0.1, None),
-        Ready(1, -1, 1, 0.1, None),
-        Ready(2, 0, 1, 0.1, None),
-        Ready(0, 0, 1, 0.1, None),
-        Ready(-1, 0, 1, 0.1, None, (1, 2, 3)),
+        GradientReady(1, 0, 0, 0.1, None),
+        GradientReady(1, 0, -1, 0.1, None),
+        GradientReady(1, 0, 2**62, 0.1, None),
+        GradientReady(1, 0, 1, float("nan"), None),
+        GradientReady(1, 0, 1, float("inf"), None),
+        GradientReady(1, 0, 1, -1.0, None),
+        GradientReady(1, 2**62, 1, 0.1, None),
+        GradientReady(1, -1, 1, 0.1, None),
+        GradientReady(2, 0, 1, 0.1, None),
+        GradientReady(0, 0, 1, 0.1, None),
+        GradientReady(-1, 0, 1, 0.1, None, (1, 2, 3)),
     ],
     ids=str,
 )
-def test_absurd_readies(target: Target, ready: Ready) -> None:
+def test_absurd_readies(target: Target, ready: GradientReady) -> None:
     channel, _, _ = target.member()
     channel.send(ready)
     is_refused(channel, "")
@@ -422,46 +422,63 @@ def test_absurd_readies(target: Target, ready: Ready) -> None:
 
 def test_ready_before_anything_was_granted(target: Target) -> None:
     channel, _ = target.joined()
-    channel.send(Ready(0, 0, 1, 0.1, None))
+    channel.send(GradientReady(0, 0, 1, 0.1, None))
     is_refused(channel, "was not granted")
 
 
 @pytest.mark.parametrize(
     "want",
-    [Want(1, 0, 1000, 1), Want(1, -1, 1000, 1), Want(1, 1, 0, 1), Want(1, 1, 2**62, 1), Want(1, 1, 1000, -1)],
+    [
+        RequestSamples(1, 0, 1000, 1),
+        RequestSamples(1, -1, 1000, 1),
+        RequestSamples(1, 1, 0, 1),
+        RequestSamples(1, 1, 2**62, 1),
+        RequestSamples(1, 1, 1000, -1),
+    ],
     ids=str,
 )
-def test_absurd_wants(target: Target, want: Want) -> None:
+def test_absurd_wants(target: Target, want: RequestSamples) -> None:
     channel, _, _ = target.member()
     channel.send(want)
     is_refused(channel, "")
 
 
 def test_one_who_takes_and_takes(target: Target) -> None:
-    from paceline.job.iterations import MOST_TAKEN
+    from paceline.job.iterations import MAX_TAKEN
 
     channel, _, _ = target.member()
-    for number in range(MOST_TAKEN + 1):
-        channel.send(Want(number, 1, 1000, 10**6))
+    for number in range(MAX_TAKEN + 1):
+        channel.send(RequestSamples(number, 1, 1000, 10**6))
         if number % 512 == 511:
-            while hears(channel, Given).number < number - 1:
+            while hears(channel, SampleRange).number < number - 1:
                 pass
     is_refused(channel, "wants more")
 
 
 def test_what_does_not_belong_at_the_coordinator(target: Target) -> None:
-    for message in (messages.Beat(), Leave(), Want(1, 1, 1000, 1), messages.Arrived(Identity(0, 1, 1))):
+    for message in (
+        messages.Heartbeat(),
+        Leave(),
+        RequestSamples(1, 1, 1000, 1),
+        messages.UpdateReceived(Identity(0, 1, 1)),
+    ):
         channel = target.greeted(target.coordinator)
         channel.send(message)
         is_refused(channel, "out of place")
     channel, _, _ = target.member()
-    channel.send(messages.Arrived(Identity(0, 1, 10**9)))
+    channel.send(messages.UpdateReceived(Identity(0, 1, 10**9)))
     is_refused(channel, "out of place")
 
 
 @pytest.mark.parametrize(
     "message",
-    [Setup(((0, SIZE),)), Apply(10**9, (Identity(0, 1, 1),), (1.0,), None), Save(1, "/tmp"), messages.Stop(), Give()],
+    [
+        Setup(((0, SIZE),)),
+        ApplyUpdates(10**9, (Identity(0, 1, 1),), (1.0,), None),
+        SavePart(1, "/tmp"),
+        messages.Stop(),
+        ProvideWeights(),
+    ],
     ids=lambda message: type(message).__name__,
 )
 def test_orders_from_a_worker(target: Target, message: Any) -> None:
@@ -526,7 +543,7 @@ def test_a_push_that_was_not_granted(target: Target, iteration: int) -> None:
         shard = target.at_shard(welcome, number)
         with contextlib.suppress(ConnectionError):  # it may have been turned out already
             shard.send(Push(iteration, (1.0,)), body())
-            assert isinstance(shard.receive(), Pushed | Expelled)
+            assert isinstance(shard.receive(), PushReceived | Expelled)
     is_refused(channel, "was not granted")
 
 
@@ -534,7 +551,7 @@ def test_first_weights_that_nobody_asked_for(target: Target, monkeypatch: pytest
     monkeypatch.setattr("paceline.serve.shard.shard.NAMING_SECONDS", 0.2)
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
-    shard.send(Begin(), body())
+    shard.send(InitialWeights(), body())
     is_refused(shard, "was not asked")
     channel.send(Leave())
     hears(channel, Leave)
@@ -550,12 +567,12 @@ def test_a_pull_of_a_version_to_come(target: Target) -> None:
     is_dropped(shard)
 
 
-@pytest.mark.parametrize("expected", [-1, MOST_STALENESS + 1, 10**9, 2**62, -(2**62)])
+@pytest.mark.parametrize("expected", [-1, MAX_STALENESS + 1, 10**9, 2**62, -(2**62)])
 def test_absurd_staleness(target: Target, expected: int) -> None:
     channel, welcome, granted = target.member()
     shard = target.at_shard(welcome)
     shard.send(Pull(granted.version, expected))
-    is_refused(shard, f"0 to {MOST_STALENESS} versions stale, not {expected}")
+    is_refused(shard, f"0 to {MAX_STALENESS} versions stale, not {expected}")
     channel.send(Leave())
     hears(channel, Leave)
 
@@ -574,7 +591,7 @@ def test_staleness_that_is_no_number(target: Target, expected: Any) -> None:
 def test_one_who_does_not_read(target: Target) -> None:
     """What waits for it is bounded."""
     channel, _, _ = target.member()
-    frame = encode(messages.Beat()) * 1000
+    frame = encode(messages.Heartbeat()) * 1000
     sent = 0
     with pytest.raises(OSError):
         channel._socket.settimeout(PATIENCE)
@@ -599,4 +616,4 @@ def test_each_is_counted(target: Target) -> None:
 
 def test_a_door_of_another_token_stays_shut(target: Target) -> None:
     with pytest.raises(ConnectionError):
-        Door("127.0.0.1", target.coordinator, b"").open(ANYTHING)
+        Endpoint("127.0.0.1", target.coordinator, b"").open(ANYTHING)

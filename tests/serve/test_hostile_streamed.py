@@ -18,24 +18,24 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.job.saving import MOST_STALENESS
-from paceline.serve.shard.worker_connection import MOST_UNREAD, Visit
+from paceline.job.saving import MAX_STALENESS
+from paceline.serve.shard.worker_connection import MAX_UNREAD, WorkerConnection
 from paceline.serve.wire.frames import Channel, encode
 from paceline.serve.wire.messages import (
-    Begin,
-    Drop,
+    AllowPush,
+    DropUpdate,
     Fence,
-    Go,
-    Granted,
+    GradientReady,
+    GradientStarted,
+    GrantIteration,
     Identity,
+    InitialWeights,
     Leave,
-    May,
     Pull,
     Push,
-    Ready,
-    Returned,
-    Soon,
-    Stream,
+    RequestPush,
+    StreamUpdates,
+    UpdatedPiece,
     Weights,
     Welcome,
 )
@@ -58,7 +58,7 @@ EACH = SIZE // 2 // PIECES
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.model.description.LEAST", 1)
+        patch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 1)
         with under_attack(streamed=True) as attacked:
             yield attacked
 
@@ -83,15 +83,15 @@ def returned(channel: Channel, iteration: int) -> list[int]:
     """The pieces of an update that come back, each for the first time."""
     pieces: set[int] = set()
     while len(pieces) < PIECES:
-        message = takes(channel, Returned)
+        message = takes(channel, UpdatedPiece)
         assert message.iteration == iteration
         pieces.add(message.piece)
     return sorted(pieces)
 
 
-def ready(welcome: Welcome, granted: Granted) -> Ready:
+def ready(welcome: Welcome, granted: GrantIteration) -> GradientReady:
     assert welcome.streamed
-    return Ready(granted.iteration, granted.version, 1, 0.01, None)
+    return GradientReady(granted.iteration, granted.version, 1, 0.01, None)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_bad_pieces(target: Target, push: Push, fill: float, elements: int, why:
     channel.send(ready(welcome, granted))
     shard = target.at_shard(welcome)
     shard.send(Push(1, (1.0,), piece=0), body())
-    assert takes(shard, Returned) == Returned(1, 0)
+    assert takes(shard, UpdatedPiece) == UpdatedPiece(1, 0)
     shard.send(push, body(fill, elements))
     is_refused(shard, why)
     leaves(channel)
@@ -147,10 +147,10 @@ def test_pushed_before_anything_is_ordered_and_twice_over(target: Target) -> Non
     channel.send(ready(welcome, granted))
     for shard in shards:
         assert returned(shard, 1) == list(range(PIECES))
-    assert hears(channel, Granted).iteration == 2
+    assert hears(channel, GrantIteration).iteration == 2
     for shard in shards:  # once more, when it is over: what there is comes back, and nothing is applied
         shard.send(Push(1, (1.0,), piece=4), body(-1000.0))
-        assert takes(shard, Returned).iteration == 1
+        assert takes(shard, UpdatedPiece).iteration == 1
     leaves(channel)
 
 
@@ -177,9 +177,17 @@ def test_one_who_leaves_in_mid_push(target: Target) -> None:
 
 
 @pytest.mark.parametrize(
-    "soon", [Soon(2, 0, 1), Soon(0, 0, 1), Soon(1, 0, 0), Soon(1, 2**62, 1), Soon(1, -1, 1)], ids=str
+    "soon",
+    [
+        GradientStarted(2, 0, 1),
+        GradientStarted(0, 0, 1),
+        GradientStarted(1, 0, 0),
+        GradientStarted(1, 2**62, 1),
+        GradientStarted(1, -1, 1),
+    ],
+    ids=str,
 )
-def test_absurd_announcements(target: Target, soon: Soon) -> None:
+def test_absurd_announcements(target: Target, soon: GradientStarted) -> None:
     channel, _, _ = target.member()
     channel.send(soon)
     is_refused(
@@ -191,7 +199,7 @@ def test_announced_and_never_ready(target: Target) -> None:
     """All of it is pushed and applied, but it does not count, since its worker does not say so."""
     channel, welcome, granted = target.member()
     for _ in range(2):  # said twice, as over a lost connection
-        channel.send(Soon(1, granted.version, 1))
+        channel.send(GradientStarted(1, granted.version, 1))
     for number in (0, 1):
         shard = target.at_shard(welcome, number)
         for piece in range(PIECES):
@@ -202,7 +210,13 @@ def test_announced_and_never_ready(target: Target) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Stream(10**9, (Identity(0, 1, 1),), (1.0,)), Drop(Identity(0, 1, 1)), Fence(0, 10**9), Returned(1, 0), Go()],
+    [
+        StreamUpdates(10**9, (Identity(0, 1, 1),), (1.0,)),
+        DropUpdate(Identity(0, 1, 1)),
+        Fence(0, 10**9),
+        UpdatedPiece(1, 0),
+        AllowPush(),
+    ],
     ids=lambda message: type(message).__name__,
 )
 def test_orders_from_a_worker(target: Target, message: Any) -> None:
@@ -217,8 +231,8 @@ def test_one_who_asks_where_nobody_need(target: Target) -> None:
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     for _ in range(3):
-        shard.send(May())
-        assert takes(shard, Go) == Go()
+        shard.send(RequestPush())
+        assert takes(shard, AllowPush) == AllowPush()
     leaves(channel)
 
 
@@ -227,7 +241,7 @@ def test_first_weights_that_nobody_asked_for(target: Target, monkeypatch: pytest
     channel, welcome, _ = target.member()
     for piece, why in ((1, "was not asked"), (PIECES, "no number")):
         shard = target.at_shard(welcome)
-        shard.send(Begin(piece), body())
+        shard.send(InitialWeights(piece), body())
         is_refused(shard, why)
     leaves(channel)
 
@@ -241,38 +255,38 @@ def test_a_pull_of_a_version_to_come_is_answered_with_what_there_is(target: Targ
     leaves(channel)
 
 
-@pytest.mark.parametrize("expected", [-1, MOST_STALENESS + 1, 10**9, 2**62])
+@pytest.mark.parametrize("expected", [-1, MAX_STALENESS + 1, 10**9, 2**62])
 def test_absurd_staleness(target: Target, expected: int) -> None:
     channel, welcome, granted = target.member()
     shard = target.at_shard(welcome)
     shard.send(Pull(granted.version, expected))
-    is_refused(shard, f"0 to {MOST_STALENESS} versions stale, not {expected}")
+    is_refused(shard, f"0 to {MAX_STALENESS} versions stale, not {expected}")
     leaves(channel)
 
 
 def test_one_who_pulls_and_pulls_and_does_not_read(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon nothing more is heard of it, so what waits for it is bounded."""
-    visits: list[Visit] = []
+    push_order: list[WorkerConnection] = []
 
-    class Seen(Visit):
+    class Seen(WorkerConnection):
         def run(self) -> None:
-            visits.append(self)
+            push_order.append(self)
             super().run()
 
     channel, welcome, _ = target.member()
-    monkeypatch.setattr("paceline.serve.shard.worker_listener.Visit", Seen)
+    monkeypatch.setattr("paceline.serve.shard.worker_listener.WorkerConnection", Seen)
     shard = target.at_shard(welcome)
     shard._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel holds little for it
     shard._socket.setblocking(False)
-    bound, most, end = MOST_UNREAD * PIECES, 0, time.monotonic() + PATIENCE
+    bound, most, end = MAX_UNREAD * PIECES, 0, time.monotonic() + PATIENCE
     while time.monotonic() < end:
         with contextlib.suppress(BlockingIOError):
             shard._socket.send(encode(Pull(0)) * 1000)
-        most = max([most, *(visit._out.qsize() for visit in visits)])
+        most = max([most, *(visit._out.qsize() for visit in push_order)])
         if most > bound:  # all buffers are full; it must stay so
             end = min(end, time.monotonic() + 0.3)
             bound = SIZE**3
-    assert MOST_UNREAD * PIECES < most <= (MOST_UNREAD + 1) * PIECES
+    assert MAX_UNREAD * PIECES < most <= (MAX_UNREAD + 1) * PIECES
     shard._socket.setblocking(True)
     shard.close()
     leaves(channel)

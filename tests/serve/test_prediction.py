@@ -16,15 +16,24 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.job.saving import MOST_STALENESS
+from paceline.job.saving import MAX_STALENESS
 from paceline.model.correction import CORRECTIONS, Correction
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.slice import Slice
-from paceline.serve.shard.prediction import Foresight
+from paceline.serve.shard.prediction import Predictor
 from paceline.serve.shard.pulls import PullServer
-from paceline.serve.shard.store import Store
-from paceline.serve.wire.messages import Apply, Identity, Pull, Push, Pushed, Returned, Stream, Weights
+from paceline.serve.shard.store import WholeStore
+from paceline.serve.wire.messages import (
+    ApplyUpdates,
+    Identity,
+    Pull,
+    Push,
+    PushReceived,
+    StreamUpdates,
+    UpdatedPiece,
+    Weights,
+)
 from serve.test_shard import SIZE, Stage, Worker
 
 FEW = 200  # elements
@@ -48,9 +57,9 @@ class Twin(Stage):
         """One more update, on both."""
         gradient = self.chance.standard_normal(self.size, dtype=np.float32)
         self.version += 1
-        assert self.pusher.push(self.version, gradient) == Pushed(self.version)
+        assert self.pusher.push(self.version, gradient) == PushReceived(self.version)
         self.hears()
-        self.orders(Apply(self.version, (Identity(100, 1, self.version),), (1.0,), None, turns))
+        self.orders(ApplyUpdates(self.version, (Identity(100, 1, self.version),), (1.0,), None, turns))
         self.slice.step([torch.from_numpy(gradient)], [1.0], [1.0], self.correct if turns > 1 else "none", turns)
 
     def ahead(self, steps: int) -> Any:
@@ -86,7 +95,7 @@ def test_weights_are_sent_as_they_will_be(
     worker = stage.worker(1)
     for _ in range(6):
         stage.moves()
-        for expected in (TURNS - 1, 1, 0, None, MOST_STALENESS):
+        for expected in (TURNS - 1, 1, 0, None, MAX_STALENESS):
             version, weights = worker.pull(stage.version, expected)
             assert version == stage.version
             assert np.array_equal(weights, stage.ahead(expected or 0)), (expected, "steps")
@@ -115,7 +124,7 @@ def test_where_a_round_is_one_update_nothing_is_kept_or_predicted(
     def never(*_: Any) -> None:
         raise AssertionError("there is nothing to foresee")
 
-    monkeypatch.setattr(Foresight, "take", never)
+    monkeypatch.setattr(Predictor, "take", never)
     stage, plain = twin("full"), twin("none")
     for _ in range(3):
         for each in (stage, plain):
@@ -178,7 +187,7 @@ def pulls_of(stage: Stage) -> PullServer:
 
 def in_use(stage: Stage) -> bool:
     """Is anybody sending from the last prediction?"""
-    last = pulls_of(stage)._foresight._last
+    last = pulls_of(stage)._predictor._last
     return bool(last and last.users)
 
 
@@ -275,20 +284,20 @@ def test_a_prediction_that_fails_is_not_waited_for(twin: Callable[..., Twin], mo
 
 def test_a_prediction_in_use_keeps_its_buffer() -> None:
     part = Slice(Layout((Tensor("w", (FEW,)),)), 0, FEW, MOMENTUM)
-    store = Store(part, "full")
+    store = WholeStore(part, "full")
     store.version = 0
-    foresight = Foresight(store)
-    first = foresight.take(3)
-    assert foresight.take(3) is first
-    second = foresight.take(2)
+    predictor = Predictor(store)
+    first = predictor.take(3)
+    assert predictor.take(3) is first
+    second = predictor.take(2)
     assert second.buffer.data_ptr() != first.buffer.data_ptr()
-    foresight.give_back(first)
+    predictor.give_back(first)
     assert store.room().data_ptr() not in (first.buffer.data_ptr(), second.buffer.data_ptr()), "it has a user yet"
-    foresight.give_back(first)
+    predictor.give_back(first)
     assert store.room().data_ptr() == first.buffer.data_ptr(), "now it is free"
     store.version = 1
-    foresight.give_back(second)
-    assert foresight.take(2) is not second, "that was of another version"
+    predictor.give_back(second)
+    assert predictor.take(2) is not second, "that was of another version"
 
 
 # Streamed
@@ -311,7 +320,7 @@ class Streamed:
     def push(self, worker: Worker, iteration: int, piece: int, gradient: Any) -> Any:
         """The piece that comes back."""
         worker.channel.send(Push(iteration, (1.0,), piece=piece), gradient.data.cast("B"))
-        return self.receive(worker, Returned(iteration, piece))
+        return self.receive(worker, UpdatedPiece(iteration, piece))
 
     def receive(self, worker: Worker, expected: Any) -> Any:
         start, stop = PIECES[expected.piece]
@@ -323,7 +332,7 @@ class Streamed:
         """One more update, on both; what comes back is what it will be."""
         self.number += 1
         update = Identity(number, 1, iteration)
-        self.stage.orders(Stream(self.number, (update,), (1.0,), True, TURNS, expected))
+        self.stage.orders(StreamUpdates(self.number, (update,), (1.0,), True, TURNS, expected))
         for piece, part in enumerate(self.slices):
             gradient = self.chance.standard_normal(part.stop - part.start, dtype=np.float32)
             back = self.push(worker, iteration, piece, gradient)

@@ -15,7 +15,7 @@ from paceline.observe.observer import Recorder
 from paceline.observe.trace import Applied
 from paceline.policies import make, names
 from paceline.serve import replay
-from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.server import Server, ServerError
 from paceline.serve.shard import recording
 from paceline.simulate.journal_replay import retell
@@ -73,7 +73,7 @@ def test_a_changed_recording_is_noticed(tmp_path: Path) -> None:
     assert difference.line == 6
     (recorded,) = tmp_path.glob("shard-*.rec")
     data = bytearray(recorded.read_bytes())
-    at = data.index(b"Put") + 60  # somewhere in the first gradient
+    at = data.index(b"RecordedUpdate") + 60  # somewhere in the first gradient
     data[at] ^= 1
     recorded.write_bytes(data)
     assert not replay.weights(tmp_path)[0].same
@@ -83,9 +83,9 @@ def test_a_changed_recording_is_noticed(tmp_path: Path) -> None:
 
 def test_a_recording_that_begins_from_a_checkpoint(tmp_path: Path) -> None:
     from paceline.model import checkpoint
-    from paceline.serve.coordinator.checkpoint_writer import Plan
+    from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 
-    with job("asp", shards=1, saving=Plan(tmp_path / "job", updates=5)) as running:
+    with job("asp", shards=1, saving=CheckpointPlan(tmp_path / "job", updates=5)) as running:
         running.work(lambda where: work(where, 40))
         running.finish()
     found = checkpoint.newest(tmp_path / "job")
@@ -114,7 +114,7 @@ def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
 )
 def test_what_is_streamed_cannot_be_recorded(policy: str, streamed: bool, instead: str | None, tmp_path: Path) -> None:
     async def configure() -> None:
-        Server(lambda: make(policy), Terms(record=tmp_path, streamed=streamed))
+        Server(lambda: make(policy), ServerConfig(record=tmp_path, streamed=streamed))
 
     if instead is None:
         asyncio.run(configure())

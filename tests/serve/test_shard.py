@@ -18,37 +18,39 @@ from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.serve.shard.shard import Shard
 from paceline.serve.wire import handshake
-from paceline.serve.wire.endpoint import Door
-from paceline.serve.wire.frames import Channel, Reader
+from paceline.serve.wire.endpoint import Endpoint
+from paceline.serve.wire.frames import Channel, MessageDecoder
 from paceline.serve.wire.messages import (
     Accepted,
-    Apply,
-    Arrived,
-    Beat,
-    Begin,
-    Begun,
+    ApplyUpdates,
     Challenge,
     Expelled,
-    Faulted,
     Fence,
-    Giver,
+    Heartbeat,
     Hello,
     Identity,
+    InitialWeights,
+    InitialWeightsFrom,
+    InitialWeightsReceived,
+    PeerRejected,
     Proof,
     Pull,
     Push,
-    Pushed,
+    PushReceived,
     Refused,
     Register,
-    Returned,
     Setup,
     Stop,
+    UpdatedPiece,
+    UpdateReceived,
     Weights,
 )
 
 SIZE = 4_000_000  # elements: far more than two sockets' buffers hold
 SGD = OptimizerSpec("SGD", ({"lr": 1.0},))
-FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Pushed | Returned | Weights)
+FROM_SHARD = MessageDecoder(
+    Challenge | Accepted | Refused | Expelled | InitialWeightsReceived | PushReceived | UpdatedPiece | Weights
+)
 
 
 class Worker:
@@ -86,17 +88,19 @@ class Stage:
     def __init__(self, size: int = SIZE, optimizer: OptimizerSpec = SGD, **setup: Any) -> None:
         self.size, self.shards = size, list[Shard]()
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            door = Door("127.0.0.1", listener.getsockname()[1], b"secret")
+            endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], b"secret")
 
             def hold() -> None:
-                self.shards.append(Shard(0, door))
+                self.shards.append(Shard(0, endpoint))
                 self.shards[0].run()
 
             self.thread = threading.Thread(target=hold, daemon=True)
             self.thread.start()
             sock, _ = listener.accept()
         sock.settimeout(20.0)
-        self.channel = Channel(sock, Reader(Proof | Register | Arrived | Begun | Faulted | Beat))
+        self.channel = Channel(
+            sock, MessageDecoder(Proof | Register | UpdateReceived | InitialWeightsReceived | PeerRejected | Heartbeat)
+        )
         handshake.listen(self.channel, b"secret", "generation")
         self.port = self.hears().port
         layout = Layout((Tensor("w", (size,), "float32", 0),))
@@ -104,11 +108,11 @@ class Stage:
         pieces = setup.pop("pieces", ((0, size),))
         self.orders(Setup(pieces, key=b"key", **setup), memoryview(described))
         first = Worker(self.port, 0, size=size)
-        self.orders(Giver(0, 1))
+        self.orders(InitialWeightsFrom(0, 1))
         for piece, (start, stop) in enumerate(pieces):
-            first.channel.send(Begin(piece), np.zeros(stop - start, dtype=np.float32).data.cast("B"))
-            assert first.channel.receive() == Begun(0, 1)
-        assert self.hears() == Begun(0, 1)
+            first.channel.send(InitialWeights(piece), np.zeros(stop - start, dtype=np.float32).data.cast("B"))
+            assert first.channel.receive() == InitialWeightsReceived(0, 1)
+        assert self.hears() == InitialWeightsReceived(0, 1)
         self.workers = [first]
 
     def orders(self, message: Any, body: memoryview | None = None) -> None:
@@ -116,7 +120,7 @@ class Stage:
 
     def hears(self) -> Any:
         """What the shard says next, but for its heartbeat."""
-        while (message := self.channel.receive()) == Beat():
+        while (message := self.channel.receive()) == Heartbeat():
             pass
         return message
 
@@ -141,25 +145,25 @@ def stage() -> Iterator[Stage]:
 
 def test_an_update_sent_twice_is_applied_once(stage: Stage) -> None:
     worker, update = stage.worker(1), Identity(1, 1, 1)
-    assert worker.push(1, 0.5) == Pushed(1)
-    assert stage.hears() == Arrived(update)
+    assert worker.push(1, 0.5) == PushReceived(1)
+    assert stage.hears() == UpdateReceived(update)
     again = stage.worker(1)  # the answer was lost, and it comes over another connection
-    assert again.push(1, 0.5) == Pushed(1)
-    stage.orders(Apply(1, (update,), (1.0,), None))
+    assert again.push(1, 0.5) == PushReceived(1)
+    stage.orders(ApplyUpdates(1, (update,), (1.0,), None))
     version, weights = worker.pull(1)
     assert version == 1
     assert np.all(weights == -0.5)
-    assert again.push(2, 0.5) == Pushed(2)
-    assert stage.hears() == Arrived(Identity(1, 1, 2)), "the repeated push was not reported again"
+    assert again.push(2, 0.5) == PushReceived(2)
+    assert stage.hears() == UpdateReceived(Identity(1, 1, 2)), "the repeated push was not reported again"
 
 
 def test_a_slow_reader_sees_one_version_and_delays_nobody(stage: Stage) -> None:
     slow, quick = stage.worker(1), stage.worker(2)
     slow.channel.send(Pull(0))  # and does not read the answer yet
     for version in (1, 2):
-        assert quick.push(version, 1.0) == Pushed(version)
+        assert quick.push(version, 1.0) == PushReceived(version)
         stage.hears()
-        stage.orders(Apply(version, (Identity(2, 1, version),), (1.0,), None))
+        stage.orders(ApplyUpdates(version, (Identity(2, 1, version),), (1.0,), None))
         newest, weights = quick.pull(version)
         assert newest == version
         assert np.all(weights == -version)
@@ -171,9 +175,9 @@ def test_a_worker_that_was_given_up_is_fenced_off(stage: Stage) -> None:
     old = stage.worker(1, incarnation=1)
     stage.orders(Fence(1, 2))
     new = stage.worker(1, incarnation=2)
-    assert new.push(1, 1.0) == Pushed(1)
-    assert stage.hears() == Arrived(Identity(1, 2, 1))
-    stage.orders(Apply(1, (Identity(1, 2, 1),), (1.0,), None))
+    assert new.push(1, 1.0) == PushReceived(1)
+    assert stage.hears() == UpdateReceived(Identity(1, 2, 1))
+    stage.orders(ApplyUpdates(1, (Identity(1, 2, 1),), (1.0,), None))
     assert new.pull(1)[0] == 1  # orders are carried out one after the other, so the fence is up
     with pytest.raises(OSError):  # its connection was cut
         old.push(1, 1.0)
@@ -193,30 +197,30 @@ def test_a_single_element_that_is_no_number_is_found_wherever_it_is(stage: Stage
 
 def test_large_numbers_that_are_numbers_are_welcome(stage: Stage) -> None:
     """Their sum overflows, and that is no reason."""
-    assert stage.worker(1).push(1, 3e38) == Pushed(1)
+    assert stage.worker(1).push(1, 3e38) == PushReceived(1)
 
 
 def test_a_gradient_that_is_not_a_number_touches_nothing(stage: Stage) -> None:
     bad, good = stage.worker(1), stage.worker(2)
     assert "NaN" in bad.push(1, float("nan")).reason  # type: ignore[attr-defined]
     assert "NaN" in stage.hears().reason, "and it is counted"
-    assert good.push(1, 1.0) == Pushed(1)
-    assert stage.hears() == Arrived(Identity(2, 1, 1))
-    stage.orders(Apply(1, (Identity(2, 1, 1),), (1.0,), None))
+    assert good.push(1, 1.0) == PushReceived(1)
+    assert stage.hears() == UpdateReceived(Identity(2, 1, 1))
+    stage.orders(ApplyUpdates(1, (Identity(2, 1, 1),), (1.0,), None))
     assert np.all(good.pull(1)[1] == -1.0)
 
 
 def test_the_first_weights_are_taken_from_whom_was_asked_and_once(stage: Stage) -> None:
     ones = np.ones(SIZE, dtype=np.float32).data.cast("B")
     again = stage.worker(0)  # the answer was lost, and it gives them again, though there is no need
-    again.channel.send(Begin(), ones)
-    assert again.channel.receive() == Begun(0, 1)
+    again.channel.send(InitialWeights(), ones)
+    assert again.channel.receive() == InitialWeightsReceived(0, 1)
     assert np.all(again.pull(0)[1] == 0.0)
     stage.orders(Fence(0, 2))  # it is given up; another one is asked
-    stage.orders(Giver(1, 1))
+    stage.orders(InitialWeightsFrom(1, 1))
     other = stage.worker(1)
-    other.channel.send(Begin(), ones)
-    assert other.channel.receive() == stage.hears() == Begun(1, 1)
+    other.channel.send(InitialWeights(), ones)
+    assert other.channel.receive() == stage.hears() == InitialWeightsReceived(1, 1)
     assert np.all(other.pull(0)[1] == 1.0)
     late = stage.worker(0, incarnation=1)
     assert isinstance(late.channel.receive(), Expelled)
@@ -225,7 +229,7 @@ def test_the_first_weights_are_taken_from_whom_was_asked_and_once(stage: Stage) 
 def test_weights_from_one_who_was_not_asked_are_not_taken(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.serve.shard.shard.NAMING_SECONDS", 0.1)
     stranger = stage.worker(7)
-    stranger.channel.send(Begin(), np.ones(SIZE, dtype=np.float32).data.cast("B"))
+    stranger.channel.send(InitialWeights(), np.ones(SIZE, dtype=np.float32).data.cast("B"))
     assert "not asked" in stranger.channel.receive().reason
     assert "not asked" in stage.hears().reason
     assert np.all(stage.worker(8).pull(0)[1] == 0.0)

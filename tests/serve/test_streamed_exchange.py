@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgspec")
 
-from paceline.serve.wire.endpoint import Door
-from paceline.serve.wire.frames import Closed
-from paceline.serve.wire.messages import Push, Refused, Returned
-from paceline.serve.worker.streamed_exchange import ELEMENT, Exchange, Part, visits
+from paceline.serve.wire.endpoint import Endpoint
+from paceline.serve.wire.frames import ConnectionClosed
+from paceline.serve.wire.messages import Push, Refused, UpdatedPiece
+from paceline.serve.worker.streamed_exchange import ELEMENT, ShardLink, StreamedExchange, push_order
 
 PIECES = ((0, 2), (2, 5), (8, 9), (9, 12))
 SIZE = 12
 
 
-def part(number: int = 0, pieces: tuple[tuple[int, int], ...] = PIECES) -> Part:
-    return Part(number, Door("", 1), pieces)
+def part(number: int = 0, pieces: tuple[tuple[int, int], ...] = PIECES) -> ShardLink:
+    return ShardLink(number, Endpoint("", 1), pieces)
 
 
 # Order
@@ -33,7 +33,7 @@ def test_every_piece_is_pushed_once(sizes: list[int], worker: int, from_the_end:
     """In turn from the shard after one's own; or as a backward pass makes them, whatever shard has them."""
     deck = iter(range(sum(sizes)))
     parts = [part(number, tuple((card, card + 1) for card in islice(deck, size))) for number, size in enumerate(sizes)]
-    order = visits(parts, worker, from_the_end)
+    order = push_order(parts, worker, from_the_end)
     assert len(set(order)) == len(order) == sum(sizes)
     cards = [each.pieces[piece][0] for each, piece in order]
     if from_the_end:
@@ -62,9 +62,9 @@ class Line:
 
     def receive(self, place: Any) -> Any:
         if not self._answers:
-            raise Closed("lost")
+            raise ConnectionClosed("lost")
         message = self._answers.pop(0)
-        if isinstance(message, Returned):
+        if isinstance(message, UpdatedPiece):
             start, stop = PIECES[message.piece]
             body = bytes([10 * message.iteration + message.piece]) * (ELEMENT * (stop - start))
             place(message, len(body))[:] = body
@@ -81,15 +81,15 @@ class Setting:
         self.part = part()
         self.gradient = bytes(range(SIZE * ELEMENT))
         self.weights = bytearray(SIZE * ELEMENT)
-        self.exchange = Exchange(
+        self.exchange = StreamedExchange(
             lambda piece: Push(7, (1.0,), "float32", piece),
             memoryview(self.gradient),
             ELEMENT,
             memoryview(self.weights),
-            self._heed,
+            self._raise_if_over,
         )
 
-    def _heed(self, message: Any) -> None:
+    def _raise_if_over(self, message: Any) -> None:
         if isinstance(message, Refused):
             raise PermissionError(message.reason)
 
@@ -107,8 +107,8 @@ class Setting:
         assert self.weights[5 * ELEMENT : 8 * ELEMENT] == bytes(3 * ELEMENT), "that is another shard's"
 
 
-def back(*pieces: int) -> list[Returned]:
-    return [Returned(7, piece) for piece in pieces]
+def back(*pieces: int) -> list[UpdatedPiece]:
+    return [UpdatedPiece(7, piece) for piece in pieces]
 
 
 def test_what_is_not_back_when_a_connection_is_lost_is_sent_again_and_nothing_else() -> None:
@@ -117,7 +117,7 @@ def test_what_is_not_back_when_a_connection_is_lost_is_sent_again_and_nothing_el
     setting.send(0, 1, 2, 3)
     assert [piece for piece, _ in first.sent] == [0, 1, 2, 3]
     assert first.sent[2][1] == setting.gradient[8 * ELEMENT : 9 * ELEMENT]
-    with pytest.raises(Closed):
+    with pytest.raises(ConnectionClosed):
         setting.exchange.receive(setting.part, first)
     second = setting.connect(Line(*back(3, 1, 2)))  # 1 comes twice: it was asked for over both
     setting.exchange.receive(setting.part, second)
@@ -131,7 +131,7 @@ def test_what_falls_due_while_there_is_no_connection_is_sent_over_the_next() -> 
     line = setting.connect(Line(*back(0, 1, 2, 3)))
     setting.send(2)
     assert not line.sent, "in the order in which they fell due"
-    with pytest.raises(Closed):
+    with pytest.raises(ConnectionClosed):
         setting.exchange.receive(setting.part, setting.connect(Line()))
     last = setting.connect(Line(*back(0, 1, 2, 3)))
     setting.send(3)
@@ -166,7 +166,7 @@ def test_a_connection_that_breaks_while_it_is_sent_over_is_cut_for_whoever_recei
 
 def test_what_comes_back_of_an_earlier_iteration_is_not_mistaken_for_this_ones() -> None:
     setting = Setting()
-    line = setting.connect(Line(Returned(6, 3), *back(0, 1, 2), Returned(6, 2), *back(3)))
+    line = setting.connect(Line(UpdatedPiece(6, 3), *back(0, 1, 2), UpdatedPiece(6, 2), *back(3)))
     setting.send(0, 1, 2, 3)
     setting.exchange.receive(setting.part, line)
     setting.is_back()

@@ -23,9 +23,9 @@ from paceline.model.correction import CORRECTIONS, Correction
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.slice import Slice
-from paceline.serve.shard.store import Fenced, Held
-from paceline.serve.shard.streamed_store import Streams, Work
-from paceline.serve.wire.messages import Identity, Stream
+from paceline.serve.shard.store import Fenced, HeldUpdate
+from paceline.serve.shard.streamed_store import PieceWork, StreamedStore
+from paceline.serve.wire.messages import Identity, StreamUpdates
 
 EXAMPLES = int(os.environ.get("PACELINE_EXAMPLES", "0"))
 SETTINGS = settings(
@@ -56,7 +56,7 @@ class Sent:
     """An update under way, as its worker and the coordinator see it."""
 
     update: Identity
-    order: Stream | None = None
+    order: StreamUpdates | None = None
     pieces: set[int] = field(default_factory=set)
     back: set[int] = field(default_factory=set)
     dropped: bool = False
@@ -67,17 +67,17 @@ class Play:
 
     def __init__(self, pieces: int, correct: Correction = "none") -> None:
         self.pieces, self.correct = pieces, correct
-        self.streams = Streams(slices(pieces), correct)
+        self.streams = StreamedStore(slices(pieces), correct)
         self.incarnation = dict.fromkeys(range(WORKERS), 1)
         self.iteration = dict.fromkeys(range(WORKERS), 1)
         self.sent = {worker: Sent(Identity(worker, 1, 1)) for worker in range(WORKERS)}
         self.all: dict[Identity, Sent] = {sent.update: sent for sent in self.sent.values()}
         self.issued = 0
-        self.works: dict[int, Work] = {}  # being moved, by the piece
-        self.moved: list[list[Work]] = [[] for _ in range(pieces)]
+        self.works: dict[int, PieceWork] = {}  # being moved, by the piece
+        self.moved: list[list[PieceWork]] = [[] for _ in range(pieces)]
         self.whole = Counter[Identity]()
 
-    def take(self, works: list[Work]) -> None:
+    def take(self, works: list[PieceWork]) -> None:
         """What may be done now; it must be right to do it."""
         for work in works:
             assert work.piece not in self.works, "two at once at one piece"
@@ -114,7 +114,7 @@ class Play:
             return
         buffer = self.streams.room(piece)
         buffer.copy_(gradient(sent.update, piece))
-        work = self.streams.put(sent.update, piece, Held(buffer, (1.0,)))
+        work = self.streams.put(sent.update, piece, HeldUpdate(buffer, (1.0,)))
         sent.pieces.add(piece)
         self.take([work] if work else [])
 
@@ -127,7 +127,7 @@ class Play:
         weights = tuple(0.5 + sent.update.worker for sent in fresh)
         # Some are alone in their round, some know how stale they will be, and some do not.
         turns, expected = 1 + self.issued % 3, (None, 0, 1, 5)[self.issued % 4]
-        stream = Stream(self.issued, tuple(sent.update for sent in fresh), weights, in_order, turns, expected)
+        stream = StreamUpdates(self.issued, tuple(sent.update for sent in fresh), weights, in_order, turns, expected)
         for sent in fresh:
             sent.order = stream
         self.take(self.streams.order(stream))
@@ -157,7 +157,7 @@ class Play:
         self.streams.fence(worker, self.incarnation[worker])
         self.drop(worker)
         with pytest.raises(Fenced):
-            self.streams.put(old, 0, Held(self.streams.room(0), (1.0,)))
+            self.streams.put(old, 0, HeldUpdate(self.streams.room(0), (1.0,)))
         self._begin(worker)
 
     def _begin(self, worker: int) -> None:
@@ -296,7 +296,7 @@ def test_a_piece_sent_again_comes_back_as_it_would_have_and_of_what_it_is_now() 
     def moves(worker: int, expected: int | None) -> Identity:
         update = play.sent[worker].update
         play.issued += 1
-        play.take(play.streams.order(Stream(play.issued, (update,), (1.0,), True, WORKERS, expected)))
+        play.take(play.streams.order(StreamUpdates(play.issued, (update,), (1.0,), True, WORKERS, expected)))
         play.put(worker, 0)
         play.apply(0)
         return update

@@ -19,10 +19,10 @@ from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.slice import Slice
 from paceline.observe.trace import Arrived
 from paceline.serve import replay
-from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.serve.environment import address
-from paceline.serve.shard.store import Held, Store
-from paceline.serve.wire.messages import Add, Apply, Drop, Identity, Ready
+from paceline.serve.shard.store import HeldUpdate, WholeStore
+from paceline.serve.wire.messages import AddToSum, ApplyUpdates, DropUpdate, GradientReady, Identity
 from paceline.serve.worker.client import Client
 from serve.workers import described
 from train.jobs import job
@@ -30,16 +30,16 @@ from train.jobs import job
 SIZE, WORKERS, ROUNDS = 1000, 6, 5
 
 
-def store() -> Store:
+def store() -> WholeStore:
     layout = Layout((Tensor("w", (4,)),))
-    return Store(Slice(layout, 0, 4, OptimizerSpec("SGD", ({"lr": 1.0},))))
+    return WholeStore(Slice(layout, 0, 4, OptimizerSpec("SGD", ({"lr": 1.0},))))
 
 
-def put(into: Store, worker: int, value: float, iteration: int = 1) -> Identity:
+def put(into: WholeStore, worker: int, value: float, iteration: int = 1) -> Identity:
     update = Identity(worker, 1, iteration)
     buffer = into.room()
     buffer.fill_(value)
-    assert into.put(update, Held(buffer, (1.0,)))
+    assert into.put(update, HeldUpdate(buffer, (1.0,)))
     return update
 
 
@@ -47,8 +47,8 @@ def test_a_sum_is_applied_as_its_updates_would_be() -> None:
     shard = store()
     updates = [put(shard, worker, worker + 1.0) for worker in range(3)]
     for update, weight in zip(updates, (10.0, 20.0, 30.0), strict=True):
-        shard.carry_out(Add(update, 7, weight))
-    order = Apply(1, tuple(updates), (1 / 6, 2 / 6, 3 / 6), None, sums=((7, 1 / 60),))
+        shard.carry_out(AddToSum(update, 7, weight))
+    order = ApplyUpdates(1, tuple(updates), (1 / 6, 2 / 6, 3 / 6), None, sums=((7, 1 / 60),))
     shard.apply(order)
     shard.applied(order)
     assert torch.allclose(shard.slice.weights, torch.full((4,), -(1 / 6 + 4 / 6 + 9 / 6)))
@@ -59,14 +59,14 @@ def test_a_sum_is_applied_as_its_updates_would_be() -> None:
 def test_running_statistics_of_a_sum_are_averaged_as_those_of_its_updates(weights: tuple[float, ...]) -> None:
     """They are values and not changes, so what the updates weigh together counts, and not what the sum counts times."""
     layout = Layout((Tensor("w", (2,)), Tensor("mean", (2,), group=STATISTICS)))
-    both = [Store(Slice(layout, 0, 4, OptimizerSpec("SGD", ({"lr": 1.0},)))) for _ in range(2)]
+    both = [WholeStore(Slice(layout, 0, 4, OptimizerSpec("SGD", ({"lr": 1.0},)))) for _ in range(2)]
     for shard, added in zip(both, (False, True), strict=True):
         shard.slice.weights.copy_(torch.tensor([1.0, 2.0, 10.0, 20.0]))
         updates = tuple(put(shard, worker, worker + 4.0) for worker in range(3))
         for update, raw in zip(updates, (10.0, 20.0, 30.0), strict=True):
             if added:
-                shard.carry_out(Add(update, 0, raw))
-        order = Apply(1, updates, weights, None, sums=((0, weights[0] / 10),) if added else ())
+                shard.carry_out(AddToSum(update, 0, raw))
+        order = ApplyUpdates(1, updates, weights, None, sums=((0, weights[0] / 10),) if added else ())
         shard.apply(order)
     held, summed = (shard.slice.weights for shard in both)
     assert torch.allclose(held, summed)
@@ -78,9 +78,9 @@ def test_however_many_are_added_there_is_one_buffer() -> None:
     updates = []
     for worker in range(50):
         updates.append(put(shard, worker, 1.0))
-        shard.carry_out(Add(updates[-1], 0, 1.0))
+        shard.carry_out(AddToSum(updates[-1], 0, 1.0))
         assert len(shard._spare[0]) <= 1  # besides the sum's own
-    order = Apply(1, tuple(updates), (0.5,) * 50, 0.25, sums=((0, 0.5),))
+    order = ApplyUpdates(1, tuple(updates), (0.5,) * 50, 0.25, sums=((0, 0.5),))
     shard.slice.weights.fill_(8.0)
     shard.apply(order)
     shard.applied(order)
@@ -91,13 +91,13 @@ def test_however_many_are_added_there_is_one_buffer() -> None:
 def test_what_is_dropped_with_all_of_its_sum_leaves_nothing() -> None:
     shard = store()
     for update in [put(shard, worker, 5.0) for worker in range(3)]:
-        shard.carry_out(Add(update, 3, 1.0))
+        shard.carry_out(AddToSum(update, 3, 1.0))
     for worker in range(3):
-        shard.carry_out(Drop(Identity(worker, 1, 1)))
+        shard.carry_out(DropUpdate(Identity(worker, 1, 1)))
     assert not shard._sums and not shard._sum_of
     again = put(shard, 0, 1.0, iteration=2)
-    shard.carry_out(Add(again, 3, 2.0))
-    order = Apply(1, (again,), (1.0,), None, sums=((3, 0.5),))
+    shard.carry_out(AddToSum(again, 3, 2.0))
+    order = ApplyUpdates(1, (again,), (1.0,), None, sums=((3, 0.5),))
     shard.apply(order)
     assert torch.allclose(shard.slice.weights, torch.full((4,), -1.0))
 
@@ -119,7 +119,7 @@ def trained(policy: str, folder: Path, **more: Any) -> np.ndarray[Any, Any]:
             )
         client.close()
 
-    with job(policy, shards=2, workers=WORKERS, saving=Plan(folder, updates=1000), **more) as running:
+    with job(policy, shards=2, workers=WORKERS, saving=CheckpointPlan(folder, updates=1000), **more) as running:
         running.work(*[lambda where, worker=worker: run(where, worker) for worker in range(WORKERS)])
         running.finish()
     found = checkpoint.newest(folder)
@@ -150,8 +150,8 @@ def test_two_lives_of_a_worker_may_push_what_looks_the_same(tmp_path: Path) -> N
         weights, gradient = np.zeros(SIZE, np.float32), np.full(SIZE, value, np.float32)
         client = Client(address(where), described(SIZE), worker=0)
         client.begin(weights.data.cast("B"))
-        client._life.answer(
-            lambda iteration, version: Ready(iteration, version, 1, 0.0, None, ()),
+        client._incarnation.answer(
+            lambda iteration, version: GradientReady(iteration, version, 1, 0.0, None, ()),
             gradient.data.cast("B"),
             weights.data.cast("B"),
             (1.0,),
@@ -159,7 +159,7 @@ def test_two_lives_of_a_worker_may_push_what_looks_the_same(tmp_path: Path) -> N
         )
         return client
 
-    with job("bsp:running=true", shards=1, workers=2, saving=Plan(tmp_path, updates=1), lease=1.0) as running:
+    with job("bsp:running=true", shards=1, workers=2, saving=CheckpointPlan(tmp_path, updates=1), lease=1.0) as running:
 
         def arrived() -> int:
             return sum(isinstance(event, Arrived) for event in running.events)
@@ -167,7 +167,7 @@ def test_two_lives_of_a_worker_may_push_what_looks_the_same(tmp_path: Path) -> N
         def twice(where: str) -> None:
             first = push(where, 1.0)
             wait_for(lambda: arrived() == 1)
-            first._life.end(ConnectionError("the plug was pulled"))
+            first._incarnation.end(ConnectionError("the plug was pulled"))
             second = push(where, 10.0)
             wait_for(lambda: arrived() == 2)
             ready.set()

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 
-from paceline.serve.coordinator.timer import Alarm
+from paceline.serve.coordinator.timer import Timer
 
 
 def test_an_alarm_rings_once_at_the_moment_that_was_set_last_and_never_before() -> None:
     async def rings() -> list[float]:
         heard: list[float] = []
-        alarm = Alarm(asyncio.get_running_loop(), lambda: heard.append(time.monotonic()))
+        timer = Timer(asyncio.get_running_loop(), lambda: heard.append(time.monotonic()))
         moments = []
         for pause in (0.0123, 0.0004, -1.0):
-            alarm.set(time.monotonic() + 100)
+            timer.set(time.monotonic() + 100)
             moments.append(time.monotonic() + pause)
-            alarm.set(moments[-1])
+            timer.set(moments[-1])
             await asyncio.sleep(0.05)
-        alarm.set(time.monotonic() + 0.01)
-        alarm.cancel()
+        timer.set(time.monotonic() + 0.01)
+        timer.cancel()
         await asyncio.sleep(0.03)
         assert len(heard) == len(moments)
         return [rang - moment for rang, moment in zip(heard, moments, strict=True)]

@@ -47,7 +47,7 @@ def test_a_streamed_job_over_mutual_tls(policy: str, tmp_path: Path, monkeypatch
 
     theirs = frames._outstanding
     monkeypatch.setattr(frames, "_outstanding", outstanding)
-    monkeypatch.setattr("paceline.model.description.LEAST", 1)
+    monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 1)
     tls = authority(tmp_path, "ours")
     with job(policy, shards=2, workers=3, token=b"secret", tls=tls, streamed=True) as running:
         running.work(*[lambda where: work(where, 60, token=b"secret", tls=tls)] * 3)

@@ -18,7 +18,7 @@ from paceline.observe.summary import Summary
 from paceline.observe.trace import Applied, Began, Event, Joined
 from paceline.serve.environment import address
 from paceline.serve.watch import watch
-from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.endpoint import Endpoint
 from serve.workers import work
 from train.jobs import job
 
@@ -27,14 +27,14 @@ def test_a_subscriber_is_told_all_that_the_trace_says() -> None:
     seen: list[Event] = []
     subscribed = threading.Event()
 
-    async def look(door: Door) -> None:
-        async for event in watch(door):
+    async def look(endpoint: Endpoint) -> None:
+        async for event in watch(endpoint):
             seen.append(event)
             subscribed.set()
 
     with job("ssp", shards=1, workers=2, token=b"secret") as running:
-        door = Door(*address(running.address), token=b"secret")
-        watching = threading.Thread(target=lambda: asyncio.run(look(door)))
+        endpoint = Endpoint(*address(running.address), token=b"secret")
+        watching = threading.Thread(target=lambda: asyncio.run(look(endpoint)))
         watching.start()
         assert subscribed.wait(20.0)
         running.work(*[lambda where: work(where, 40, token=b"secret")] * 2)
@@ -49,8 +49,8 @@ def test_one_that_begins_to_watch_in_the_middle_learns_which_workers_there_are()
     """Then what it sees makes sense to all that watch: a summary, the live table, a trace for Perfetto."""
     seen: list[Event] = []
 
-    async def look(door: Door) -> None:
-        seen.extend([event async for event in watch(door)])
+    async def look(endpoint: Endpoint) -> None:
+        seen.extend([event async for event in watch(endpoint)])
 
     def watch_later(where: str) -> float:
         end = time.monotonic() + 30.0
@@ -61,8 +61,8 @@ def test_one_that_begins_to_watch_in_the_middle_learns_which_workers_there_are()
         return 0.0
 
     with job("r2sp", shards=1, workers=2) as running:
-        door = Door(*address(running.address))
-        watching = threading.Thread(target=lambda: asyncio.run(look(door)))
+        endpoint = Endpoint(*address(running.address))
+        watching = threading.Thread(target=lambda: asyncio.run(look(endpoint)))
         running.work(watch_later, *[lambda where: work(where, 4000)] * 2)
         running.finish()
     watching.join(20.0)
@@ -74,11 +74,11 @@ def test_one_that_begins_to_watch_in_the_middle_learns_which_workers_there_are()
 
 
 def test_a_stranger_may_not_watch() -> None:
-    async def look(door: Door) -> None:
-        async for _ in watch(door):
+    async def look(endpoint: Endpoint) -> None:
+        async for _ in watch(endpoint):
             raise AssertionError("something was told")
 
     with job("asp", token=b"secret") as running:
-        door = Door(*address(running.address), token=b"guess")
+        endpoint = Endpoint(*address(running.address), token=b"guess")
         with pytest.raises(ConnectionError, match="token is wrong"):
-            asyncio.run(look(door))
+            asyncio.run(look(endpoint))

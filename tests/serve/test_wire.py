@@ -15,10 +15,19 @@ from hypothesis import strategies as st
 pytest.importorskip("msgspec")
 
 from paceline.serve.wire import handshake
-from paceline.serve.wire.frames import MAGIC, PREFIX, VERSION, Channel, Closed, Reader, WireError, encode
-from paceline.serve.wire.messages import Accepted, Challenge, Granted, Join, Proof, Pull, Push, Refused
+from paceline.serve.wire.frames import (
+    MAGIC,
+    PREFIX,
+    VERSION,
+    Channel,
+    ConnectionClosed,
+    MessageDecoder,
+    WireError,
+    encode,
+)
+from paceline.serve.wire.messages import Accepted, Challenge, GrantIteration, Join, Proof, Pull, Push, Refused
 
-TAKEN = Reader(Push | Pull | Granted)
+TAKEN = MessageDecoder(Push | Pull | GrantIteration)
 
 
 @pytest.fixture
@@ -46,8 +55,8 @@ def test_a_message_and_its_body_arrive_as_they_were_sent(pair: tuple[socket.sock
     assert ours.receive(lambda message, size: memoryview(place)) == Push(7, (0.1, 0.2))
     sender.join()
     assert bytes(place) == sent
-    theirs.send(Granted(8, 3, None))
-    assert ours.receive() == Granted(8, 3, None)
+    theirs.send(GrantIteration(8, 3, None))
+    assert ours.receive() == GrantIteration(8, 3, None)
 
 
 @pytest.mark.parametrize(
@@ -70,19 +79,19 @@ def test_what_was_not_agreed_is_refused(pair: tuple[socket.socket, socket.socket
 def test_a_message_cut_short_is_a_lost_connection(pair: tuple[socket.socket, socket.socket]) -> None:
     pair[1].sendall(encode(Pull(1))[:-1])
     pair[1].close()
-    with pytest.raises(Closed, match="cut in the midst"):
+    with pytest.raises(ConnectionClosed, match="cut in the midst"):
         Channel(pair[0], TAKEN).receive()
 
 
 def test_a_body_where_none_belongs_is_refused_before_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
-    pair[1].sendall(encode(Granted(1, 1, None), 1 << 40))
+    pair[1].sendall(encode(GrantIteration(1, 1, None), 1 << 40))
     with pytest.raises(WireError, match="has no body"):
         Channel(pair[0], TAKEN).receive()
 
 
 def test_a_peer_that_hangs_up_between_messages_is_not_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
     pair[1].close()
-    with pytest.raises(Closed):
+    with pytest.raises(ConnectionClosed):
         Channel(pair[0], TAKEN).receive()
 
 
@@ -96,8 +105,10 @@ def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
         channel = Channel(ours, TAKEN)
         try:
             while True:
-                assert isinstance(channel.receive(lambda _m, _s: memoryview(bytearray(16))), Push | Pull | Granted)
-        except (WireError, Closed):
+                assert isinstance(
+                    channel.receive(lambda _m, _s: memoryview(bytearray(16))), Push | Pull | GrantIteration
+                )
+        except (WireError, ConnectionClosed):
             pass
 
 
@@ -111,7 +122,7 @@ def _greet(ours: bytes, theirs: bytes) -> tuple[str, str]:
 
     def listen() -> None:
         try:
-            handshake.listen(Channel(listener, Reader(Proof)), ours, "generation")
+            handshake.listen(Channel(listener, MessageDecoder(Proof)), ours, "generation")
             said["listener"] = "well"
         except WireError as error:
             said["listener"] = str(error)
@@ -119,7 +130,7 @@ def _greet(ours: bytes, theirs: bytes) -> tuple[str, str]:
     thread = threading.Thread(target=listen)
     thread.start()
     try:
-        said["caller"] = handshake.call(Channel(caller, Reader(Challenge | Accepted | Refused)), theirs)
+        said["caller"] = handshake.call(Channel(caller, MessageDecoder(Challenge | Accepted | Refused)), theirs)
     except WireError as error:
         said["caller"] = str(error)
     thread.join()

@@ -17,8 +17,8 @@ class LosesGrant(JobState):
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         out = super().handle(event, now)
-        if isinstance(event, events.Resume):
-            return [each for each in out if not isinstance(each, instructions.Granted)]
+        if isinstance(event, events.WorkerResumed):
+            return [each for each in out if not isinstance(each, instructions.SendGrant)]
         return out
 
 
@@ -26,7 +26,7 @@ class ExtendsNoLease(JobState):
     """A coordinator that was held up believes that the workers were silent meanwhile."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        return super().handle(events.Tick(now) if isinstance(event, events.Tick) else event, now)
+        return super().handle(events.TimePassed(now) if isinstance(event, events.TimePassed) else event, now)
 
 
 class Generous(Samples):
@@ -67,8 +67,8 @@ class TakesAnyGeneration(JobState):
     """A worker of an earlier generation goes on as if it were a member of this one."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        if isinstance(event, events.Resume):
-            event = replace(event, generation=self.terms.generation)
+        if isinstance(event, events.WorkerResumed):
+            event = replace(event, generation=self.config.generation)
         return super().handle(event, now)
 
 

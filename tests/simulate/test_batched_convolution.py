@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.simulate.batched_convolution import Product, as_products
-from paceline.simulate.gradients import Judge, flat, stacked_gradients
+from paceline.simulate.gradients import Scorer, flat, stacked_gradients
 from paceline.workloads.data import load
 from paceline.workloads.networks import loss, make
 
@@ -52,7 +52,7 @@ def test_gradients_of_many_at_once_are_those_of_each(name: str) -> None:
     torch.manual_seed(0)
     network = make(name, DIGITS).double()
     torch.func.replace_all_batch_norm_modules_(network)
-    judge = Judge(loss, torch.device("cpu"), "float32")
+    judge = Scorer(loss, torch.device("cpu"), "float32")
 
     def fetch(samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return DIGITS.prepared(DIGITS.inputs[samples]).double(), DIGITS.labels[samples]

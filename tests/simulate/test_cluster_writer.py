@@ -7,9 +7,9 @@ import pytest
 from paceline.simulate import builtin_names, load_cluster, parse_cluster
 from paceline.simulate.cluster_spec import Jitter
 from paceline.simulate.cluster_writer import as_toml
-from paceline.simulate.measured_cluster import Step, cluster_of, measured_as
+from paceline.simulate.measured_cluster import StepTime, cluster_of, measured_as
 
-STEP = Step(seconds=0.123456, batch=48, jitter=0.07, model_bytes=1201704)
+STEP = StepTime(seconds=0.123456, batch=48, jitter=0.07, model_bytes=1201704)
 
 
 @pytest.mark.parametrize("name", builtin_names())

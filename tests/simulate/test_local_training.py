@@ -11,7 +11,7 @@ from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.policies import make
 from paceline.simulate import load_cluster
 from paceline.simulate.cluster_spec import ClusterSpec
-from paceline.simulate.task import Goal, Local, Task
+from paceline.simulate.task import Goal, LocalSettings, Task
 from paceline.simulate.training import Shares, Training, train
 from paceline.workloads import networks
 from paceline.workloads.data import load
@@ -25,9 +25,9 @@ def federation(clients: int = CLIENTS) -> ClusterSpec:
     return replace(spec, workers=spec.workers[:clients])
 
 
-def task(network: str = "mlp", local: Local | None = None, **settings: float) -> Task:
+def task(network: str = "mlp", local: LocalSettings | None = None, **settings: float) -> Task:
     optimizer = OptimizerSpec("SGD", ({"lr": 0.05} | settings,))
-    return Task(network, DIGITS, optimizer, seed=1, local=local or Local(5, 8))
+    return Task(network, DIGITS, optimizer, seed=1, local=local or LocalSettings(5, 8))
 
 
 def by_hand(of: Task, begins: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
@@ -54,13 +54,13 @@ def by_hand(of: Task, begins: torch.Tensor, samples: torch.Tensor) -> torch.Tens
 @pytest.mark.parametrize(
     ("local", "settings"),
     [
-        (Local(5, 8), {}),
-        (Local(4, 8), {"momentum": 0.9, "weight_decay": 0.01}),
-        (Local(4, 8, proximal=0.5), {"momentum": 0.5}),
+        (LocalSettings(5, 8), {}),
+        (LocalSettings(4, 8), {"momentum": 0.9, "weight_decay": 0.01}),
+        (LocalSettings(4, 8, proximal=0.5), {"momentum": 0.5}),
     ],
 )
 def test_a_round_of_fedavg_is_the_mean_of_what_sgd_makes_of_each(
-    network: str, local: Local, settings: dict[str, float]
+    network: str, local: LocalSettings, settings: dict[str, float]
 ) -> None:
     of = task(network, local, **settings)
     training = Training(of, CLIENTS)
@@ -126,7 +126,7 @@ def test_only_those_who_are_applied_are_computed_on_a_cpu() -> None:
 
 def test_it_learns() -> None:
     outcome = train(
-        federation(), make("fl-r2sp:groups=2"), task(local=Local(20, 16)), Goal("accuracy", 0.9, every=1), 40
+        federation(), make("fl-r2sp:groups=2"), task(local=LocalSettings(20, 16)), Goal("accuracy", 0.9, every=1), 40
     )
     assert outcome.ended == "goal"
 
@@ -139,7 +139,7 @@ def test_outliers_are_found_and_left_out_while_it_learns() -> None:
     shares = [shuffled[client::clients] for client in range(clients)]
     shares[3], shares[8] = order[:100], order[-100:]
     policy = make("filtered:policy=(bsp:weights=mean)")
-    train(federation(clients), policy, task(local=Local(20, 16)), None, 15, shares=Shares(shares, 0))
+    train(federation(clients), policy, task(local=LocalSettings(20, 16)), None, 15, shares=Shares(shares, 0))
     assert set(policy.blacklist) == {3, 8}  # type: ignore[attr-defined]
     assert all(len(cosines) == 5 for cosines in policy.blacklist.values())  # type: ignore[attr-defined]
 

@@ -12,7 +12,7 @@ import pytest
 
 from conformance.judge import judge_of
 from paceline.job import JobState
-from paceline.simulate.protocol import Fault, Outcome, Setting, run
+from paceline.simulate.protocol import ProtocolOutcome, ScheduledFault, Setting, run
 from paceline.simulate.protocol.faults import KINDS
 from paceline.simulate.protocol.run import POLICIES
 from simulate.mistakes import MISTAKES
@@ -20,7 +20,7 @@ from simulate.mistakes import MISTAKES
 LEASE = 4.0
 
 
-def check(outcome: Outcome) -> None:
+def check(outcome: ProtocolOutcome) -> None:
     """No promise is broken, neither the job's nor the policy's."""
     assert not outcome.problems
     for trace in outcome.traces:
@@ -70,7 +70,7 @@ def at_every_point(setting: Setting, kind: str, seconds: float) -> int:
     assert kind in KINDS
     runs = 0
     for moment, target in itertools.product(moments(setting), range(setting.workers)):
-        check(run(1, setting=setting, faults=(Fault(moment, kind, target, seconds),)))
+        check(run(1, setting=setting, faults=(ScheduledFault(moment, kind, target, seconds),)))
         runs += 1
     return runs
 
@@ -85,7 +85,7 @@ def test_a_connection_is_lost_at_every_point(setting: Setting, notice: float) ->
 def test_a_server_is_stopped_at_every_point(setting: Setting) -> None:
     """For longer than a lease: workers hang up, and the server wakes with its mailbox full of the past."""
     for moment in moments(setting):
-        check(run(1, setting=setting, faults=(Fault(moment, "stop server", 0, 1.7 * LEASE),)))
+        check(run(1, setting=setting, faults=(ScheduledFault(moment, "stop server", 0, 1.7 * LEASE),)))
 
 
 @pytest.mark.parametrize("kind", ["kill worker", "stop worker", "twin", "kill server", "kill shard"])

@@ -23,9 +23,9 @@ from paceline.simulate import load_cluster
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec
 from paceline.simulate.gradients import flat, load
-from paceline.simulate.task import Goal, Outcome, Task, TrainingError, device_named
+from paceline.simulate.task import Goal, Task, TrainingError, TrainingOutcome, device_named
 from paceline.simulate.training import Shares, Training, train
-from paceline.simulate.update_schedule import schedule
+from paceline.simulate.update_schedule import update_schedule
 from paceline.workloads import data as sets
 from paceline.workloads import networks
 from reproduce.conftest import one_thread  # noqa: F401
@@ -135,7 +135,7 @@ def by_hand(
 
 def trained(
     spec: ClusterSpec, policy: str, of: Task, rounds: int, streamed: bool = False
-) -> tuple[torch.Tensor, Outcome]:
+) -> tuple[torch.Tensor, TrainingOutcome]:
     made = make(policy)
     training = Training(of, len(spec.workers), made.mixes)
     Cluster(spec, made, rounds, of.seed, streamed, model=training).run()
@@ -301,7 +301,7 @@ def test_a_seed_is_a_run() -> None:
 
 def test_staleness_is_what_theory_says() -> None:
     for policy, expected in (("bsp", 0), ("r2sp", 3), ("r2sp:groups=2", 1)):
-        of = schedule(cluster(jitter=0.0), make(policy), 40)
+        of = update_schedule(cluster(jitter=0.0), make(policy), 40)
         assert sum(of.staleness[16:]) / len(of.staleness[16:]) == expected
         _, outcome = trained(cluster(jitter=0.0), policy, task(), rounds=12)
         assert outcome.staleness == pytest.approx(expected, abs=0.5)  # the ring's start is in it
@@ -440,7 +440,7 @@ def test_what_diverges_is_stopped() -> None:
 
 
 def test_interrupted_it_still_says_what_was_reached() -> None:
-    def interrupt(outcome: Outcome) -> None:
+    def interrupt(outcome: TrainingOutcome) -> None:
         if len(outcome.curve) >= 3:
             raise KeyboardInterrupt
 
@@ -506,14 +506,18 @@ def test_with_correction_staleness_hardly_costs_any_samples() -> None:
 
 def test_the_order_says_what_is_learned() -> None:
     spec = cluster()
-    orders = {policy: schedule(spec, make(policy), 10).order for policy in ("bsp", "bsp:pipeline=true", "r2sp", "asp")}
+    orders = {
+        policy: update_schedule(spec, make(policy), 10).order for policy in ("bsp", "bsp:pipeline=true", "r2sp", "asp")
+    }
     assert orders["bsp"] == orders["bsp:pipeline=true"]
     assert len(set(orders.values())) == 3
     plain, _ = trained(spec, "bsp", task(), rounds=10)
     piped, _ = trained(spec, "bsp:pipeline=true", task(), rounds=10)
     assert torch.allclose(plain, piped, atol=1e-6)
-    assert schedule(cluster(jitter=0.3), make("bsp"), 10).order == orders["bsp"]  # jitter changes no barrier's order
-    assert schedule(spec, make("bsp:weights=mean"), 10).order != orders["bsp"]
+    assert (
+        update_schedule(cluster(jitter=0.3), make("bsp"), 10).order == orders["bsp"]
+    )  # jitter changes no barrier's order
+    assert update_schedule(spec, make("bsp:weights=mean"), 10).order != orders["bsp"]
 
 
 def test_what_is_foretold_is_part_of_the_order() -> None:
@@ -525,13 +529,13 @@ def test_what_is_foretold_is_part_of_the_order() -> None:
             return [replace(each, expected_staleness=None) if isinstance(each, Grant) else each for each in told]
 
     spec = cluster(jitter=0.0)
-    said, silent = schedule(spec, R2SP(), 10), schedule(spec, Silent(), 10)
+    said, silent = update_schedule(spec, R2SP(), 10), update_schedule(spec, Silent(), 10)
     assert said.seconds == silent.seconds and said.staleness == silent.staleness
     assert said.order != silent.order
 
 
 def test_a_schedule_has_the_times_of_the_run() -> None:
-    of = schedule(cluster(), make("r2sp"), 12)
+    of = update_schedule(cluster(), make("r2sp"), 12)
     outcome = train(cluster(), make("r2sp"), task(), rounds=12)
     ends = [of.seconds[(at + 1) * WORKERS - 1] for at in range(len(outcome.curve))]
     assert [point.seconds for point in outcome.curve] == pytest.approx(ends)
@@ -562,4 +566,4 @@ def test_bad_input() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(TrainingError, match="no CUDA device"):
             device_named("cuda")
-    assert Outcome("x", None).best is None
+    assert TrainingOutcome("x", None).best is None

@@ -14,10 +14,10 @@ from typing import Any
 from paceline.observe.observer import Recorder
 from paceline.observe.trace import Event
 from paceline.policies import Policy, make
-from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.coordinator.coordinator import Coordinator
 from paceline.serve.shard.shard import Shard
-from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.tls import Tls
 
 
@@ -57,10 +57,10 @@ class Job:
         return results
 
 
-def hold(number: int, door: Door, token: bytes, errors: list[BaseException]) -> None:
+def hold(number: int, endpoint: Endpoint, token: bytes, errors: list[BaseException]) -> None:
     """A shard. A job may be over before it has begun."""
     try:
-        Shard(number, door, token=token).run()
+        Shard(number, endpoint, token=token).run()
     except BaseException as error:
         errors.append(error)
         if not isinstance(error, OSError):
@@ -86,15 +86,17 @@ def job(
 
     async def serve() -> None:
         restored = more.pop("restored", None)
-        terms = Terms(shards, workers, token, lease, policy=str(policy), tls=tls.listening() if tls else None, **more)
+        config = ServerConfig(
+            shards, workers, token, lease, policy=str(policy), tls=tls.listening() if tls else None, **more
+        )
         made = make(policy) if isinstance(policy, str) else policy
-        coordinator = Coordinator(made, terms, Recorder(events.append), restored)
-        door = Door("127.0.0.1", await coordinator.listen(), terms.shard_token or token, tls)
+        coordinator = Coordinator(made, config, Recorder(events.append), restored)
+        endpoint = Endpoint("127.0.0.1", await coordinator.listen(), config.shard_token or token, tls)
         for number in range(shards):
-            holders.append(threading.Thread(target=hold, args=(number, door, token, errors), daemon=True))
+            holders.append(threading.Thread(target=hold, args=(number, endpoint, token, errors), daemon=True))
             holders[-1].start()
         await coordinator.shards.complete.wait()
-        up.append(Job(f"127.0.0.1:{door.port}", coordinator, events))
+        up.append(Job(f"127.0.0.1:{endpoint.port}", coordinator, events))
         ready.set()
         await asyncio.to_thread(over.wait)
         await coordinator.save()

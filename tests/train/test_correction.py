@@ -19,7 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.job.saving import MOST_STALENESS
+from paceline.job.saving import MAX_STALENESS
 from paceline.model import checkpoint
 from paceline.model.correction import Asked, Correction
 from paceline.model.description import Description
@@ -30,15 +30,15 @@ from paceline.policies import Policy, make
 from paceline.policies.contract import Grant
 from paceline.policies.r2sp import R2SP
 from paceline.serve import replay
-from paceline.serve.coordinator.checkpoint_writer import Plan
-from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
+from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.environment import address
 from paceline.serve.server import Server
 from paceline.serve.shard import recording
-from paceline.serve.shard.recording import Put
-from paceline.serve.shard.store import Held, Store
-from paceline.serve.shard.streamed_store import Streams, Work
-from paceline.serve.wire.messages import Apply, Begin, Granted, Setup, Stream
+from paceline.serve.shard.recording import RecordedUpdate
+from paceline.serve.shard.store import HeldUpdate, WholeStore
+from paceline.serve.shard.streamed_store import PieceWork, StreamedStore
+from paceline.serve.wire.messages import ApplyUpdates, GrantIteration, InitialWeights, Setup, StreamUpdates
 from paceline.serve.worker.client import Client
 from train.jobs import Job, job
 
@@ -59,7 +59,7 @@ class Pulled:
     """What a worker was given."""
 
     worker: int
-    granted: Granted
+    granted: GrantIteration
     version: int
     weights: Any
 
@@ -124,7 +124,7 @@ class Retold:
 
 def retell(path: Path, pulled: list[Pulled]) -> Retold:
     """Run it again, and compare every pull with what the slice of its version says it will be."""
-    store: Store | None = None
+    store: WholeStore | None = None
     correct: Correction = "none"
     predicted, turns = 0, list[int]()
     expected = {(each.worker, each.granted.iteration): each.granted.expected for each in pulled}
@@ -145,15 +145,15 @@ def retell(path: Path, pulled: list[Pulled]) -> Retold:
             case Setup():
                 correct, store = message.correct, recording._set_up(message, body, path)
                 compare()
-            case Begin():
+            case InitialWeights():
                 assert store is not None
                 store.slice.weights.copy_(torch.frombuffer(bytearray(body), dtype=torch.float32))
                 store.version = 0
                 compare()
-            case Put(update, rates):
+            case RecordedUpdate(update, rates):
                 assert store is not None
-                store.put(update, Held(torch.frombuffer(bytearray(body), dtype=torch.float32), rates))
-            case Apply():
+                store.put(update, HeldUpdate(torch.frombuffer(bytearray(body), dtype=torch.float32), rates))
+            case ApplyUpdates():
                 assert store is not None
                 known = [expected[update.worker, update.iteration] for update in message.updates]
                 assert message.turns == max(1 if each is None else each + 1 for each in known)
@@ -178,7 +178,7 @@ def seen(folder: Path, crew: Crew) -> list[Retold]:
 
 
 def served(folder: Path, policy: str | Policy, crew: Crew, workers: int, correct: Asked) -> list[Retold]:
-    saving = Plan(folder / "job", updates=1000)
+    saving = CheckpointPlan(folder / "job", updates=1000)
     with job(policy, 2, workers, record=folder / "record", saving=saving, correct=correct) as running:
         crew.work(running, workers)
     return seen(folder, crew)
@@ -233,7 +233,7 @@ def test_where_nothing_is_known_to_be_stale_nothing_is_done(
     def never(*_: Any) -> None:
         raise AssertionError("there is nothing to foresee")
 
-    monkeypatch.setattr("paceline.serve.shard.prediction.Foresight.take", never)
+    monkeypatch.setattr("paceline.serve.shard.prediction.Predictor.take", never)
     crew = Crew(optimizer, 6)
     for shard in served(tmp_path, policy, crew, 3, correct):
         assert (shard.correct, shard.predicted) == (comes_to, 0)
@@ -263,7 +263,7 @@ def test_workers_that_make_their_own_steps_are_given_weights_as_they_are() -> No
 def test_who_joins_late_is_given_a_prediction_too(tmp_path: Path) -> None:
     crew = Crew(MOMENTUM, 10)
     came = threading.Event()
-    saving = Plan(tmp_path / "job", updates=1000)
+    saving = CheckpointPlan(tmp_path / "job", updates=1000)
     with job("r2sp", 2, 2, record=tmp_path / "record", saving=saving, correct="full") as running:
 
         def late(where: str) -> None:
@@ -299,7 +299,7 @@ class Says(R2SP):
         return Grant(grant.worker, grant.batch_size, self.says)
 
 
-@pytest.mark.parametrize(("says", "told"), [(-7, 0), (10**12, MOST_STALENESS)])
+@pytest.mark.parametrize(("says", "told"), [(-7, 0), (10**12, MAX_STALENESS)])
 def test_what_a_policy_expects_is_kept_within_reason(says: int, told: int, tmp_path: Path) -> None:
     policy = Says()
     policy.says = says
@@ -344,11 +344,11 @@ def test_an_optimizer_whose_momentum_is_not_known_is_refused_in_a_sentence() -> 
 
 
 def test_what_cannot_be_had_is_told_before_a_job_is_gone_on_with(tmp_path: Path) -> None:
-    with job("r2sp", 1, 1, saving=Plan(tmp_path, updates=1000)) as running:
+    with job("r2sp", 1, 1, saving=CheckpointPlan(tmp_path, updates=1000)) as running:
         Crew(OptimizerSpec("RMSprop", ({"lr": 1.0}, {"lr": 1.0})), 2).work(running, 1)
 
     async def resume(correct: Asked) -> None:
-        async with Server(lambda: make("r2sp"), Terms(correct=correct), resume=tmp_path):
+        async with Server(lambda: make("r2sp"), ServerConfig(correct=correct), resume=tmp_path):
             pass
 
     asyncio.run(resume("auto"))
@@ -358,7 +358,7 @@ def test_what_cannot_be_had_is_told_before_a_job_is_gone_on_with(tmp_path: Path)
 
 def test_there_are_no_such_terms() -> None:
     with pytest.raises(ValueError, match=r"^correct must be auto, none, predict, round or full, not 'fool'$"):
-        Terms(correct="fool")  # type: ignore[arg-type]
+        ServerConfig(correct="fool")  # type: ignore[arg-type]
 
 
 # Checkpoints
@@ -367,12 +367,12 @@ def test_there_are_no_such_terms() -> None:
 @pytest.mark.parametrize("then", ["full", "none", "predict"])
 def test_a_job_goes_on_from_its_checkpoint_whatever_the_correction(then: Asked, tmp_path: Path) -> None:
     before = Crew(MOMENTUM, 6)
-    with job("r2sp", 2, 3, saving=Plan(tmp_path / "job", updates=1000), correct="full") as running:
+    with job("r2sp", 2, 3, saving=CheckpointPlan(tmp_path / "job", updates=1000), correct="full") as running:
         before.work(running, 3)
     found = checkpoint.read(tmp_path / "job")
     arrays, _ = checkpoint.load_shard(found.folder, 0)
     assert "0/newest" in arrays
-    after, saving, policy = Crew(MOMENTUM, 6), Plan(tmp_path / "job", updates=1000), Says()
+    after, saving, policy = Crew(MOMENTUM, 6), CheckpointPlan(tmp_path / "job", updates=1000), Says()
     policy.says = 2  # from the first Grant on, when there is but one in the ring
     with job(policy, 2, 3, restored=found, record=tmp_path / "record", saving=saving, correct=then) as running:
         after.work(running, 3)
@@ -386,25 +386,27 @@ def test_a_job_goes_on_from_its_checkpoint_whatever_the_correction(then: Asked, 
 
 
 def test_streamed_what_comes_back_is_what_it_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.model.description.LEAST", 1)
-    orders: list[Stream] = []
+    monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 1)
+    orders: list[StreamUpdates] = []
     made: dict[tuple[int, int, int, int], Any] = {}  # worker, iteration, from where to where → what came of it
-    order, apply = Streams.order, Work.apply
+    order, apply = StreamedStore.order, PieceWork.apply
 
-    def ordered(self: Streams, stream: Stream) -> list[Work]:
+    def ordered(self: StreamedStore, stream: StreamUpdates) -> list[PieceWork]:
         orders.append(stream)
         return order(self, stream)
 
-    def applied(self: Work) -> None:
+    def applied(self: PieceWork) -> None:
         apply(self)
         ahead = self.slice.ahead(self.entry.order.expected or 0, "full")
         for update in self.updates:
             made[update.worker, update.iteration, self.slice.start, self.slice.stop] = ahead.numpy()
 
-    monkeypatch.setattr(Streams, "order", ordered)
-    monkeypatch.setattr(Work, "apply", applied)
+    monkeypatch.setattr(StreamedStore, "order", ordered)
+    monkeypatch.setattr(PieceWork, "apply", applied)
     workers, crew = 3, Crew(MOMENTUM)
-    with job("r2sp", 2, workers, streamed=True, saving=Plan(tmp_path, updates=1000), correct="full") as running:
+    with job(
+        "r2sp", 2, workers, streamed=True, saving=CheckpointPlan(tmp_path, updates=1000), correct="full"
+    ) as running:
         crew.work(running, workers)
     returned = [each for each in crew.pulled if not each.granted.pull]
     assert len(returned) > 20

@@ -18,7 +18,7 @@ F = torch.nn.functional
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.model.description.LEAST", 1)
+    monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 1)
 
 
 def model() -> Any:

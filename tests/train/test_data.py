@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 
 import paceline
 from paceline.job.samples import Samples
-from paceline.train.backend import Alone, Share, Source
-from paceline.train.data import Feed, loader_of
+from paceline.train.backend import AssignedSamples, LocalBackend, Source
+from paceline.train.data import JobBatches, loader_of
 from paceline.train.optimizer import PacedOptimizer
 from train.jobs import job
 
@@ -203,24 +203,24 @@ def test_but_not_before_a_step_that_is_still_to_come() -> None:
         assert running.coordinator.samples is not None and running.coordinator.samples.all_done
 
 
-class Lives(Alone):
+class Lives(LocalBackend):
     """A job in which this worker is given up now and then. It numbers its samples as the coordinator does."""
 
     alone = False
 
     def __init__(self, size: int, epochs: int) -> None:
         self.samples = Samples(size, epochs)
-        self.life = 1
+        self.joins = 1
         self.number = 0
         self.trained: list[int] = []
 
     def source(self) -> Source:
-        def take(batch_size: int, size: int, epochs: int) -> Share | None:
+        def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
             self.number += 1
             taken = self.samples.take(0, self.number, batch_size)
             if taken is None:
                 return None
-            return Share(self.number, self.life, *taken, size=taken.stop - taken.start)
+            return AssignedSamples(self.number, self.joins, *taken, size=taken.stop - taken.start)
 
         return take
 
@@ -232,7 +232,7 @@ class Lives(Alone):
 
     def give_up(self) -> None:
         self.samples.abandoned(0)
-        self.life += 1
+        self.joins += 1
 
 
 @FAST
@@ -246,7 +246,7 @@ def test_given_up_it_throws_away_what_it_had_taken_ahead(
     link = Lives(size, epochs)
     net = torch.nn.Linear(1, 1)
     optimizer = PacedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), link)
-    feed = Feed(loader_of(numbers(size), batch), optimizer, link)
+    feed = JobBatches(loader_of(numbers(size), batch), optimizer, link)
     # As processes of a DataLoader do: a few batches are asked for before the first is wanted.
     indices = feed.indices
 
@@ -280,13 +280,13 @@ def test_given_up_it_throws_away_what_it_had_taken_ahead(
 def test_samples_that_come_back_when_the_loader_has_run_ahead_are_trained_on() -> None:
     """Its sampler has heard "no more", and then an update is discarded: its samples are this worker's to do again."""
 
-    class ComesBack(Alone):
+    class ComesBack(LocalBackend):
         def source(self) -> Source:
-            shares = [Share(1, 1, 0, 0, 4, 4), None, Share(2, 1, 0, 2, 4, 2), None, None]
+            shares = [AssignedSamples(1, 1, 0, 0, 4, 4), None, AssignedSamples(2, 1, 0, 2, 4, 2), None, None]
             return lambda _batch_size, _size, _epochs: shares.pop(0)
 
     net = torch.nn.Linear(1, 1)
     link = ComesBack()
     optimizer = PacedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), link)
-    feed = Feed(DataLoader(numbers(4), 4), optimizer, link)
+    feed = JobBatches(DataLoader(numbers(4), 4), optimizer, link)
     assert [batch[0].tolist() for batch in feed.batches(1)] == [[0, 1, 2, 3], [2, 3]]

@@ -11,25 +11,25 @@ pytest.importorskip("msgspec")
 
 from paceline.model.half_precision import widen
 from paceline.model.layout import STATISTICS
-from paceline.train.flat_model import Flat
+from paceline.train.flat_model import FlatModel
 
 
 def sgd(*parameters: Any) -> Any:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def flat_of(model: Any, **options: Any) -> Flat:
-    return Flat(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+def flat_of(model: Any, **options: Any) -> FlatModel:
+    return FlatModel(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
 
 
-def sent(flat: Flat) -> Any:
+def sent(flat: FlatModel) -> Any:
     """What the server makes of the bytes that are pushed."""
     into = torch.empty(flat.layout.size)
     widen(flat.gradient_bytes(), flat.wire, into.numpy())
     return into
 
 
-def pull(flat: Flat, values: Any) -> None:
+def pull(flat: FlatModel, values: Any) -> None:
     flat.weights_bytes()[:] = torch.as_tensor(values, dtype=torch.float32).numpy().data.cast("B")
     flat.scatter()
 
@@ -95,7 +95,7 @@ def test_tied_frozen_unused_empty_and_foreign_parameters() -> None:
     model = Model()
     temperature = torch.nn.Parameter(torch.tensor(2.0))  # of the loss, say
     groups = [{"params": model.parameters()}, {"params": [temperature], "lr": 0.5}]
-    flat = Flat(model, torch.optim.SGD(groups, lr=0.1))
+    flat = FlatModel(model, torch.optim.SGD(groups, lr=0.1))
     assert [(each.name, each.shape, each.group) for each in flat.layout.tensors] == [
         ("unused", (2,), 0),
         ("empty", (0, 5), 0),
@@ -158,9 +158,9 @@ def test_nothing_to_train_is_refused() -> None:
     optimizer = torch.optim.SGD(frozen.parameters(), lr=0.1)
     frozen.requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter to train"):
-        Flat(frozen, optimizer)
+        FlatModel(frozen, optimizer)
     with pytest.raises(ValueError, match="none of this model's parameters"):
-        Flat(torch.nn.Linear(3, 2), torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1))
+        FlatModel(torch.nn.Linear(3, 2), torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1))
 
 
 def test_a_lazy_model_is_refused_until_it_has_shapes() -> None:

@@ -27,7 +27,7 @@ def give_up(running: Job, worker: int = 0) -> None:
 
     def expel() -> None:
         coordinator.state.roster.training[worker].heard = -math.inf
-        coordinator.tell(events.Tick(coordinator.now))
+        coordinator.tell(events.TimePassed(coordinator.now))
         done.set()
 
     coordinator._loop.call_soon_threadsafe(expel)

@@ -12,7 +12,7 @@ pytest.importorskip("msgspec")
 
 import paceline
 from paceline.observe.trace import Arrived
-from paceline.train.backend import Alone, Share
+from paceline.train.backend import AssignedSamples, LocalBackend
 from paceline.train.optimizer import PacedOptimizer
 from train.jobs import Job, job
 
@@ -209,7 +209,7 @@ def test_a_scheduler_of_the_inner_one_is_heeded_and_content(wrap: Wrap) -> None:
 def test_it_is_an_optimizer_and_looks_like_the_wrapped_one() -> None:
     net = model()
     inner = groups(net)
-    optimizer = PacedOptimizer(inner, Alone())
+    optimizer = PacedOptimizer(inner, LocalBackend())
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.param_groups is inner.param_groups and optimizer.state is inner.state
     assert optimizer.defaults is inner.defaults and "AdamW" in repr(optimizer)
@@ -253,7 +253,7 @@ def test_the_batch_size_is_what_was_told_or_counted() -> None:
     told: list[tuple[int, list[int]]] = []
     losses: list[float | None] = []
 
-    class Listening(Alone):
+    class Listening(LocalBackend):
         alone = False
 
         def exchange(self, computed: Any) -> bool:
@@ -267,8 +267,8 @@ def test_the_batch_size_is_what_was_told_or_counted() -> None:
     def backward() -> None:
         net(torch.ones(1, 2)).sum().backward()
 
-    def share(number: int, size: int) -> Share:
-        return Share(number, 1, 0, 0, size, size)
+    def share(number: int, size: int) -> AssignedSamples:
+        return AssignedSamples(number, 1, 0, 0, size, size)
 
     optimizer.step()  # nobody has said anything: all count alike
     optimizer.batch_size = 16

@@ -12,9 +12,9 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from paceline.serve.wire.messages import Ready
-from paceline.serve.worker.incarnation import Life
-from paceline.serve.worker.streamed_exchange import Exchange, Part
+from paceline.serve.wire.messages import GradientReady
+from paceline.serve.worker.incarnation import Incarnation
+from paceline.serve.worker.streamed_exchange import ShardLink, StreamedExchange
 from paceline.train.session import Session, join
 from train.jobs import job
 from train.lessons import OPTIMIZERS, alone, data, is_one_process, model, student, trains, weights
@@ -25,7 +25,7 @@ WAIT = 10.0  # seconds for what must happen
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.model.description.LEAST", 1)
+    monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 1)
 
 
 # The same training
@@ -138,19 +138,19 @@ def test_what_is_there_is_pushed_applied_and_returned_while_the_rest_is_computed
     mine = model()
     first, activation, last = mine
     back = threading.Event()
-    receive = Exchange.receive
+    receive = StreamedExchange.receive
 
-    def seen(self: Exchange, part: Part, channel: Any) -> None:
-        heed = self._heed
+    def seen(self: StreamedExchange, part: ShardLink, channel: Any) -> None:
+        raise_if_over = self._raise_if_over
 
         def heard(message: Any) -> None:
-            heed(message)
+            raise_if_over(message)
             back.set()
 
-        self._heed = heard
+        self._raise_if_over = heard
         receive(self, part, channel)
 
-    monkeypatch.setattr(Exchange, "receive", seen)
+    monkeypatch.setattr(StreamedExchange, "receive", seen)
     before = weights(mine).clone()
     same: list[bool] = []
 
@@ -240,19 +240,19 @@ def test_the_gradient_is_said_to_be_there_before_all_of_it_is_back(
 ) -> None:
     """Whoever waits for what comes back first leaves the coordinator waiting for nothing."""
     said = threading.Event()
-    say, receive = Life._say, Exchange.receive
+    say, receive = Incarnation._say, StreamedExchange.receive
 
-    def saying(self: Life, note: Any, message: Any) -> None:
+    def saying(self: Incarnation, note: Any, message: Any) -> None:
         say(self, note, message)
-        if isinstance(message, Ready):
+        if isinstance(message, GradientReady):
             said.set()
 
-    def receiving(self: Exchange, part: Part, channel: Any) -> None:
+    def receiving(self: StreamedExchange, part: ShardLink, channel: Any) -> None:
         assert said.wait(WAIT), "it waits for what comes back"
         receive(self, part, channel)
 
-    monkeypatch.setattr(Life, "_say", saying)
-    monkeypatch.setattr(Exchange, "receive", receiving)
+    monkeypatch.setattr(Incarnation, "_say", saying)
+    monkeypatch.setattr(StreamedExchange, "receive", receiving)
     backward(session)
     session.step()
     torch.testing.assert_close(weights(session.model), alone("sgd", *data(12), 1))

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.advise.profile import Timing, judged, timed
+from paceline.advise.profile import ScriptProfile, judged, timed
 from paceline.launch.processes import JobError
 
 Write = Callable[[str], Path]
@@ -33,7 +33,7 @@ while True:
 WRAPPED = "paceline.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)"
 
 
-def run(script: Path, steps: int = 12, seconds: float = 20.0, patience: float = 60.0) -> Timing:
+def run(script: Path, steps: int = 12, seconds: float = 20.0, patience: float = 60.0) -> ScriptProfile:
     return asyncio.run(timed([str(script)], steps, seconds, patience))
 
 

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from paceline.observe.trace import Arrived
-from paceline.train.backend import Share
+from paceline.train.backend import AssignedSamples
 from paceline.train.ranks import _part, from_environment
 from train import ranked
 from train.jobs import job
@@ -30,14 +30,14 @@ HERE = Path(__file__)
 @pytest.mark.parametrize("count", range(1, 12))
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_split_what_they_are_given_and_none_is_without(count: int, ranks: int) -> None:
-    whole = Share(1, 1, 0, 20, 20 + count, count)
+    whole = AssignedSamples(1, 1, 0, 20, 20 + count, count)
     parts = [_part(whole, rank, ranks) for rank in range(ranks)]
     assert all(part is not None and part.stop > part.start for part in parts)
     counted = [position for part in parts if part and part.size for position in range(part.start, part.stop)]
     assert counted == list(range(20, 20 + count))
     sizes = [part.size for part in parts if part]
     assert max(sizes) - min(sizes) <= 1
-    assert _part(Share(1, 1, 0, 0, 0, 0), 0, ranks) is None
+    assert _part(AssignedSamples(1, 1, 0, 0, 0, 0), 0, ranks) is None
 
 
 def test_variables_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("msgspec")
 
 from paceline.model.description import Description
 from paceline.model.optimizer import spec_of
-from paceline.train.flat_model import Flat
+from paceline.train.flat_model import FlatModel
 from paceline.train.session import Session, join
 from train.jobs import job
 from train.lessons import OPTIMIZERS, data, is_one_process, loss_on, model, trains
@@ -92,7 +92,7 @@ def test_frozen_parameters_that_differ_are_found() -> None:
         mine = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3))
         mine[0].requires_grad_(False)
         optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
-        flat = Flat(mine, optimizer)
+        flat = FlatModel(mine, optimizer)
         return Description(flat.layout, spec_of(optimizer), flat.fixed)
 
     assert described(0).differs_from(described(0)) is None

@@ -17,12 +17,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from paceline.model import checkpoint
-from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.serve.environment import address
 from paceline.serve.wire.frames import WireError
-from paceline.serve.wire.messages import Push, Ready
+from paceline.serve.wire.messages import GradientReady, Push
 from paceline.serve.worker.client import Client
-from paceline.serve.worker.streamed_exchange import ELEMENT, Exchange
+from paceline.serve.worker.streamed_exchange import ELEMENT, StreamedExchange
 from serve import workers
 from train.jobs import Job, job
 from train.lessons import OPTIMIZERS, alone, data, is_one_process, student, trains
@@ -35,7 +35,7 @@ PATIENT = "r2sp:patience=10000"
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.model.description.LEAST", 1)
+    monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 1)
 
 
 def pieces_of(running: Job) -> list[int]:
@@ -79,7 +79,7 @@ def test_every_checkpoint_is_of_one_version_everywhere(
 ) -> None:
     """Made in full flight, each holds the samples that it says are done: no more, no less, in any piece."""
     monkeypatch.setattr(checkpoint, "KEPT", 1000)
-    with job(policy, shards=2, workers=3, streamed=True, saving=Plan(tmp_path, updates=3)) as running:
+    with job(policy, shards=2, workers=3, streamed=True, saving=CheckpointPlan(tmp_path, updates=3)) as running:
         running.work(*[lambda where: workers.work(where, 240)] * 3)
         running.finish()
     found = [checkpoint.read(folder) for folder in sorted(tmp_path.glob("version-*"))]
@@ -93,7 +93,7 @@ def test_every_checkpoint_is_of_one_version_everywhere(
 
 @pytest.mark.parametrize("policy", ["bsp:pipeline=true", PATIENT, "asp"])
 def test_a_streamed_job_goes_on_from_its_checkpoint(policy: str, tmp_path: Path) -> None:
-    with job(policy, shards=2, workers=2, streamed=True, saving=Plan(tmp_path, updates=1000)) as running:
+    with job(policy, shards=2, workers=2, streamed=True, saving=CheckpointPlan(tmp_path, updates=1000)) as running:
         running.work(*[lambda where: workers.work(where, 80, updates=5)] * 2)
         running.finish()
     found = checkpoint.read(tmp_path)
@@ -115,7 +115,7 @@ def seen_by_a_newcomer(running: Job) -> list[float]:
 
 
 def test_a_checkpoint_of_pieces_is_not_gone_on_from_whole(tmp_path: Path) -> None:
-    with job("asp", streamed=True, saving=Plan(tmp_path, updates=1000)) as running:
+    with job("asp", streamed=True, saving=CheckpointPlan(tmp_path, updates=1000)) as running:
         running.work(lambda where: workers.work(where, 20))
         running.finish()
     with job("asp", restored=checkpoint.read(tmp_path)) as running:
@@ -146,23 +146,23 @@ class Doomed:
 
     def push(self, *pieces: int) -> list[tuple[int, int]]:
         """Push these pieces of each shard's; where they are in the model."""
-        life, iteration = self.client._life, self.client.granted.iteration
-        life._say(life._state.tell_ready, Ready(iteration, life.version, 1, 0.001, None))
-        if life.welcome.gated:
-            life._await(lambda: life._state.turn(iteration) == "now")
-        exchange = Exchange(
+        joins, iteration = self.client._incarnation, self.client.granted.iteration
+        joins._say(joins._state.tell_ready, GradientReady(iteration, joins.version, 1, 0.001, None))
+        if joins.welcome.gated:
+            joins._await(lambda: joins._state.turn(iteration) == "now")
+        exchange = StreamedExchange(
             lambda piece: Push(iteration, (1.0,), "float32", piece),
             self.gradient.data.cast("B"),
             ELEMENT,
             self.weights.data.cast("B"),
             lambda message: None,
         )
-        for part, piece in itertools.product(life._transfers.parts, pieces):
+        for part, piece in itertools.product(joins._transfers.parts, pieces):
             exchange.send(part, piece)
-        return [part.pieces[piece] for part, piece in itertools.product(life._transfers.parts, pieces)]
+        return [part.pieces[piece] for part, piece in itertools.product(joins._transfers.parts, pieces)]
 
     def die(self) -> None:
-        self.client._life.end(WireError("killed"))
+        self.client._incarnation.end(WireError("killed"))
 
 
 @pytest.mark.parametrize("pieces", [(), (0,), (0, 2, 3), (5, 4, 3, 2, 1, 0)], ids=str)

@@ -224,9 +224,9 @@ def test_a_header_that_lies_takes_no_memory(tmp_path: Path, packed: bool, count:
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
 def test_there_is_a_most_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
     making.write_idx(tmp_path, packed=packed)
-    monkeypatch.setattr(files, "MOST_BYTES", 9424)
+    monkeypatch.setattr(files, "MAX_BYTES", 9424)
     assert data.load("mnist", tmp_path)
-    monkeypatch.setattr(files, "MOST_BYTES", 9423)
+    monkeypatch.setattr(files, "MAX_BYTES", 9423)
     with pytest.raises(DataError, match=says(IMAGES, "should have 9,424 bytes", "more than the 9,423 that are read")):
         data.load("mnist", tmp_path)
 

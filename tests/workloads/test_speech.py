@@ -22,7 +22,7 @@ from paceline.workloads import data, files, networks, speech
 from paceline.workloads.data import DataError
 from workloads import making
 
-STEP = (speech.MOST - speech.LEAST) / 255
+STEP = (speech.MAX_LEVEL - speech.MIN_LEVEL) / 255
 CLIP = "stop/00000000_nohash_0.wav"  # one to train with
 WANTED = "1-channel 16-bit PCM at 16,000 Hz"
 
@@ -167,10 +167,10 @@ def test_a_pixel_is_off_by_half_a_step_at_most() -> None:
     assert STEP / 2 < 0.048
     some = torch.from_numpy(np.stack([making.spoken(word, np.random.RandomState(word)) for word in range(10)]))
     for features in (
-        torch.linspace(speech.LEAST, speech.MOST, 10_001, dtype=torch.float64),
+        torch.linspace(speech.MIN_LEVEL, speech.MAX_LEVEL, 10_001, dtype=torch.float64),
         speech.log_mel(some),
     ):
-        meant = speech.LEAST + STEP * speech.pixels(features).to(torch.float64)
+        meant = speech.MIN_LEVEL + STEP * speech.pixels(features).to(torch.float64)
         assert (meant - features).abs().max() <= STEP / 2 + 1e-9
 
 
@@ -181,7 +181,7 @@ def test_the_loudest_sound_there_is_has_a_pixel_of_its_own() -> None:
     sounds += [np.ones(16_000), (-1.0) ** place, np.random.RandomState(0).choice([-1.0, 1.0], 16_000)]
     clips = np.stack([(sound * 2**15).clip(-(2**15), 2**15 - 1).astype(np.int16) for sound in sounds])
     features = speech.log_mel(torch.from_numpy(clips))
-    assert speech.LEAST <= features.min() and speech.MOST - 1 < features.max() <= speech.MOST
+    assert speech.MIN_LEVEL <= features.min() and speech.MAX_LEVEL - 1 < features.max() <= speech.MAX_LEVEL
     assert image(np.zeros(16_000, np.int16)).max() == 0
 
 

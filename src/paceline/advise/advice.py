@@ -42,7 +42,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Expected:
+class Estimate:
     """What a candidate comes to."""
 
     candidate: Candidate
@@ -65,9 +65,9 @@ class Advice:
     """What is said of a cluster."""
 
     spec: ClusterSpec
-    now: Expected
-    ranked: tuple[Expected, ...]  # those that learn fastest first
-    chosen: Expected
+    now: Estimate
+    ranked: tuple[Estimate, ...]  # those that learn fastest first
+    chosen: Estimate
     reasons: tuple[str, ...]
     steps: tuple[str, ...] = ()  # what else would help, and how much
 
@@ -130,7 +130,7 @@ def expected(
     seed: int = 0,
     progress: Progress | None = None,
     optimizer: OptimizerSpec | None = None,
-) -> Expected:
+) -> Estimate:
     """What a candidate comes to on a cluster: simulated, or, for all-reduce, reckoned."""
     if candidate.policy == DDP:
         return _all_reduce(spec, iterations, seed)
@@ -140,7 +140,7 @@ def expected(
     policy = make(candidate.policy)
     result = Cluster(described, policy, iterations, seed, candidate.streamed, watch).run(progress)
     report = result.report
-    return Expected(
+    return Estimate(
         candidate,
         report.mean_iteration_seconds,
         report.samples_per_second,
@@ -173,7 +173,7 @@ def advise(
     return Advice(spec, current, tuple(ranked), chosen, tuple(reasons(spec, current, ranked, chosen)), steps)
 
 
-def choose(ranked: Sequence[Expected], order: Sequence[Candidate]) -> Expected:
+def choose(ranked: Sequence[Estimate], order: Sequence[Candidate]) -> Estimate:
     """Of those that learn about as fast as the fastest, the one with the least staleness; of those, the first in order.
 
     A time won at the price of staleness must be worth it.
@@ -183,7 +183,7 @@ def choose(ranked: Sequence[Expected], order: Sequence[Candidate]) -> Expected:
     return min(near, key=lambda each: (round(each.mean_staleness, 1), place.get(each.candidate, len(place))))
 
 
-def reasons(spec: ClusterSpec, now: Expected, ranked: Sequence[Expected], chosen: Expected) -> list[str]:
+def reasons(spec: ClusterSpec, now: Estimate, ranked: Sequence[Estimate], chosen: Estimate) -> list[str]:
     """Why, in sentences whose figures are those of the run."""
     said = []
     ideal = sum(worker.batch / worker.compute_seconds() for worker in spec.workers)
@@ -227,7 +227,7 @@ def reasons(spec: ClusterSpec, now: Expected, ranked: Sequence[Expected], chosen
     return said
 
 
-def _why_chosen(spec: ClusterSpec, ranked: Sequence[Expected], chosen: Expected) -> list[str]:
+def _why_chosen(spec: ClusterSpec, ranked: Sequence[Estimate], chosen: Estimate) -> list[str]:
     N, K, candidate = len(spec.workers), spec.servers, chosen.candidate
     said = []
     plain = next((each for each in ranked if each.candidate == Candidate("bsp")), None)
@@ -262,7 +262,7 @@ def _why_chosen(spec: ClusterSpec, ranked: Sequence[Expected], chosen: Expected)
 
 
 def what_else(
-    spec: ClusterSpec, chosen: Expected, iterations: int, seed: int, progress: Callable[[str, float], None] | None
+    spec: ClusterSpec, chosen: Estimate, iterations: int, seed: int, progress: Callable[[str, float], None] | None
 ) -> list[str]:
     """What better machines would gain under the chosen scheme."""
     twice = tuple(replace(worker, link=2 * worker.link) for worker in spec.workers)
@@ -304,7 +304,7 @@ class _Busy(Observer):
         return min(1.0, self._full["in"] / seconds), min(1.0, self._full["out"] / seconds)
 
 
-def _all_reduce(spec: ClusterSpec, iterations: int, seed: int) -> Expected:
+def _all_reduce(spec: ClusterSpec, iterations: int, seed: int) -> Estimate:
     """A ring over the workers: each link carries 2(N−1)/N of the model, and all wait for the slowest at each step.
 
     A bucket is reduced as soon as the backward pass has filled it. So a model of one bucket is sent when all is
@@ -317,7 +317,7 @@ def _all_reduce(spec: ClusterSpec, iterations: int, seed: int) -> Expected:
     backward = BACKWARD * compute
     seconds = compute - backward + max(backward + network / buckets, backward / buckets + network)
     seconds += 2 * (N - 1) * spec.latency
-    return Expected(Candidate(DDP), seconds, sum(worker.batch for worker in spec.workers) / seconds)
+    return Estimate(Candidate(DDP), seconds, sum(worker.batch for worker in spec.workers) / seconds)
 
 
 def _slowest(spec: ClusterSpec, iterations: int, seed: int) -> float:

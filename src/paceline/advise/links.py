@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.lab.namespaces import Lab
-from paceline.launch.link_probe import TOKEN_BYTES, Stretch
+from paceline.launch.link_probe import TOKEN_BYTES, LinkMeasurement
 from paceline.launch.processes import JobError, start, stop
 from paceline.launch.supervisor import remote_command
 from paceline.serve.environment import TOKEN
@@ -33,7 +33,7 @@ class Links:
     latency: float  # seconds, one way
 
 
-class Reach(Protocol):
+class HostAccess(Protocol):
     """How hosts are reached."""
 
     def address(self, host: str) -> str:
@@ -43,7 +43,7 @@ class Reach(Protocol):
         """What runs python with these arguments there: a command line, its environment, and what it is fed."""
 
 
-class InLab:
+class LabAccess:
     """Hosts of a lab."""
 
     def __init__(self, lab: Lab) -> None:
@@ -60,7 +60,7 @@ class InLab:
 HERE = ""
 
 
-class OverSsh:
+class SshAccess:
     """Machines that are reached over ssh, as those of `paceline run --hosts`; HERE is this one."""
 
     def address(self, host: str) -> str:
@@ -74,7 +74,7 @@ class OverSsh:
 
 
 async def measured(
-    reach: Reach, server: str, workers: Sequence[str], progress: Callable[[float], None] | None = None
+    reach: HostAccess, server: str, workers: Sequence[str], progress: Callable[[float], None] | None = None
 ) -> Links:
     """A server's link and each worker's.
 
@@ -109,7 +109,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-async def between(reach: Reach, caller: str, served: Sequence[str]) -> list[Stretch]:
+async def between(reach: HostAccess, caller: str, served: Sequence[str]) -> list[LinkMeasurement]:
     """The stretches from one host to others, all used at the same time."""
     token = secrets.token_bytes(TOKEN_BYTES)
     async with AsyncExitStack() as stack:
@@ -120,11 +120,11 @@ async def between(reach: Reach, caller: str, served: Sequence[str]) -> list[Stre
         process = await stack.enter_async_context(
             _running(reach, caller, ("call", ",".join(targets), str(SECONDS)), token)
         )
-        return [Stretch(**each) for each in json.loads(await _line(process, caller))]
+        return [LinkMeasurement(**each) for each in json.loads(await _line(process, caller))]
 
 
 @asynccontextmanager
-async def _running(reach: Reach, host: str, arguments: Sequence[str], token: bytes) -> Any:
+async def _running(reach: HostAccess, host: str, arguments: Sequence[str], token: bytes) -> Any:
     command, environment, feed = reach.command(host, (*PROBE, *arguments), token)
     process = await start(command, environment, capture=True, feed=feed)
     try:

@@ -20,12 +20,12 @@ from paceline.serve.environment import CONNECT, LAUNCHED, PROBE, PROBE_SECONDS, 
 
 FIRST = 5  # steps that are left out: they load, compile and allocate
 PAUSE = 3.0  # times the median: what takes longer is no step, but an evaluation or a checkpoint between two
-MOST_SIGMA = 1.0
+MAX_SIGMA = 1.0
 LAST_WORDS = 15  # lines of a script that failed that are shown
 
 
 @dataclass(frozen=True)
-class Timing:
+class ScriptProfile:
     """What was measured of a script."""
 
     seconds: float  # of computing, an iteration
@@ -49,7 +49,7 @@ class Timing:
         return f"{self.optimizer.name} with momentum" if momentum else self.optimizer.name
 
 
-async def timed(script: Sequence[str], steps: int, seconds: float, patience: float) -> Timing:
+async def timed(script: Sequence[str], steps: int, seconds: float, patience: float) -> ScriptProfile:
     """Run a script until it has made so many steps, or has trained for so many seconds, and end it.
 
     patience: seconds after which it is given up.
@@ -89,7 +89,7 @@ async def timed(script: Sequence[str], steps: int, seconds: float, patience: flo
     return replace(found, optimizer=OptimizerSpec.from_json(seen["optimizer"]))
 
 
-def judged(seconds: Sequence[float], batches: Sequence[int], model_bytes: float, device: str) -> Timing:
+def judged(seconds: Sequence[float], batches: Sequence[int], model_bytes: float, device: str) -> ScriptProfile:
     """What the times of single steps come to: the first ones are left out, and so are pauses between steps."""
     first = min(FIRST, (len(seconds) - 1) // 2)
     counted = seconds[first:]
@@ -98,7 +98,7 @@ def judged(seconds: Sequence[float], batches: Sequence[int], model_bytes: float,
     mean = max(statistics.fmean(counted), 1e-6)
     spread = statistics.pstdev(counted) / mean
     batch = statistics.mode(batches) if batches else 1
-    return Timing(mean, min(round(spread, 4), MOST_SIGMA), max(1, batch), model_bytes, len(counted), device)
+    return ScriptProfile(mean, min(round(spread, 4), MAX_SIGMA), max(1, batch), model_bytes, len(counted), device)
 
 
 async def _listen(stream: asyncio.StreamReader | None, keep: deque[str] | None) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.advise.advice import BUCKET, DDP, NEAR, Advice, Candidate, Expected
+from paceline.advise.advice import BUCKET, DDP, NEAR, Advice, Candidate, Estimate
 from paceline.lab import ddp_run, run
 from paceline.lab.namespaces import Lab
 from paceline.simulate import ClusterSpec
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedEstimate:
     """A candidate, expected and measured."""
 
-    expected: Expected
+    expected: Estimate
     iteration_seconds: float
     samples_per_second: float
 
@@ -30,27 +30,27 @@ class Verified:
         return self.samples_per_second / self.expected.price
 
 
-def contenders(advice: Advice, top: int) -> list[Expected]:
+def contenders(advice: Advice, top: int) -> list[Estimate]:
     """The fastest so many; and what is advised, and what there is now, in any case."""
     return [
         each for number, each in enumerate(advice.ranked) if number < top or each is advice.chosen or each is advice.now
     ]
 
 
-def measured(lab: Lab, spec: ClusterSpec, expected: Expected, iterations: int, seed: int = 0) -> Verified:
+def measured(lab: Lab, spec: ClusterSpec, expected: Estimate, iterations: int, seed: int = 0) -> VerifiedEstimate:
     """Run a candidate in a lab that has the hosts of this cluster. Workers wait for as long as computing takes."""
     candidate = expected.candidate
     if candidate.policy == DDP:
         overlap = spec.model_bytes > BUCKET  # a smaller model is one bucket, and is sent when all is computed
-        report = ddp_run.run(lab, spec, run.Plan(DDP, iterations, overlap=overlap, seed=seed)).report
+        report = ddp_run.run(lab, spec, run.LabPlan(DDP, iterations, overlap=overlap, seed=seed)).report
     else:
         described = spec.colocated() if candidate.colocated else spec
-        plan = run.Plan(candidate.policy, iterations, candidate.streamed, seed=seed)
+        plan = run.LabPlan(candidate.policy, iterations, candidate.streamed, seed=seed)
         report = run.run(lab, described, plan).report
-    return Verified(expected, report.mean_iteration_seconds, report.samples_per_second)
+    return VerifiedEstimate(expected, report.mean_iteration_seconds, report.samples_per_second)
 
 
-def right(verified: Sequence[Verified], chosen: Candidate) -> bool:
+def right(verified: Sequence[VerifiedEstimate], chosen: Candidate) -> bool:
     """Is what was advised the one of those measured that learns fastest, or about as fast?"""
     best = max(each.worth for each in verified)
     return any(each.worth >= best / (1 + NEAR) for each in verified if each.expected.candidate == chosen)

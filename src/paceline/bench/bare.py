@@ -12,13 +12,13 @@ import socket
 import sys
 import time
 
-from paceline.bench.measured import Figure, Load, Watched, allow, started
+from paceline.bench.measured import CrowdResult, Load, Watched, allow, started
 from paceline.serve.coordinator import event_loop
 from paceline.serve.wire.endpoint import CALLERS
 from paceline.serve.wire.frames import CHUNK
 
 
-def exchange(load: Load) -> Figure:
+def exchange(load: Load) -> CrowdResult:
     """Let a crowd send its bytes to such a server, and as many back, in rounds."""
     allow(load.clients)
     with started(["-m", "paceline.bench.bare", str(load.bytes)]) as (process, port):
@@ -47,7 +47,7 @@ async def fill(on: asyncio.AbstractEventLoop, sock: socket.socket, place: memory
         place = place[count:]
 
 
-async def _exchange(load: Load, port: int, process: int) -> Figure:
+async def _exchange(load: Load, port: int, process: int) -> CrowdResult:
     on, server = asyncio.get_running_loop(), Watched(process)
     began = time.monotonic()
     sent, spare = memoryview(bytes(range(250)) * (load.bytes // 250 + 1))[: load.bytes], list[bytearray]()
@@ -68,7 +68,7 @@ async def _exchange(load: Load, port: int, process: int) -> Figure:
         seconds, cpu = time.monotonic() - began, server.cpu_seconds() - cpu
         server.look()
         exchanges = load.clients * load.rounds
-        return Figure(seconds, exchanges, load.rounds, cpu, server.memory(), connecting)
+        return CrowdResult(seconds, exchanges, load.rounds, cpu, server.memory(), connecting)
     finally:
         for sock in sockets:
             sock.close()

@@ -19,7 +19,7 @@ import torch
 
 from paceline.bench.bare import connected, fill
 from paceline.bench.load import as_bytes
-from paceline.bench.measured import CrowdError, Figure, Load, Watched, allow, started
+from paceline.bench.measured import CrowdError, CrowdResult, Load, Watched, allow, started
 from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import SUMS
@@ -28,30 +28,30 @@ from paceline.policies.bsp import BSP
 from paceline.policies.fl_r2sp import FLR2SP
 from paceline.policies.groups import Groups
 from paceline.serve.coordinator import event_loop
-from paceline.serve.shard.shard import AT_ONCE, LEAST_AT_ONCE
+from paceline.serve.shard.shard import AT_ONCE, MIN_AT_ONCE
 from paceline.serve.wire import handshake
 from paceline.serve.wire.endpoint import SECONDS
-from paceline.serve.wire.frames import PREFIX, Reader, decode_prefix, encode
+from paceline.serve.wire.frames import PREFIX, MessageDecoder, decode_prefix, encode
 from paceline.serve.wire.messages import (
-    Beat,
-    Begin,
-    Begun,
     Expelled,
-    Give,
-    Granted,
+    GradientReady,
+    GrantIteration,
+    Heartbeat,
     Hello,
+    InitialWeights,
+    InitialWeightsReceived,
     Join,
     Leave,
+    ProvideWeights,
     Pull,
     Push,
-    Pushed,
-    Ready,
+    PushReceived,
     Refused,
     Weights,
     Welcome,
 )
 from paceline.serve.worker.incarnation import FROM_COORDINATOR
-from paceline.serve.worker.transfers import FROM_SHARD, attempts
+from paceline.serve.worker.transfers import FROM_SHARD, retry_pauses
 
 PATIENCE = 60.0  # seconds for which a connection is tried
 LONGEST = 600.0  # seconds for a crowd to connect, to pull, or to do its rounds
@@ -62,7 +62,7 @@ AT_WORK, EACH_AT_WORK = 80_000_000, 40_000
 CLOSE = 1e-5  # of a weight: what float32 may lose over a few thousand versions
 
 
-def serve(load: Load, policy: str, progress: Callable[[str], None] = lambda _said: None) -> Figure:
+def serve(load: Load, policy: str, progress: Callable[[str], None] = lambda _said: None) -> CrowdResult:
     """Load `paceline federate serve` with a crowd of clients."""
     allow(2 * load.clients)
     command = ["-m", "paceline", "federate", "serve", "--clients", str(load.clients), "--policy", policy]
@@ -90,7 +90,7 @@ def bound(load: Load, policy: str) -> int:
     groups, fraction = made.count, made.policy.inner.fraction
     sizes = [len(range(group, load.clients, groups)) for group in range(groups)]
     held = sum(max(1, math.floor(fraction * size + 1e-9)) for size in sizes) if made.compares else groups
-    received = min(load.clients, max(LEAST_AT_ONCE, AT_ONCE // load.bytes))
+    received = min(load.clients, max(MIN_AT_ONCE, AT_ONCE // load.bytes))
     return load.bytes * (1 + held + received + groups)
 
 
@@ -102,14 +102,14 @@ def at_work(load: Load) -> int:
 class _Wire:
     """Frames over a socket of an event loop, as `serve.wire.Channel` has them over one that blocks."""
 
-    def __init__(self, sock: socket.socket, reader: Reader) -> None:
+    def __init__(self, sock: socket.socket, reader: MessageDecoder) -> None:
         self._socket, self._reader = sock, reader
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
         self._prefix = memoryview(bytearray(PREFIX.size))
 
     @classmethod
-    async def open(cls, host: str, port: int, reader: Reader) -> _Wire:
+    async def open(cls, host: str, port: int, reader: MessageDecoder) -> _Wire:
         """Connect and greet."""
         async with asyncio.timeout(SECONDS):
             return await cls._greeted(cls(await connected(host, port), reader))
@@ -179,7 +179,7 @@ class _Crowd:
         self._turned_away = 0
         self._version = 0
 
-    async def run(self) -> Figure:
+    async def run(self) -> CrowdResult:
         """Connect all, let them exchange until each has done its rounds, and leave."""
         last = self._load.clients - 1
         tasks = [asyncio.ensure_future(doing) for doing in (self._client(0), self._beat())]
@@ -210,7 +210,7 @@ class _Crowd:
         for wire in self._wires:
             wire.close()
         least = min(self._rounds)
-        return Figure(seconds, exchanges, least, cpu, memory, connecting, self._turned_away, self._version)
+        return CrowdResult(seconds, exchanges, least, cpu, memory, connecting, self._turned_away, self._version)
 
     async def _unless_lost(self, event: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
         """Until it happens; what a client stumbles over is raised here."""
@@ -244,9 +244,9 @@ class _Crowd:
         await self._go.wait()
         gradient = as_bytes(self._change)
         while True:
-            await control.send(Ready(granted.iteration, version, 1, 0.0, None))
+            await control.send(GradientReady(granted.iteration, version, 1, 0.0, None))
             await shard.send(Push(granted.iteration, (1.0,)), gradient)
-            await shard.expect(Pushed)
+            await shard.expect(PushReceived)
             granted, version = await self._pull(control, shard, granted.iteration)
             self._rounds[number] += 1
             if self._rounds[number] == self._load.rounds:
@@ -256,9 +256,9 @@ class _Crowd:
                 if self._done == self._load.clients:
                     self._all_done.set()
 
-    async def _open(self, host: str, port: int, reader: Reader) -> _Wire:
+    async def _open(self, host: str, port: int, reader: MessageDecoder) -> _Wire:
         """As a client does it: again and again, if it is not let in."""
-        for pause in attempts(PATIENCE):
+        for pause in retry_pauses(PATIENCE):
             try:
                 wire = await _Wire.open(host, port, reader)
             except OSError:  # TimeoutError is one too
@@ -269,12 +269,12 @@ class _Crowd:
                 return wire
         raise CrowdError(f"The server at {host}:{port} let a client wait for {PATIENCE:g} s: it does not hold.")
 
-    async def _pull(self, control: _Wire, shard: _Wire, after: int) -> tuple[Granted, int]:
+    async def _pull(self, control: _Wire, shard: _Wire, after: int) -> tuple[GrantIteration, int]:
         """Wait for the next Grant, and pull the model. If asked to, give it first: all zeros."""
-        while not (isinstance(heard := await control.receive(), Granted) and heard.iteration > after):
-            if isinstance(heard, Give):
-                await shard.send(Begin(), as_bytes(torch.zeros(self._load.elements)))
-                await shard.expect(Begun)
+        while not (isinstance(heard := await control.receive(), GrantIteration) and heard.iteration > after):
+            if isinstance(heard, ProvideWeights):
+                await shard.send(InitialWeights(), as_bytes(torch.zeros(self._load.elements)))
+                await shard.expect(InitialWeightsReceived)
         place = self._spare.pop() if self._spare else torch.empty(self._load.elements)
         await shard.send(Pull(heard.version))
         version = (await shard.expect(Weights, as_bytes(place))).version
@@ -298,4 +298,4 @@ class _Crowd:
         while True:
             await asyncio.sleep(self._lease / 3)
             for control in list(self._controls.values()):
-                await control.send(Beat())
+                await control.send(Heartbeat())

@@ -25,7 +25,7 @@ def description(size: int) -> Description:
     return Description(layout, OptimizerSpec("SGD", ({"lr": RATE},)))
 
 
-class Model:
+class ServedModel:
     """The serving side: weights that begin at zero, and a buffer to receive gradients into."""
 
     def __init__(self, size: int) -> None:

@@ -51,7 +51,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Figure:
+class CrowdResult:
     """How one server bore it."""
 
     seconds: float  # in which all of them did their rounds

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from paceline.bench.load import Model, as_bytes
+from paceline.bench.load import ServedModel, as_bytes
 from paceline.policies import make
 from paceline.serve.coordinator import event_loop
-from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.server import Server
 from paceline.serve.wire.frames import CHUNK
 
@@ -36,7 +36,7 @@ def tcp(elements: int, _port: int) -> None:
 
 def tcp_with_apply(elements: int, _port: int) -> None:
     """Receive all of it, make the step, send all of it."""
-    model = Model(elements)
+    model = ServedModel(elements)
     place, weights = as_bytes(model.gradient), as_bytes(model.weights)
     with _caller() as sock:
         while fill(sock, place):
@@ -48,7 +48,7 @@ def paceline(_elements: int, _port: int) -> None:
     """The real coordinator, here, and a real shard in a process of its own."""
 
     async def serve() -> None:
-        async with Server(lambda: make("asp"), Terms()) as server:
+        async with Server(lambda: make("asp"), ServerConfig()) as server:
             _say(server.port)
             await asyncio.to_thread(sys.stdin.read)
 
@@ -60,7 +60,7 @@ def gloo(elements: int, port: int) -> None:
     dist: Any = importlib.import_module("torch.distributed")  # not all of it has types
     store = dist.TCPStore("127.0.0.1", port, 2, is_master=False, timeout=PATIENCE)
     dist.init_process_group("gloo", store=store, rank=1, world_size=2, timeout=PATIENCE)
-    model = Model(elements)
+    model = ServedModel(elements)
     with contextlib.suppress(RuntimeError):  # the caller has hung up
         while True:
             dist.recv(model.gradient, 0)
@@ -72,7 +72,7 @@ def pyzmq(elements: int, _port: int) -> None:
     """A ZeroMQ pair that does not copy where it can help it."""
     import zmq
 
-    model = Model(elements)
+    model = ServedModel(elements)
     with zmq.Context() as context, context.socket(zmq.PAIR) as sock:
         sock.linger = 0
         _say(sock.bind_to_random_port("tcp://127.0.0.1"))
@@ -101,8 +101,8 @@ def called(gradient: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _model(elements: int) -> Model:
-    return Model(elements)
+def _model(elements: int) -> ServedModel:
+    return ServedModel(elements)
 
 
 PEERS = {peer.__name__: peer for peer in (tcp, tcp_with_apply, paceline, gloo, pyzmq, torch_rpc)}

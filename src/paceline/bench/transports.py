@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.bench.load import RATE, Buffers, Model, as_bytes, description
+from paceline.bench.load import RATE, Buffers, ServedModel, as_bytes, description
 from paceline.bench.peers import called, fill
 from paceline.serve.worker.client import Client
 
@@ -167,7 +167,7 @@ class Ray:
 
 class _Actor:
     def __init__(self, elements: int) -> None:
-        self._model = Model(elements)
+        self._model = ServedModel(elements)
 
     def call(self, gradient: Any) -> Any:
         self._model.step(torch.frombuffer(gradient, dtype=torch.float32))

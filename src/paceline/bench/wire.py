@@ -36,7 +36,7 @@ class BenchError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Figure:
+class TransportResult:
     """How one transport did. What could not be measured has a fault, and no figures."""
 
     transport: str
@@ -48,14 +48,14 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Result:
+class WireResult:
     """One run."""
 
     megabytes: int
     rounds: int
     ratio_to_tcp: float | None
     ratio_to_tcp_with_apply: float | None
-    transports: tuple[Figure, ...]
+    transports: tuple[TransportResult, ...]
 
 
 def measure(
@@ -63,7 +63,7 @@ def measure(
     rounds: int = 15,
     transports: Sequence[str] = ALL,
     progress: Callable[[str, float], None] = lambda _transport, _part: None,
-) -> Result:
+) -> WireResult:
     """Measure these transports. Bare TCP is always among them.
 
     `progress` is told which transports are being measured, and which part of their rounds is done. Whatever was
@@ -73,23 +73,23 @@ def measure(
     elements = megabytes * 1_000_000 // 4
     ours = [name for name in OURS if name in transports or name == "tcp"]
     blocks = [ours, *(["tcp", name] for name in OTHERS if name in transports)]
-    figures: list[Figure] = []
+    figures: list[TransportResult] = []
     seconds: dict[str, list[float]] = {}
     for block in blocks:
         measured = [name for name in block if name not in {figure.transport for figure in figures}]
         if any(importlib.util.find_spec(OTHERS.get(name, "torch")) is None for name in measured):
-            figures += [Figure(name, fault="not installed") for name in measured]
+            figures += [TransportResult(name, fault="not installed") for name in measured]
             continue
         try:
             found = _run(block, elements, rounds, progress)
         except BenchError as error:
-            figures += [Figure(name, fault=str(error)) for name in measured]
+            figures += [TransportResult(name, fault=str(error)) for name in measured]
             continue
         figures += [_figure(name, found[name], found["tcp"], megabytes) for name in measured]
         if block is ours:
             seconds = found
     mine = seconds.get("paceline")
-    return Result(
+    return WireResult(
         megabytes,
         rounds,
         _ratio(seconds.get("tcp"), mine),
@@ -98,7 +98,7 @@ def measure(
     )
 
 
-def rows(result: Result) -> Iterator[tuple[str, str, str, str]]:
+def rows(result: WireResult) -> Iterator[tuple[str, str, str, str]]:
     """A table of it: transport, milliseconds, GB/s, part of bare TCP's speed."""
     for figure in result.transports:
         if figure.seconds is None or figure.gigabytes_per_second is None or figure.ratio_to_tcp is None:
@@ -108,9 +108,9 @@ def rows(result: Result) -> Iterator[tuple[str, str, str, str]]:
             yield figure.transport, f"{figure.seconds * 1e3:.1f}", f"{rate:.2f}", f"{ratio:.2f}"
 
 
-def _figure(name: str, seconds: list[float], tcp: list[float], megabytes: int) -> Figure:
+def _figure(name: str, seconds: list[float], tcp: list[float], megabytes: int) -> TransportResult:
     median = statistics.median(seconds)
-    return Figure(name, median, min(seconds), 2 * megabytes / 1e3 / median, _ratio(tcp, seconds))
+    return TransportResult(name, median, min(seconds), 2 * megabytes / 1e3 / median, _ratio(tcp, seconds))
 
 
 def _ratio(base: list[float] | None, seconds: list[float] | None) -> float | None:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from paceline.advise import links as linking
 from paceline.advise import profile
-from paceline.advise.advice import DDP, NEAR, Advice, Candidate, Expected
+from paceline.advise.advice import DDP, NEAR, Advice, Candidate, Estimate
 from paceline.advise.advice import advise as advise_on
 from paceline.cli.shared import check_script, check_target, errors, refuse
 from paceline.cli.simulate import progress_bar
@@ -31,10 +31,10 @@ from paceline.observe.table import duration, ruled
 from paceline.policies import make
 from paceline.simulate import ClusterSpec, load_cluster, units
 from paceline.simulate.cluster_writer import as_toml
-from paceline.simulate.measured_cluster import Step, cluster_of, measured_as
+from paceline.simulate.measured_cluster import StepTime, cluster_of, measured_as
 
 if TYPE_CHECKING:
-    from paceline.advise.verify import Verified
+    from paceline.advise.verify import VerifiedEstimate
 
 LAB_ITERATIONS = 24  # of each worker, where a candidate is measured
 
@@ -87,7 +87,9 @@ def advise(
             built = _lab(stack, described) if lab and described else None
             with progress_bar(quiet=as_json) as progress:
                 timed = _timed(script, steps, seconds, patience, progress)
-                step = Step(timed.seconds, timed.batch, timed.jitter if jitter is None else jitter, timed.model_bytes)
+                step = StepTime(
+                    timed.seconds, timed.batch, timed.jitter if jitter is None else jitter, timed.model_bytes
+                )
                 if rate is not None:
                     spec = cluster_of(Path(script[0]).stem, step, [rate] * (workers or 4), servers or 1, rate)
                 elif described:
@@ -95,7 +97,7 @@ def advise(
                     if built:
                         spec = _with_links(spec, _measure_lab(built, described, progress))
                 else:
-                    found = _measure(linking.OverSsh(), linking.HERE, names, progress)
+                    found = _measure(linking.SshAccess(), linking.HERE, names, progress)
                     name = Path(script[0]).stem
                     spec = cluster_of(name, step, found.workers, servers or 1, found.server, found.latency)
                 if current.policy != DDP and make(current.policy).least_workers > len(spec.workers):
@@ -157,7 +159,7 @@ def _lab(stack: ExitStack, described: ClusterSpec) -> Lab:
     return stack.enter_context(Lab(hosts(described)))
 
 
-def _timed(script: list[str], steps: int, seconds: float, patience: float, progress: Progress) -> profile.Timing:
+def _timed(script: list[str], steps: int, seconds: float, patience: float, progress: Progress) -> profile.ScriptProfile:
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     if busy > cores:
         errors.print(f"Note: this machine is busy, with a load of {busy:.0f} on {cores} cores: a step takes longer.")
@@ -173,10 +175,10 @@ def _measure_lab(lab: Lab, described: ClusterSpec, progress: Progress) -> linkin
 
     server = server_host(described, 0)
     workers = [worker_host(number) for number in range(len(described.workers))]
-    return _measure(linking.InLab(lab), server, workers, progress)
+    return _measure(linking.LabAccess(lab), server, workers, progress)
 
 
-def _measure(reach: linking.Reach, server: str, workers: list[str], progress: Progress) -> linking.Links:
+def _measure(reach: linking.HostAccess, server: str, workers: list[str], progress: Progress) -> linking.Links:
     task = progress.add_task("measuring links", total=1.0)
     found = asyncio.run(linking.measured(reach, server, workers, lambda part: progress.update(task, completed=part)))
     progress.remove_task(task)
@@ -203,7 +205,7 @@ def _shown(progress: Progress, tasks: dict[str, Any]) -> Callable[[str, float], 
     return show
 
 
-def _verified(lab: Lab, advice: Advice, top: int, seed: int, progress: Progress) -> list[Verified]:
+def _verified(lab: Lab, advice: Advice, top: int, seed: int, progress: Progress) -> list[VerifiedEstimate]:
     from paceline.advise import verify
 
     chosen = verify.contenders(advice, top)
@@ -215,7 +217,7 @@ def _verified(lab: Lab, advice: Advice, top: int, seed: int, progress: Progress)
     return found
 
 
-def _show(name: str, timed: profile.Timing, advice: Advice, verified: list[Verified]) -> None:
+def _show(name: str, timed: profile.ScriptProfile, advice: Advice, verified: list[VerifiedEstimate]) -> None:
     console = Console(highlight=False)
     spec = advice.spec
     links = sorted({worker.link for worker in spec.workers})
@@ -250,7 +252,7 @@ def _show(name: str, timed: profile.Timing, advice: Advice, verified: list[Verif
         console.print(Text(f"- {_verdict(advice, verified)}"))
 
 
-def _table(advice: Advice, verified: list[Verified], title: str, width: int) -> Table:
+def _table(advice: Advice, verified: list[VerifiedEstimate], title: str, width: int) -> Table:
     """Where there is little room, samples/s and staleness are left out: the last columns say what they come to."""
     found = {each.expected.candidate: each for each in verified}
     table = ruled(title)
@@ -267,7 +269,7 @@ def _table(advice: Advice, verified: list[Verified], title: str, width: int) -> 
     return table
 
 
-def _cells(each: Expected, advice: Advice, found: Mapping[Candidate, Verified]) -> dict[str, RenderableType]:
+def _cells(each: Estimate, advice: Advice, found: Mapping[Candidate, VerifiedEstimate]) -> dict[str, RenderableType]:
     """A row of the table, by heading."""
     candidate = each.candidate
     mark = "→ " if each is advice.chosen else "  "
@@ -287,7 +289,7 @@ def _cells(each: Expected, advice: Advice, found: Mapping[Candidate, Verified]) 
     return cells
 
 
-def _verdict(advice: Advice, verified: list[Verified]) -> str:
+def _verdict(advice: Advice, verified: list[VerifiedEstimate]) -> str:
     from paceline.advise.verify import right
 
     best = max(verified, key=lambda each: each.worth)
@@ -301,12 +303,14 @@ def _verdict(advice: Advice, verified: list[Verified]) -> str:
     return f"Measured in the lab, the advice is wrong: {best.expected.candidate.name} is {ahead:.0%} faster."
 
 
-def _as_json(timed: profile.Timing, advice: Advice, verified: list[Verified], text: str) -> dict[str, Any]:
+def _as_json(
+    timed: profile.ScriptProfile, advice: Advice, verified: list[VerifiedEstimate], text: str
+) -> dict[str, Any]:
     from paceline.advise.verify import right
 
     found = {each.expected.candidate: each for each in verified}
 
-    def row(each: Expected) -> dict[str, Any]:
+    def row(each: Estimate) -> dict[str, Any]:
         measured = found.get(each.candidate)
         return {
             **dataclasses.asdict(each),

@@ -17,7 +17,7 @@ from rich.text import Text
 from paceline.cli.shared import errors, refuse
 from paceline.cli.simulate import progress_bar
 from paceline.collectives.algorithms import ALGORITHMS, AlgorithmError, algorithm_named, make, stages_of
-from paceline.collectives.choose import MOST_SIMULATED, best_stages
+from paceline.collectives.choose import MAX_SIMULATED, best_stages
 from paceline.collectives.draw import draw
 from paceline.collectives.flows import passes_on, simulate
 from paceline.collectives.formula import gst
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from paceline.lab.fabric import Fabric
 
 GLOO = "gloo"
-MOST_BYTES = 1e15
-MOST_IN_LAB = 32
-LEAST_PATIENCE = 120.0  # seconds
+MAX_BYTES = 1e15
+MAX_IN_LAB = 32
+MIN_PATIENCE = 120.0  # seconds
 SHOWN = 16
 
 SizeOption = Annotated[int, typer.Option("--n", help="Servers in a group; of a fat tree, ports of a switch.")]
@@ -41,7 +41,7 @@ SizesOption = Annotated[str, typer.Option(help="Of a torus with unequal dimensio
 
 
 @dataclass(frozen=True)
-class Line:
+class CollectiveTimes:
     """One algorithm, three ways. None: there is no formula, it is too large to simulate, or it was not measured."""
 
     algorithm: str
@@ -105,12 +105,12 @@ def collective(
     net = _network(topology, n, levels, sizes)
     work, rate = _quantity("--bytes", size, units.size), _quantity("--link", link, units.rate)
     delay = _quantity("--latency", latency, units.seconds)
-    if not 4 <= work <= MOST_BYTES or rate <= 0 or delay < 0:
-        refuse(f"--bytes must be from 4 to {MOST_BYTES:g}, --link greater than 0, and --latency not less than 0.")
+    if not 4 <= work <= MAX_BYTES or rate <= 0 or delay < 0:
+        refuse(f"--bytes must be from 4 to {MAX_BYTES:g}, --link greater than 0, and --latency not less than 0.")
     if lab and delay:
         refuse("--latency is of what is calculated and simulated; a lab's links have their own.")
-    if lab and net.servers > MOST_IN_LAB:
-        refuse(f"{net.name} has {net.servers:,} servers; a lab has room for {MOST_IN_LAB}.")
+    if lab and net.servers > MAX_IN_LAB:
+        refuse(f"{net.name} has {net.servers:,} servers; a lab has room for {MAX_IN_LAB}.")
     try:
         names = [algorithm_named(name, net) for name in _listed(algorithm)]
         if not names:
@@ -164,12 +164,12 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _line(net: Topology, name: str, work: float, rate: float, delay: float, stages: tuple[str, ...]) -> Line:
+def _line(net: Topology, name: str, work: float, rate: float, delay: float, stages: tuple[str, ...]) -> CollectiveTimes:
     formula = gst(net, name, work, rate, delay, stages)
     seconds = None
-    if net.servers <= MOST_SIMULATED:
+    if net.servers <= MAX_SIMULATED:
         seconds = simulate(net, make(name, net, round(work / 4), stages), rate, delay)
-    return Line(
+    return CollectiveTimes(
         name,
         stages if name == "hips" else None,
         formula.seconds if formula else None,
@@ -179,8 +179,14 @@ def _line(net: Topology, name: str, work: float, rate: float, delay: float, stag
 
 
 def _measured(
-    net: Topology, lines: Sequence[Line], work: float, rate: float, stages: tuple[str, ...], repeats: int, quiet: bool
-) -> list[Line]:
+    net: Topology,
+    lines: Sequence[CollectiveTimes],
+    work: float,
+    rate: float,
+    stages: tuple[str, ...],
+    repeats: int,
+    quiet: bool,
+) -> list[CollectiveTimes]:
     from paceline.lab.collective_run import measure
     from paceline.lab.fabric import Fabric
     from paceline.lab.namespaces import LabError
@@ -188,23 +194,23 @@ def _measured(
     found = []
     try:
         with Fabric(net, rate) as fabric, progress_bar(quiet=quiet) as bar:
-            every = [*lines, Line(GLOO, None, None, False, None)]
+            every = [*lines, CollectiveTimes(GLOO, None, None, False, None)]
             for line in every:
                 _check_routes(fabric, line, stages)
             task = bar.add_task("measuring", total=len(every))
             # The longest by far, if it is asked for, is the parameter server: all that there is through one server.
-            patience = max(LEAST_PATIENCE, 4 * 2 * net.servers * work / rate)
+            patience = max(MIN_PATIENCE, 4 * 2 * net.servers * work / rate)
             for line in every:
                 bar.update(task, description=f"measuring {line.algorithm}")
                 seconds = measure(fabric, line.algorithm, work, stages, repeats, patience)
-                found.append(Line(**{**asdict(line), "stages": line.stages, "measured_seconds": seconds}))
+                found.append(CollectiveTimes(**{**asdict(line), "stages": line.stages, "measured_seconds": seconds}))
                 bar.advance(task)
     except LabError as error:
         refuse(str(error))
     return found
 
 
-def _check_routes(fabric: Fabric, line: Line, stages: tuple[str, ...]) -> None:
+def _check_routes(fabric: Fabric, line: CollectiveTimes, stages: tuple[str, ...]) -> None:
     from paceline.lab.namespaces import LabError
 
     net = fabric.net
@@ -234,7 +240,7 @@ def _show(net: Topology) -> None:
         console.print(f"and {net.servers - SHOWN:,} more.")
 
 
-def _show_lines(net: Topology, lines: Sequence[Line], work: float, lab: bool, delayed: bool) -> None:
+def _show_lines(net: Topology, lines: Sequence[CollectiveTimes], work: float, lab: bool, delayed: bool) -> None:
     console = Console(highlight=False)
     nics = f"{net.ports} NIC{'s' if net.ports > 1 else ''}"
     said = f"{net.name}: all-reduce of {work / 1e6:g} MB on {net.servers:,} servers with {nics} each"
@@ -256,7 +262,7 @@ def _show_lines(net: Topology, lines: Sequence[Line], work: float, lab: bool, de
         table.add_row(name, formula, _time(line.simulated_seconds), *real, bar)
     console.print(table)
     if any(line.simulated_seconds is None and line.algorithm != GLOO for line in lines):
-        console.print(f"Networks of more than {MOST_SIMULATED} servers are not simulated.")
+        console.print(f"Networks of more than {MAX_SIMULATED} servers are not simulated.")
 
 
 def _time(seconds: float | None) -> str:

@@ -17,7 +17,7 @@ from rich.live import Live as Screen
 from rich.text import Text
 
 from paceline.cli.shared import errors, opened, unfinished, write_event
-from paceline.observe.final_report import Run, closing
+from paceline.observe.final_report import FinishedRun, closing
 from paceline.observe.live import Live, line, table
 from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.observe.perfetto import Perfetto
@@ -84,13 +84,13 @@ class Display:
         else:
             self._out.print(Text(line))
 
-    def finish(self, report: Report, seconds: float, show: bool = True) -> Run:
+    def finish(self, report: Report, seconds: float, show: bool = True) -> FinishedRun:
         """All went well: the closing summary, and the files get their names."""
         self._files.close()
         if self._part and self._trace:
             self._part.replace(self._trace)
             errors.print(Text(f"Written: {self._trace}"))
-        run = Run(self._policy, report, seconds, self._live.loss, self._accuracy.value)
+        run = FinishedRun(self._policy, report, seconds, self._live.loss, self._accuracy.value)
         if show:
             self._out.print(closing(run))
         return run

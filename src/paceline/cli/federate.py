@@ -69,7 +69,7 @@ def client(
     train.need_torch()
     if number >= clients:
         refuse(f"--client {number} is not one of {clients}: clients are numbered from 0 to {clients - 1}.")
-    from paceline.federated.client import Client, plain_sgd
+    from paceline.federated.client import FederatedClient, plain_sgd
     from paceline.federated.client_data import network_for, share_of, tested
     from paceline.federated.partition import Skew
 
@@ -78,7 +78,7 @@ def client(
     try:
         share = share_of(number, clients, dataset, data, Skew(outliers), samples, batch, seed)
         model = network_for(network, share.data, seed)
-        taking_part = Client(
+        taking_part = FederatedClient(
             model,
             share,
             connect=connect,
@@ -115,11 +115,11 @@ def blacklist(
     """Whom a running server leaves out as outliers, and for which cosines; and take them back."""
     from paceline.serve.environment import address
     from paceline.serve.watch import inspect
-    from paceline.serve.wire.endpoint import Door
+    from paceline.serve.wire.endpoint import Endpoint
 
     try:
-        door = Door(*address(connect), train.token_of(token_file), train.tls_of(tls_cert, tls_key, tls_ca))
-        found = asyncio.run(inspect(door, pardon or (), pardon_all))
+        endpoint = Endpoint(*address(connect), train.token_of(token_file), train.tls_of(tls_cert, tls_key, tls_ca))
+        found = asyncio.run(inspect(endpoint, pardon or (), pardon_all))
     except ValueError as error:
         refuse(str(error))
     except OSError as error:

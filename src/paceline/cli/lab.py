@@ -24,23 +24,23 @@ from paceline.advise.advice import DDP
 from paceline.cli.shared import check_script, check_target, errors, refuse, unfinished, write_event
 from paceline.cli.simulate import Apply, Colocate, JitterOption, cluster_named, progress_bar
 from paceline.observe.plots import Panel, draw
-from paceline.observe.table import Row, comparison
+from paceline.observe.table import ComparisonRow, comparison
 from paceline.policies import make, split_list
 from paceline.simulate import Cluster, ClusterSpec, limit_seconds
 
 if TYPE_CHECKING:
     from paceline.lab.namespaces import Lab
-    from paceline.lab.run import Measured, Plan
+    from paceline.lab.run import LabPlan, LabResult
 
-LEAST_GIGABYTES = 0.05  # that must have been moved for what a GB costs to mean anything
+MIN_GIGABYTES = 0.05  # that must have been moved for what a GB costs to mean anything
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class LabLine:
     """One run, measured, and perhaps simulated too."""
 
-    row: Row
-    measured: Measured
+    row: ComparisonRow
+    measured: LabResult
     simulated: float | None = None
 
     @property
@@ -51,12 +51,12 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class LabRequest:
     """What is to be measured, on which cluster."""
 
     policies: list[str]
     described: ClusterSpec
-    plan: Plan  # but for the policy
+    plan: LabPlan  # but for the policy
     ddp: bool
     compare: bool
 
@@ -96,7 +96,7 @@ def lab(
     """Build a cluster of network namespaces with real, shaped links, and run the real server and workers in it."""
     from paceline.lab.hosts import goodput, hosts
     from paceline.lab.namespaces import Lab, LabError
-    from paceline.lab.run import Plan
+    from paceline.lab.run import LabPlan
 
     specs = split_list(policy or ["bsp,r2sp"])
     for spec in specs:
@@ -111,8 +111,8 @@ def lab(
         check_target(path, option)
     if importlib.util.find_spec("torch") is None:
         refuse("The lab's server needs torch: pip install 'paceline[torch]'.")
-    plan = Plan("", iterations, apply == "streamed", overlap, seed, script=command)
-    asked = Asked(specs, described, plan, ddp, compare)
+    plan = LabPlan("", iterations, apply == "streamed", overlap, seed, script=command)
+    asked = LabRequest(specs, described, plan, ddp, compare)
     try:
         with _ended_by_terminate(), Lab(hosts(described)) as built, progress_bar(quiet=as_json) as progress:
             share = goodput(built)
@@ -127,7 +127,7 @@ def lab(
         _show(described, limit, share, lines)
 
 
-def _measure(built_lab: Lab, asked: Asked, share: float, progress: Progress) -> Iterator[Line]:
+def _measure(built_lab: Lab, asked: LabRequest, share: float, progress: Progress) -> Iterator[LabLine]:
     """Each policy, and DDP: as it is, and where a policy has tuned the batches, with those too."""
     from paceline.lab import ddp_run, run
 
@@ -147,21 +147,23 @@ def _measure(built_lab: Lab, asked: Asked, share: float, progress: Progress) -> 
             predicted = Cluster(built, made, plan.iterations, plan.seed, plan.streamed).run()
             simulated = predicted.report.mean_iteration_seconds
         tuned.setdefault(tuple(result.report.batch_sizes.values()), f"{DDP} (batches of {spec})")
-        yield Line(Row(spec, "streamed" if plan.streamed else "whole", limit, result.report), result, simulated)
+        yield LabLine(
+            ComparisonRow(spec, "streamed" if plan.streamed else "whole", limit, result.report), result, simulated
+        )
     if asked.ddp:
         _, limit = asked.as_built(share, streamed=False)
         for batches, title in (tuned | {own: DDP}).items():
             task = progress.add_task(title, total=None)
             result = ddp_run.run(built_lab, asked.described, asked.plan, batches)
             progress.update(task, total=1.0, completed=1.0)
-            yield Line(Row(title, "whole", limit, result.report), result)
+            yield LabLine(ComparisonRow(title, "whole", limit, result.report), result)
 
 
 def _advance(progress: Progress, task: TaskID, part: float) -> None:
     progress.update(task, completed=part)
 
 
-def _write(lines: list[Line], described: ClusterSpec, trace: Path | None, plot: Path | None) -> None:
+def _write(lines: list[LabLine], described: ClusterSpec, trace: Path | None, plot: Path | None) -> None:
     """Files get their names when they are whole."""
     for path, write in ((trace, _write_trace), (plot, _write_plot)):
         part = unfinished(path)
@@ -173,14 +175,14 @@ def _write(lines: list[Line], described: ClusterSpec, trace: Path | None, plot: 
                 part.unlink(missing_ok=True)
 
 
-def _write_trace(lines: list[Line], _: ClusterSpec, path: Path) -> None:
+def _write_trace(lines: list[LabLine], _: ClusterSpec, path: Path) -> None:
     with path.open("w") as file:
         for line in lines:
             for event in line.measured.events:
                 write_event(file, event)
 
 
-def _write_plot(lines: list[Line], described: ClusterSpec, path: Path) -> None:
+def _write_plot(lines: list[LabLine], described: ClusterSpec, path: Path) -> None:
     panels = []
     for line in lines:
         if line.measured.events:
@@ -207,7 +209,7 @@ def _ended_by_terminate() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _show(described: ClusterSpec, limit: float, share: float, lines: list[Line]) -> None:
+def _show(described: ClusterSpec, limit: float, share: float, lines: list[LabLine]) -> None:
     console = Console(highlight=False)
     servers = (
         "a server beside each" if described.colocate else f"{described.servers} server" + "s" * (described.servers > 1)
@@ -224,7 +226,7 @@ def _show(described: ClusterSpec, limit: float, share: float, lines: list[Line])
                 seconds = line.row.report.mean_iteration_seconds
                 table.add_row(line.row.policy, f"{seconds:.4f} s", f"{line.simulated:.4f} s", f"{line.error:+.1%}")
         console.print(table)
-    costs = [(line.row.policy, line.measured.cost) for line in lines if line.measured.cost.gigabytes > LEAST_GIGABYTES]
+    costs = [(line.row.policy, line.measured.cost) for line in lines if line.measured.cost.gigabytes > MIN_GIGABYTES]
     said = ", ".join(f"{name} {cost.cpu_seconds_per_gigabyte:.2f}" for name, cost in costs)
     console.print(
         Text(
@@ -235,7 +237,7 @@ def _show(described: ClusterSpec, limit: float, share: float, lines: list[Line])
     )
 
 
-def _as_json(described: ClusterSpec, limit: float, share: float, lines: list[Line]) -> dict[str, Any]:
+def _as_json(described: ClusterSpec, limit: float, share: float, lines: list[LabLine]) -> dict[str, Any]:
     return {
         "cluster": described.name,
         "measured": True,

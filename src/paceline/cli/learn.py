@@ -21,7 +21,7 @@ from paceline.observe.plots import draw_curves
 from paceline.policies import make, split_list
 
 if TYPE_CHECKING:
-    from paceline.simulate.task import Goal, Outcome
+    from paceline.simulate.task import Goal, TrainingOutcome
 
 INTERRUPTED = 130
 
@@ -84,12 +84,12 @@ def learn(
         task = task_of(network, dataset, data, samples, optimizer, settings, correct, seed, device, precision)
     except ValueError as error:
         refuse(str(error) if str(error).endswith(".") else f"{error}.")
-    outcomes: list[Outcome] = []
+    outcomes: list[TrainingOutcome] = []
     with progress_bar(quiet=as_json) as progress:
         for spec in specs:
             bar = progress.add_task(spec, total=rounds)
 
-            def show(outcome: Outcome, bar: Any = bar, spec: str = spec) -> None:
+            def show(outcome: TrainingOutcome, bar: Any = bar, spec: str = spec) -> None:
                 now = f"  loss {outcome.curve[-1].loss:.3g}" if outcome.curve else ""
                 progress.update(bar, completed=len(outcome.curve), description=spec + now)
 
@@ -119,7 +119,7 @@ def learn(
         sys.exit(INTERRUPTED)
 
 
-def _show(outcomes: list[Outcome], goal: Goal | None, cluster: str, network: str, data: str) -> None:
+def _show(outcomes: list[TrainingOutcome], goal: Goal | None, cluster: str, network: str, data: str) -> None:
     console = Console(highlight=False)
     table = Table(title=f"{network} on {data}, {cluster}", title_justify="left", box=None, header_style="bold")
     table.add_column("policy", overflow="fold", min_width=10)
@@ -146,7 +146,7 @@ def _show(outcomes: list[Outcome], goal: Goal | None, cluster: str, network: str
     console.print(Text(said, style="dim"))
 
 
-def _as_json(outcome: Outcome) -> dict[str, Any]:
+def _as_json(outcome: TrainingOutcome) -> dict[str, Any]:
     """A loss that is no number any more is null: JSON has no word for it."""
     whole = asdict(outcome)
     whole["curve"] = [

@@ -29,8 +29,8 @@ from paceline.reproduce.shared import report as page
 from paceline.reproduce.shared.rows import Figure, Results, read
 
 if TYPE_CHECKING:
-    from paceline.reproduce.shared.papers import Entry
-    from paceline.reproduce.shared.request import Ask
+    from paceline.reproduce.shared.papers import PaperFigure
+    from paceline.reproduce.shared.request import Request
 
 INTERRUPTED = 130
 
@@ -98,7 +98,7 @@ class _Ended:
     code: int
 
 
-class _Progress:
+class _ProgressLines:
     """How far the trainings of a figure are: a bar on a terminal; elsewhere a line for each, unless it is to be quiet.
 
     The bar goes away before anything is printed, since that may go to the same terminal.
@@ -111,7 +111,7 @@ class _Progress:
         self._task: TaskID | None = None
 
     @contextmanager
-    def of(self, entry: Entry, number: int, count: int) -> Iterator[None]:
+    def of(self, entry: PaperFigure, number: int, count: int) -> Iterator[None]:
         self._name = f"{entry.id} ({number} of {count})"
         with progress_bar(quiet=False) as self._bar:
             self._task = self._bar.add_task(self._name, total=None)
@@ -134,7 +134,7 @@ def _prepared(
     keep: Path | None,
     minutes: float,
     quiet: bool,
-) -> tuple[Ask, list[Entry], _Progress]:
+) -> tuple[Request, list[PaperFigure], _ProgressLines]:
     """Whatever can be wrong with what was asked for is said here, before anything runs."""
     if name is None:
         refuse("Name a paper, r2sp, fl-r2sp, dssp or hips; or say with --from where results are.")
@@ -144,25 +144,27 @@ def _prepared(
     if importlib.util.find_spec("torch") is None:
         refuse("Reproducing a paper trains with torch: pip install 'paceline[torch]'.")
     from paceline.reproduce.shared import papers
-    from paceline.reproduce.shared.request import Ask
+    from paceline.reproduce.shared.request import Request
     from paceline.reproduce.shared.runs import Runs
     from paceline.simulate.task import TrainingError, device_named
 
     try:
         entries = papers.paper(name).named(only)
         device_named(device)
-    except (papers.UnknownError, TrainingError) as error:
+    except (papers.UnknownFigureError, TrainingError) as error:
         refuse(str(error))
-    progress = _Progress(quiet)
+    progress = _ProgressLines(quiet)
     until = time.monotonic() + 60 * minutes if minutes else math.inf
     try:
         runs = Runs(data, device, jobs, keep, progress.say, lambda: time.monotonic() > until)
     except TrainingError as error:
         refuse(str(error))
-    return Ask(runs, quick, device, data), entries, progress
+    return Request(runs, quick, device, data), entries, progress
 
 
-def _made(ask: Ask, entries: Sequence[Entry], progress: _Progress, show: bool) -> tuple[list[Figure], _Ended | None]:
+def _made(
+    ask: Request, entries: Sequence[PaperFigure], progress: _ProgressLines, show: bool
+) -> tuple[list[Figure], _Ended | None]:
     """One figure after the other, each shown as soon as it is there. If it ends early, the others are said to miss."""
     from paceline.simulate.task import TrainingError
     from paceline.workloads.errors import DataError

@@ -16,7 +16,7 @@ from paceline.cli.shared import check_target, errors, refuse
 from paceline.cli.simulate import progress_bar
 
 if TYPE_CHECKING:
-    from paceline.rlp.learner import Progressed
+    from paceline.rlp.learner import LearningProgress
     from paceline.workloads.data import Data
 
 rlp = typer.Typer(help="The learned policy: learn a network of your own for it.", no_args_is_help=True)
@@ -66,9 +66,9 @@ def learn(
     if importlib.util.find_spec("torch") is None:
         refuse("Learning needs PyTorch: pip install 'paceline[torch]'.")
     from paceline.rlp import learner_file
-    from paceline.rlp.features import State
+    from paceline.rlp.features import StateFeatures
     from paceline.rlp.instance import SIZES
-    from paceline.rlp.learner import Settings
+    from paceline.rlp.learner import LearnerSettings
     from paceline.rlp.pretraining import learned
     from paceline.simulate.task import TrainingError, device_named
     from paceline.workloads.data import DataError, load
@@ -79,9 +79,9 @@ def learn(
         refuse("--paper keeps no checkpoint to resume from; leave out one of the two.")
     check_target(out, "--out")
     kept = out.with_name(out.name + ".checkpoint")
-    settings = Settings(
+    settings = LearnerSettings(
         seed,
-        State(history, scene, validated),
+        StateFeatures(history, scene, validated),
         ring=ring,
         instances=instances,
         budget=budget,
@@ -89,7 +89,7 @@ def learn(
         size=size,
         workers=_counts(workers),
     )
-    log: list[Progressed] = []
+    log: list[LearningProgress] = []
     try:
         device_named(device)
         table = load(str(SIZES[size].get("dataset", "mnist")), data)
@@ -99,7 +99,7 @@ def learn(
         with progress_bar(quiet=False) as bar:
             task = bar.add_task("playing", total=1.0)
 
-            def told(newest: Progressed) -> None:
+            def told(newest: LearningProgress) -> None:
                 log.append(newest)
                 errors.print(Text(_line(newest)))
                 bar.update(task, completed=0.0, description=f"playing; so far {_curve(log)}")
@@ -115,7 +115,7 @@ def learn(
                 told,
                 lambda done, of: bar.update(task, completed=done / of),
             )
-    except (DataError, TrainingError, learner_file.CheckpointError) as error:
+    except (DataError, TrainingError, learner_file.LearnerFileError) as error:
         refuse(f"{error}" if str(error).endswith(".") else f"{error}.")
     except KeyboardInterrupt:
         said = (
@@ -142,8 +142,8 @@ def _as_in_the_paper(
     from paceline.rlp.network_file import save
     from paceline.rlp.rule_network import weights_of
 
-    settings = dqn.Settings(seed, ring=ring, size=size, budget=budget, pretraining=100 if pretrained else 0)
-    learner = dqn.Learner(settings, data)
+    settings = dqn.DqnSettings(seed, ring=ring, size=size, budget=budget, pretraining=100 if pretrained else 0)
+    learner = dqn.DqnLearner(settings, data)
     if pretrained:
         errors.print("Playing by fixed policies, to begin with ...")
         learner.pretrain()
@@ -158,19 +158,19 @@ def _as_in_the_paper(
     errors.print(Text(f"Written: {out}. Use it with --policy rlp:network={out}"))
 
 
-def _line(newest: Progressed) -> str:
+def _line(newest: LearningProgress) -> str:
     fixed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in newest.fixed.items())
     return f"{newest.episodes:>9,} episodes: the network {newest.network:.2f}; {fixed}"
 
 
-def _curve(log: list[Progressed]) -> str:
+def _curve(log: list[LearningProgress]) -> str:
     """The network's times, one bar an iteration: lower is better."""
     times = [each.network for each in log[-40:]]
     low, high = min(times), max(times)
     return "".join(BARS[round((each - low) / (high - low or 1) * (len(BARS) - 1))] for each in times)
 
 
-def _show(log: list[Progressed]) -> None:
+def _show(log: list[LearningProgress]) -> None:
     table = Table(
         box=None, title="Times beside the best of four fixed policies, by chance in part", title_justify="left"
     )

@@ -19,11 +19,11 @@ from rich.text import Text
 from paceline.cli.shared import check_target, errors, opened, refuse, unfinished, write_event
 from paceline.observe.observer import Recorder, Tee
 from paceline.observe.plots import Panel, draw
-from paceline.observe.table import Row, comparison
+from paceline.observe.table import ComparisonRow, comparison
 from paceline.policies import make, names, policy_class, policy_options, split_list
 from paceline.policies.options import shown
-from paceline.simulate import Cluster, ClusterSpec, Result, builtin_names, limit_seconds, load_cluster
-from paceline.simulate.cluster_reader import MOST_SIGMA, describe
+from paceline.simulate import Cluster, ClusterSpec, SimulationResult, builtin_names, limit_seconds, load_cluster
+from paceline.simulate.cluster_reader import MAX_SIGMA, describe
 from paceline.simulate.random_faults import chaos
 
 Apply = Annotated[str, typer.Option(help="whole, or streamed: slices are applied and returned as they come.")]
@@ -92,7 +92,7 @@ def simulate(
 
     # Files get their names when all is done, so that an interrupted run leaves nothing behind.
     trace_part, plot_part = unfinished(trace), unfinished(plot)
-    rows: list[tuple[Row, Result]] = []
+    rows: list[tuple[ComparisonRow, SimulationResult]] = []
     panels: list[Panel] = []
     try:
         with progress_bar(quiet=as_json) as progress, opened(trace_part) as file:
@@ -126,8 +126,8 @@ def cluster_named(name: str, apply: str, colocate: bool, jitter: float | None) -
     """The cluster that is asked for, as the options change it."""
     if apply not in ("whole", "streamed"):
         refuse(f"--apply must be whole or streamed, not {apply!r}.")
-    if jitter is not None and not 0 <= jitter <= MOST_SIGMA:
-        refuse(f"--jitter must be a number from 0 to {MOST_SIGMA:g}, not {jitter:g}; 0.05 is 5%.")
+    if jitter is not None and not 0 <= jitter <= MAX_SIGMA:
+        refuse(f"--jitter must be a number from 0 to {MAX_SIGMA:g}, not {jitter:g}; 0.05 is 5%.")
     described = load_cluster(name)
     if colocate:
         described = described.colocated()
@@ -144,7 +144,7 @@ def _run(
     panels: list[Panel] | None,
     progress: Progress,
     task: Any,
-) -> tuple[Row, Result]:
+) -> tuple[ComparisonRow, SimulationResult]:
     made = make(policy)
     streamed = apply == "streamed" and made.streamable
     if apply == "streamed" and not streamed:
@@ -165,10 +165,10 @@ def _run(
         panel.iteration_seconds = result.report.mean_iteration_seconds
     # A pipelined barrier returns slices as they come, so that is its floor too.
     limit = limit_seconds(described, streamed or made.pipelined)
-    return Row(policy, "streamed" if streamed else "whole", limit, result.report), result
+    return ComparisonRow(policy, "streamed" if streamed else "whole", limit, result.report), result
 
 
-def _show(described: ClusterSpec, limit: float, rows: list[tuple[Row, Result]]) -> None:
+def _show(described: ClusterSpec, limit: float, rows: list[tuple[ComparisonRow, SimulationResult]]) -> None:
     console = Console(highlight=False)
     separate = f"{described.servers} server" + ("s" if described.servers > 1 else "")
     servers = "a server beside each" if described.colocate else separate
@@ -189,7 +189,9 @@ def _show(described: ClusterSpec, limit: float, rows: list[tuple[Row, Result]]) 
     )
 
 
-def _as_json(described: ClusterSpec, limit: float, rows: list[tuple[Row, Result]]) -> dict[str, Any]:
+def _as_json(
+    described: ClusterSpec, limit: float, rows: list[tuple[ComparisonRow, SimulationResult]]
+) -> dict[str, Any]:
     return {
         "cluster": described.name,
         "limit_seconds": limit,

@@ -28,7 +28,7 @@ from paceline.observe.summary import Summary
 from paceline.policies import make, split_list
 
 if TYPE_CHECKING:
-    from paceline.serve.coordinator.checkpoint_writer import Plan
+    from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
     from paceline.serve.wire.tls import Tls
 
 Policy = Annotated[str, typer.Option("--policy", "-p", help="A policy with options; see `paceline policies`.")]
@@ -137,7 +137,7 @@ def run(
         refuse("Several policies are run one after the other to be compared; write files of one policy at a time.")
     _plan(checkpoint, every, resume)
     _check_resume(resume)
-    options = local.Options(
+    options = local.ServeOptions(
         specs[0],
         workers if colocate else servers,
         workers,
@@ -155,7 +155,7 @@ def run(
     check_reduce(reduce, ranks_per_worker)
     named = [name for name in (hosts or "").split(",") if name]
 
-    async def ran(spec: str, display: Display) -> local.Outcome:
+    async def ran(spec: str, display: Display) -> local.JobOutcome:
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # stop as after a Ctrl-C
@@ -214,7 +214,7 @@ def serve(
     """Serve a job: workers on this machine or others join with `paceline work`, or any script with PACELINE_CONNECT."""
     from paceline.model.checkpoint import CheckpointError
     from paceline.serve.coordinator import event_loop
-    from paceline.serve.coordinator.config import Terms
+    from paceline.serve.coordinator.config import ServerConfig
     from paceline.serve.environment import workers_of_launcher
     from paceline.serve.server import Address, Server, ServerError
 
@@ -226,7 +226,7 @@ def serve(
     check_target(trace, "--trace")
     plan = _plan(checkpoint, every, resume)
     tls = tls_of(tls_cert, tls_key, tls_ca)
-    terms = Terms(
+    config = ServerConfig(
         *(wanted if colocate else servers, wanted, token_of(token_file), lease, plan, record, policy),
         streamed=apply == "streamed",
         correct=checked(correct),
@@ -239,7 +239,7 @@ def serve(
             observer = Tee(summary, display.observer)
             where = Address(host, port)
             server = Server(
-                lambda: make(policy), terms, where, tls=tls, observer=observer, resume=resume, own_shards=not colocate
+                lambda: make(policy), config, where, tls=tls, observer=observer, resume=resume, own_shards=not colocate
             )
             await server.start()
             typer.echo(f"Listening on {host}:{server.port}.")
@@ -280,7 +280,7 @@ def work(
 ) -> None:
     """Work for a server that runs elsewhere: start a training script that calls paceline.join."""
     from paceline.launch.processes import JobError
-    from paceline.launch.supervisor import Crew, Task
+    from paceline.launch.supervisor import WorkerCommand, WorkerSupervisor
     from paceline.serve.environment import WORKER, address, worker_number
 
     check_script(script[0])
@@ -290,17 +290,19 @@ def work(
         refuse(str(error))
     tls = tls_of(tls_cert, tls_key, tls_ca)
     check_reduce(reduce, ranks_per_worker)
-    task = Task(script, connect, token_of(token_file), tls.as_environment() if tls else {}, ranks_per_worker, reduce)
+    task = WorkerCommand(
+        script, connect, token_of(token_file), tls.as_environment() if tls else {}, ranks_per_worker, reduce
+    )
     number = worker_number() if workers == 1 else None
     if colocate and number is None:
         refuse(f"A shard has its worker's number: with --colocate start each worker by itself, with {WORKER}=0, 1, 2 …")
 
     async def worked() -> None:
-        crew = Crew(task, restarts, lambda line, aside: typer.echo(line, err=aside))
+        supervisor = WorkerSupervisor(task, restarts, lambda line, aside: typer.echo(line, err=aside))
         try:
-            await crew.keep_all([number] * workers, colocate)
+            await supervisor.keep_all([number] * workers, colocate)
         finally:
-            await crew.stop()
+            await supervisor.stop()
 
     try:
         asyncio.run(worked())
@@ -321,11 +323,11 @@ def watch(
     from paceline.observe.observer import replay as show
     from paceline.serve.environment import address
     from paceline.serve.watch import watch as events_of
-    from paceline.serve.wire.endpoint import Door
+    from paceline.serve.wire.endpoint import Endpoint
 
     check_target(trace, "--trace")
     try:
-        door = Door(*address(connect), token_of(token_file), tls_of(tls_cert, tls_key, tls_ca))
+        endpoint = Endpoint(*address(connect), token_of(token_file), tls_of(tls_cert, tls_key, tls_ca))
     except ValueError as error:
         refuse(str(error))
 
@@ -333,7 +335,7 @@ def watch(
 
     async def watched(display: Display) -> None:
         async with display.running():
-            async for event in events_of(door):
+            async for event in events_of(endpoint):
                 show([event], Tee(summary, display.observer))
 
     began = time.monotonic()
@@ -441,8 +443,8 @@ def need_torch() -> None:
         refuse("Training needs torch: pip install 'paceline[torch]'.")
 
 
-def _plan(folder: Path | None, every: str | None, resume: Path | None) -> Plan | None:
-    from paceline.serve.coordinator.checkpoint_writer import Plan
+def _plan(folder: Path | None, every: str | None, resume: Path | None) -> CheckpointPlan | None:
+    from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 
     folder = folder or resume
     if folder is None:
@@ -455,9 +457,9 @@ def _plan(folder: Path | None, every: str | None, resume: Path | None) -> Plan |
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     try:
         if text.isdigit() and int(text):
-            return Plan(folder, updates=int(text))
+            return CheckpointPlan(folder, updates=int(text))
         if text[-1:] in units and float(text[:-1]) > 0:
-            return Plan(folder, seconds=float(text[:-1]) * units[text[-1]])
+            return CheckpointPlan(folder, seconds=float(text[:-1]) * units[text[-1]])
     except ValueError:
         pass
     refuse(f"--checkpoint-every is a number of updates (500) or a time (30s, 10m, 1h), not {text!r}.")

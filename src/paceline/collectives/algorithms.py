@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from paceline.collectives.schedule import ANY, Numbers, Process, Schedule, Step, cut, step
+from paceline.collectives.schedule import ANY, Numbers, Schedule, ScheduleProcess, Step, cut, step
 from paceline.collectives.topology import Topology
 
 
@@ -23,7 +23,7 @@ class AlgorithmError(ValueError):
 
 
 @dataclass(frozen=True)
-class Groups:
+class RankGroups:
     """Every server is in one group of n. A server's place, and who has which place in its group."""
 
     n: int
@@ -36,12 +36,12 @@ Owned: TypeAlias = tuple[Numbers, Numbers]  # from where to where each server ow
 Half: TypeAlias = list[Step]
 
 
-def _sends(groups: Groups, sender: Numbers, to: Numbers, start: Numbers, stop: Numbers) -> list[Numbers]:
+def _sends(groups: RankGroups, sender: Numbers, to: Numbers, start: Numbers, stop: Numbers) -> list[Numbers]:
     receiver = groups.members[sender, to]
     return [sender, receiver, groups.level(sender, receiver), start, stop]
 
 
-def ring(groups: Groups, owned: Owned, turn: int) -> tuple[Half, Owned, Half]:
+def ring(groups: RankGroups, owned: Owned, turn: int) -> tuple[Half, Owned, Half]:
     """RS, scatter and gather (algorithm 2): n − 1 steps each, to the next in the ring."""
     n, place = groups.n, groups.place
     everybody = np.arange(len(place))
@@ -58,7 +58,7 @@ def ring(groups: Groups, owned: Owned, turn: int) -> tuple[Half, Owned, Half]:
     return scatter, portion(place), gather
 
 
-def mesh(groups: Groups, owned: Owned, turn: int) -> tuple[Half, Owned, Half]:
+def mesh(groups: RankGroups, owned: Owned, turn: int) -> tuple[Half, Owned, Half]:
     """MS, diffuse and collect: a step each, to all others."""
     n, place = groups.n, groups.place
     everybody = np.arange(len(place))
@@ -69,7 +69,7 @@ def mesh(groups: Groups, owned: Owned, turn: int) -> tuple[Half, Owned, Half]:
     return [diffuse], mine, [collect]
 
 
-def ps(groups: Groups, owned: Owned, turn: int) -> tuple[Half, Owned, Half]:
+def ps(groups: RankGroups, owned: Owned, turn: int) -> tuple[Half, Owned, Half]:
     """PSS, push and pull: all to the first of the group, and back."""
     start, stop = owned
     workers = np.flatnonzero(groups.place > 0)
@@ -87,7 +87,7 @@ def ps(groups: Groups, owned: Owned, turn: int) -> tuple[Half, Owned, Half]:
     return [push], (start, np.where(groups.place == 0, stop, start)), [pull]
 
 
-STAGES: dict[str, Callable[[Groups, Owned, int], tuple[Half, Owned, Half]]] = {"ring": ring, "mesh": mesh, "ps": ps}
+STAGES: dict[str, Callable[[RankGroups, Owned, int], tuple[Half, Owned, Half]]] = {"ring": ring, "mesh": mesh, "ps": ps}
 ALIASES = {"rs": "ring", "ms": "mesh", "pss": "ps"}
 
 
@@ -145,7 +145,7 @@ def rings(net: Topology, elements: int) -> Schedule:
     return _side_by_side(net, elements, "ring", found)
 
 
-def _side_by_side(net: Topology, elements: int, name: str, found: Sequence[tuple[Groups, int]]) -> Schedule:
+def _side_by_side(net: Topology, elements: int, name: str, found: Sequence[tuple[RankGroups, int]]) -> Schedule:
     count = len(found)
     processes = [
         _hierarchical([groups], (name,), (elements * number // count, elements * (number + 1) // count), turn)
@@ -154,7 +154,9 @@ def _side_by_side(net: Topology, elements: int, name: str, found: Sequence[tuple
     return Schedule(net.servers, elements, tuple(processes))
 
 
-def _hierarchical(groups: Sequence[Groups], stages: Sequence[str], bounds: tuple[int, int], turn: int) -> Process:
+def _hierarchical(
+    groups: Sequence[RankGroups], stages: Sequence[str], bounds: tuple[int, int], turn: int
+) -> ScheduleProcess:
     everybody = np.ones(len(groups[0].place), dtype=np.int64)
     owned: Owned = (everybody * bounds[0], everybody * bounds[1])
     down: Half = []
@@ -163,7 +165,7 @@ def _hierarchical(groups: Sequence[Groups], stages: Sequence[str], bounds: tuple
         first, owned, second = STAGES[name](each, owned, turn)
         down += first
         up = second + up
-    return Process(*bounds, tuple(each for each in down + up if len(each)), turn)
+    return ScheduleProcess(*bounds, tuple(each for each in down + up if len(each)), turn)
 
 
 def _lanes(net: Topology) -> list[int]:
@@ -173,14 +175,14 @@ def _lanes(net: Topology) -> list[int]:
     return [turn for turn in net.turns for _ in range(net.levels)]
 
 
-def by_level(net: Topology, level: int) -> Groups:
+def by_level(net: Topology, level: int) -> RankGroups:
     """Those who differ in that digit alone."""
     place = np.array([net.digit(server, level) for server in range(net.servers)])
     members = np.array([net.peers(server, level) for server in range(net.servers)])
-    return Groups(net.sizes[level], place, members, lambda sender, receiver: np.full_like(sender, level))
+    return RankGroups(net.sizes[level], place, members, lambda sender, receiver: np.full_like(sender, level))
 
 
-def in_order(net: Topology, order: Sequence[int], peers: bool = False) -> Groups:
+def in_order(net: Topology, order: Sequence[int], peers: bool = False) -> RankGroups:
     """All in one group. peers: those who are next to each other are peers at some level."""
     place = np.empty(net.servers, dtype=np.int64)
     place[list(order)] = np.arange(net.servers)
@@ -191,7 +193,7 @@ def in_order(net: Topology, order: Sequence[int], peers: bool = False) -> Groups
         differ = digits[sender] != digits[receiver]
         return np.where((differ.sum(axis=1) == 1) & peers, np.argmax(differ, axis=1), ANY)
 
-    return Groups(net.servers, place, members, level)
+    return RankGroups(net.servers, place, members, level)
 
 
 def _check_rings(net: Topology) -> None:

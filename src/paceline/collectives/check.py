@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.collectives.schedule import ANY, Process, Schedule, Step
+from paceline.collectives.schedule import ANY, Schedule, ScheduleProcess, Step
 from paceline.collectives.topology import Topology
 
 
@@ -37,7 +37,7 @@ def _check_ends(number: int, step: Step, servers: int, net: Topology | None) -> 
             raise ScheduleError(f"Step {number}: servers {sender} and {receiver} are no peers at level {level}.")
 
 
-def _check(servers: int, process: Process) -> None:
+def _check(servers: int, process: ScheduleProcess) -> None:
     if process.start == process.stop:
         if process.steps:
             raise ScheduleError("A process without elements sends some.")

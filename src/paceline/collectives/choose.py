@@ -10,13 +10,13 @@ from paceline.collectives.formula import gst
 from paceline.collectives.topology import Topology
 
 NEAR = 1.5  # × the best, by an estimate: what may yet be better in truth
-MOST_SIMULATED = 600  # servers
+MAX_SIMULATED = 600  # servers
 
 
 def best_stages(net: Topology, size: float, rate: float, latency: float = 0.0) -> tuple[str, ...]:
     """Of all choices the quickest: by the formula where that is exact, or the network too large; by simulation
     elsewhere. Of equals the one with fewer steps."""
-    small = net.servers <= MOST_SIMULATED
+    small = net.servers <= MAX_SIMULATED
     choices = list(product(STAGES, repeat=net.levels))
     known = {stages: found for stages in choices if (found := gst(net, "hips", size, rate, latency, stages))}
     if known:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.collectives.topology import Cable, Topology, TopologyError, Torus
 
-MOST_DRAWN = 300  # servers
+MAX_DRAWN = 300  # servers
 COLOURS = ("#3b7dd8", "#e07b39", "#4aa564", "#8a5fbf", "#999999")
 
 
@@ -16,8 +16,8 @@ def draw(net: Topology, path: Path) -> None:
     """Servers, switches and cables, to a PNG file. A level's cables have its colour."""
     from matplotlib.figure import Figure
 
-    if net.servers > MOST_DRAWN:
-        raise TopologyError(f"{net.name} has {net.servers:,} servers; up to {MOST_DRAWN} can be drawn.")
+    if net.servers > MAX_DRAWN:
+        raise TopologyError(f"{net.name} has {net.servers:,} servers; up to {MAX_DRAWN} can be drawn.")
     places = _grid(net) if isinstance(net, Torus) else _tree(net)
     wide = max(x for x, _ in places.values()) - min(x for x, _ in places.values())
     high = max(y for _, y in places.values()) - min(y for _, y in places.values())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from paceline.collectives.schedule import Numbers, Process, Schedule, Step
+from paceline.collectives.schedule import Numbers, Schedule, ScheduleProcess, Step
 from paceline.collectives.topology import Topology
 
 NEAR = 1e-9  # of a transfer: what is left of it is nothing
@@ -21,7 +21,7 @@ SAME = 1e-9  # shares that differ by less are the same
 
 def simulate(net: Topology, schedule: Schedule, rate: float, latency: float = 0.0, element: int = 4) -> float:
     """Seconds that it takes on links of that rate, in bytes a second, with that latency from server to server."""
-    return _Run(net, schedule, rate, latency, element).run()
+    return _FlowRun(net, schedule, rate, latency, element).run()
 
 
 def passes_on(net: Topology, schedule: Schedule) -> bool:
@@ -38,7 +38,7 @@ Reals = npt.NDArray[np.float64]
 
 
 @dataclass
-class _Lot:
+class _FlowBatch:
     """Transfers that began at the same time."""
 
     process: int
@@ -50,10 +50,10 @@ class _Lot:
     owner: Numbers  # whose each of those is, counted within the lot
 
 
-class _Progress:
+class _FlowProgress:
     """How far the servers are in one process."""
 
-    def __init__(self, process: Process, servers: int) -> None:
+    def __init__(self, process: ScheduleProcess, servers: int) -> None:
         self.process = process
         self.step = np.zeros(servers, dtype=np.int64)  # each server's
         self.begun = [np.zeros(len(step), dtype=bool) for step in process.steps]
@@ -94,19 +94,19 @@ def _due(step: Step, servers: int) -> Numbers:
 
 
 @dataclass
-class _Run:
+class _FlowRun:
     net: Topology
     schedule: Schedule
     rate: float
     latency: float
     element: int
     now: float = 0.0
-    flowing: list[_Lot] = field(default_factory=list)
-    waiting: list[tuple[float, int, _Lot]] = field(default_factory=list)  # heap, by when they flow
+    flowing: list[_FlowBatch] = field(default_factory=list)
+    waiting: list[tuple[float, int, _FlowBatch]] = field(default_factory=list)  # heap, by when they flow
     lots: int = 0
 
     def __post_init__(self) -> None:
-        self._progress = [_Progress(process, self.schedule.servers) for process in self.schedule.processes]
+        self._progress = [_FlowProgress(process, self.schedule.servers) for process in self.schedule.processes]
         self._ways: dict[tuple[int, int, int], tuple[list[int], int]] = {}
 
     def run(self) -> float:
@@ -179,11 +179,11 @@ def _lot(
     links: Numbers,
     owner: Numbers,
     chosen: npt.NDArray[np.bool_],
-) -> _Lot:
+) -> _FlowBatch:
     """Some of these transfers."""
     kept = chosen[owner]
     renumbered = np.cumsum(chosen) - 1
-    return _Lot(
+    return _FlowBatch(
         process,
         sender[chosen],
         receiver[chosen],
@@ -194,7 +194,7 @@ def _lot(
     )
 
 
-def _rest(lot: _Lot) -> _Lot | None:
+def _rest(lot: _FlowBatch) -> _FlowBatch | None:
     going = lot.left > NEAR * lot.size
     if going.all():
         return lot

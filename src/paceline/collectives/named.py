@@ -11,7 +11,7 @@ OPTIONS = ("n", "levels", "sizes", "stages", "algorithm", "nics")
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedCollective:
     """A network, and what is done on it."""
 
     net: Topology
@@ -27,7 +27,7 @@ class Named:
             )
 
 
-def named(text: str) -> Named:
+def named(text: str) -> NamedCollective:
     """Read that line. TopologyError or AlgorithmError with one sentence if there is no such thing."""
     kind, _, rest = text.partition(":")
     options: dict[str, str] = {}
@@ -47,4 +47,4 @@ def named(text: str) -> Named:
     nics = tuple(filter(None, options.get("nics", "").split("/")))
     if nics and len(nics) != net.ports:
         raise AlgorithmError(f"{net.name} has {net.ports} NICs a server, not {len(nics)}.")
-    return Named(net, algorithm, stages, nics)
+    return NamedCollective(net, algorithm, stages, nics)

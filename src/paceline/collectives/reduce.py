@@ -24,7 +24,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
 from paceline.collectives.algorithms import make
-from paceline.collectives.schedule import ANY, Process, Schedule, Transfer
+from paceline.collectives.schedule import ANY, Schedule, ScheduleProcess, Transfer
 from paceline.collectives.topology import Topology
 
 TIMEOUT = 300.0  # seconds for which a rank may keep the others waiting
@@ -79,7 +79,7 @@ class AllReduce:
         shape = self._schedule(net.servers * net.servers * net.ports)  # every transfer has something to carry
         self._meet(f"{algorithm} ({'/'.join(stages)}) on {net.name}")
         self._groups = self._connected(shape)
-        self._queues: list[queue.SimpleQueue[_Job | None]] = [queue.SimpleQueue() for _ in shape.processes]
+        self._queues: list[queue.SimpleQueue[_ReduceJob | None]] = [queue.SimpleQueue() for _ in shape.processes]
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"collective-{number}", daemon=True)
             for number in range(len(shape.processes))
@@ -101,7 +101,7 @@ class AllReduce:
         host = flat.view(-1).cpu()
         if divide != 1.0:  # before, as DDP does: a sum of half-precision numbers may be too large
             host /= divide
-        job = _Job(flat, host, future, len(self._queues))
+        job = _ReduceJob(flat, host, future, len(self._queues))
         with self._lock:
             refused = self._failed or ("It is closed." if self._closed.is_set() else "")
             if not refused:
@@ -137,7 +137,7 @@ class AllReduce:
             self._plans[elements] = [self._part(process) for process in self._schedule(elements).processes]
         return self._plans[elements]
 
-    def _part(self, process: Process) -> list[_Turn]:
+    def _part(self, process: ScheduleProcess) -> list[_Turn]:
         turns = [_Turn(step.adds, *step.of(self._rank)) for step in process.steps]
         return [turn for turn in turns if turn.sends or turn.receives]
 
@@ -341,7 +341,7 @@ def _device(kind: Any, nic: str) -> Any:
         raise CollectiveError(f"There is no NIC {nic!r} here; there are {', '.join(names)}.") from None
 
 
-class _Job:
+class _ReduceJob:
     """A tensor on its way through all processes."""
 
     def __init__(

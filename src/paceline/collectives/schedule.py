@@ -66,7 +66,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Process:
+class ScheduleProcess:
     """Steps one after the other, over elements that are its own. turn: which way round its rings go, 1 or −1."""
 
     start: int
@@ -81,7 +81,7 @@ class Schedule:
 
     servers: int
     elements: int
-    processes: tuple[Process, ...]
+    processes: tuple[ScheduleProcess, ...]
 
     @property
     def steps(self) -> int:

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
-MOST = 1 << 20  # servers
+MAX_SERVERS = 1 << 20  # servers
 
 
 class TopologyError(ValueError):
@@ -47,8 +47,8 @@ class Topology(ABC):
         if not self.sizes:
             raise TopologyError("A network has at least one level.")
         self.servers = math.prod(self.sizes)
-        if self.servers > MOST:
-            raise TopologyError(f"{self.servers:,} servers are too many; at most {MOST:,} are.")
+        if self.servers > MAX_SERVERS:
+            raise TopologyError(f"{self.servers:,} servers are too many; at most {MAX_SERVERS:,} are.")
         self._weights = [math.prod(self.sizes[:level]) for level in range(len(self.sizes))]
 
     @property
@@ -210,8 +210,10 @@ class DCell(Topology):
         sizes = [n]
         for _ in range(_levels(levels) - 1):
             sizes.append(math.prod(sizes) + 1)
-            if math.prod(sizes) > MOST:
-                raise TopologyError(f"DCell({n}, {levels - 1}) has more than {MOST:,} servers; take fewer levels.")
+            if math.prod(sizes) > MAX_SERVERS:
+                raise TopologyError(
+                    f"DCell({n}, {levels - 1}) has more than {MAX_SERVERS:,} servers; take fewer levels."
+                )
         super().__init__(sizes)
         self.name, self.ports = f"DCell({n}, {levels - 1})", levels
 

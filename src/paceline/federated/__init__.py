@@ -1,5 +1,5 @@
 """Federated training: clients that train by themselves, and a server whose link they share."""
 
-from paceline.federated.client import Client
+from paceline.federated.client import FederatedClient
 
-__all__ = ["Client"]
+__all__ = ["FederatedClient"]

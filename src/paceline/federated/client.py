@@ -22,7 +22,7 @@ from paceline.model.optimizer_spec import SUMS
 from paceline.serve.environment import CONNECT, TOKEN, address, worker_number
 from paceline.serve.wire.tls import Tls
 from paceline.serve.worker.client import Client as Wire
-from paceline.train.flat_model import Flat
+from paceline.train.flat_model import FlatModel
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -33,7 +33,7 @@ def plain_sgd(rate: float = 0.01) -> MakeOptimizer:
     return lambda parameters: torch.optim.SGD(parameters, lr=rate)
 
 
-class Client:
+class FederatedClient:
     """One client. `model` has the newest global model after each round, and at the end."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Client:
         if self.samples < 1:
             raise ValueError(f"A client has at least one sample, not {self.samples}.")
         # Its own copy, apart from the model: what was pulled is needed when the model has moved on.
-        self._flat = Flat(model, torch.optim.SGD(model.parameters(), lr=1.0), apart=True)
+        self._flat = FlatModel(model, torch.optim.SGD(model.parameters(), lr=1.0), apart=True)
         described = Description(self._flat.layout, SUMS, self._flat.fixed).as_json()
         if token is None:
             token = bytes.fromhex(os.environ.get(TOKEN, ""))

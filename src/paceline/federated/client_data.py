@@ -12,7 +12,7 @@ from paceline.workloads.data import Data, load
 from paceline.workloads.networks import accuracy, make
 
 
-class Share:
+class ClientData:
     """Batches of one client's samples, in another order each time; what is left over is not a batch."""
 
     def __init__(self, data: Data, samples: torch.Tensor, batch: int, seed: int) -> None:
@@ -28,12 +28,12 @@ class Share:
 
 def share_of(
     client: int, clients: int, dataset: str, folder: Path | None, skew: Skew, samples: int, batch: int, seed: int
-) -> Share:
+) -> ClientData:
     """The samples of one of so many clients: all of them deal the same way, from the same seed."""
     data = load(dataset, folder)
     samples = samples or max(1, len(data.labels) // clients)
     shares = dirichlet(data.labels, skew.alphas(clients, seed), samples, seed)
-    return Share(data, shares[client], batch, seed * 1_000_003 + client)
+    return ClientData(data, shares[client], batch, seed * 1_000_003 + client)
 
 
 def network_for(name: str, data: Data, seed: int) -> torch.nn.Module:

@@ -6,9 +6,9 @@ conversation: one incarnation of a worker.
 """
 
 from paceline.job.accounting import Ledger
-from paceline.job.config import JobTerms, SaveEvery
+from paceline.job.config import JobConfig, SaveEvery
 from paceline.job.identity import Identity
 from paceline.job.state import JobState
 from paceline.job.worker import WorkerState
 
-__all__ = ["Identity", "JobState", "JobTerms", "Ledger", "SaveEvery", "WorkerState"]
+__all__ = ["Identity", "JobConfig", "JobState", "Ledger", "SaveEvery", "WorkerState"]

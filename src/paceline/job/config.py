@@ -15,7 +15,7 @@ class SaveEvery:
 
 
 @dataclass(frozen=True)
-class JobTerms:
+class JobConfig:
     """What a job is run under.
 
     shards: an update counts when all of them have it. 0: the job only paces, and an update counts when it is ready.

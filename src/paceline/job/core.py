@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.job.accounting import Ledger, Watcher
-from paceline.job.config import JobTerms
+from paceline.job.config import JobConfig
 from paceline.job.instructions import Instruction
 from paceline.job.leases import Leases
 from paceline.job.membership import Roster
@@ -14,16 +14,16 @@ from paceline.job.samples import Samples
 from paceline.policies import Policy
 
 
-class Books:
+class JobCore:
     """What is known of a job."""
 
-    def __init__(self, policy: Policy, terms: JobTerms, watcher: Watcher, restored: bool, now: float) -> None:
-        self.terms = terms
+    def __init__(self, policy: Policy, config: JobConfig, watcher: Watcher, restored: bool, now: float) -> None:
+        self.config = config
         self.ledger = Ledger(policy, watcher)
-        self.roster = Roster(terms.workers, terms.awaited, restored)
-        self.leases = Leases(terms.lease)
+        self.roster = Roster(config.workers, config.awaited, restored)
+        self.leases = Leases(config.lease)
         self.samples: Samples | None = None
-        self.incarnations: dict[int, int] = dict(terms.incarnations)  # worker → its last one
+        self.incarnations: dict[int, int] = dict(config.incarnations)  # worker → its last one
         self._begun: set[int] = set()  # shards that have weights to begin with
         # worker, incarnation → its newest iteration that was applied; of those that train, the member knows it
         self._applied: dict[tuple[int, int], int] = {}
@@ -38,14 +38,14 @@ class Books:
     @property
     def has_begun(self) -> bool:
         """Do all shards have weights?"""
-        return len(self._begun) >= self.terms.shards
+        return len(self._begun) >= self.config.shards
 
     def snapshot(self) -> dict[str, Any]:
         """What a restored job goes on with, in values that JSON knows: everybody joins anew."""
         return {
             "version": self.version,
-            "shards": self.terms.shards,
-            "policy": self.terms.policy,
+            "shards": self.config.shards,
+            "policy": self.config.policy,
             "memory": self.ledger.policy.memory(),
             "seconds": self._now,
             "incarnations": {str(worker): last for worker, last in self.incarnations.items()},
@@ -60,7 +60,7 @@ class Books:
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
         self.ledger.version = int(snapshot["version"])
-        if snapshot["policy"] == self.terms.policy and isinstance(memory := snapshot.get("memory"), dict):
+        if snapshot["policy"] == self.config.policy and isinstance(memory := snapshot.get("memory"), dict):
             self.ledger.policy.recall(memory)
         self.samples = Samples.from_json(snapshot["samples"]) if snapshot["samples"] else None
         self._applied = {(worker, incarnation): iteration for worker, incarnation, iteration in snapshot["applied"]}

@@ -8,12 +8,12 @@ from typing import Any
 from paceline import policies
 from paceline.job import instructions
 from paceline.job.identity import identity_of
-from paceline.job.membership import Member, Stage, Step
+from paceline.job.membership import Member, Stage, Transition
 from paceline.job.samples import Samples
 from paceline.job.saving import Saving, within_limit
 from paceline.policies import Decision, Update
 
-GRANT = Step.GRANT  # needed all the time, and a member of an enum takes long to look up
+GRANT = Transition.GRANT  # needed all the time, and a member of an enum takes long to look up
 
 
 class Decisions(Saving):
@@ -33,13 +33,13 @@ class Decisions(Saving):
         member.granted_version = version = self.ledger.version
         member.batch_size = grant.batch_size
         member.expected = within_limit(grant.expected_staleness)
-        member.pull = not self.terms.streams or member.last_applied != version
+        member.pull = not self.config.streams or member.last_applied != version
         self._send_grant(member)
 
     def _send_grant(self, member: Member) -> None:
         if member.connection is not None:
             self._out.append(
-                instructions.Granted(
+                instructions.SendGrant(
                     member.connection,
                     member.iteration,
                     member.granted_version,
@@ -50,18 +50,18 @@ class Decisions(Saving):
             )
 
     def _wake_at(self, wake: policies.WakeAt) -> None:
-        self._out.append(instructions.WakeAt(wake.time))
+        self._out.append(instructions.SetTimer(wake.time))
 
     def _add(self, add: policies.Add) -> None:
-        self._out.append(instructions.Add(identity_of(add.update), add.sum, add.weight))
+        self._out.append(instructions.OrderAdd(identity_of(add.update), add.sum, add.weight))
 
     def _apply(self, apply: policies.Apply) -> None:
         self.ledger.note_applied(apply, self._now)
         version, updates, turns, compare = self.ledger.version, apply.updates, 1, False
-        if not self.terms.streams:  # streamed, the shards have applied it already
+        if not self.config.streams:  # streamed, the shards have applied it already
             turns = self._turns_of(updates)
             compare = len(updates) > 1 and self.ledger.policy.compares
-        self._out.append(instructions.Apply(version, apply, turns, compare))
+        self._out.append(instructions.OrderApply(version, apply, turns, compare))
         training = self.roster.training
         for update in updates:
             member = training.get(update.worker)
@@ -72,7 +72,7 @@ class Decisions(Saving):
                 self._applied[update.worker, update.incarnation] = update.iteration
         if self.samples:
             self._trained(self.samples, updates)
-        if self.terms.streams:
+        if self.config.streams:
             for update in updates:
                 self._shards_are_done_with(identity_of(update))
 
@@ -87,32 +87,32 @@ class Decisions(Saving):
         self.ledger.note_discarded(discard, self._now)
         identity = identity_of(discard.update)
         self._shards_are_done_with(identity)
-        self._out.append(instructions.Discard(discard))
+        self._out.append(instructions.OrderDiscard(discard))
         if self.samples:
             self.samples.dropped(identity)
 
     def _keep(self, keep: policies.Keep) -> None:
         self.ledger.note_kept(keep, self._now)
-        self._out.append(instructions.Keep(keep))
+        self._out.append(instructions.OrderKeep(keep))
         if self.samples:
             self._trained(self.samples, (keep.update,))
 
     def _cancel(self, cancel: policies.Cancel) -> None:
         self.ledger.note_cancelled(cancel, self._now)
         member = self.roster.training[cancel.worker]
-        self._send(member.connection, instructions.Cancelled, member.iteration)
+        self._send(member.connection, instructions.SendCancel, member.iteration)
         self._drop_parts(member)
-        member.step(Step.CANCEL)
+        member.step(Transition.CANCEL)
 
     def _drop_parts(self, member: Member) -> None:
         """The update of this iteration will never be whole."""
-        if self.terms.streams:
+        if self.config.streams:
             if member.stage in (Stage.ANNOUNCED, Stage.TURNED):
-                self._out.append(instructions.Drop(member.identity))
+                self._out.append(instructions.OrderDrop(member.identity))
                 self._shards_are_done_with(member.identity)
         else:
-            have_it = [shard for shard in range(self.terms.shards) if member.parts >> shard & 1]
-            self._out += [instructions.Drop(member.identity, shard) for shard in have_it]
+            have_it = [shard for shard in range(self.config.shards) if member.parts >> shard & 1]
+            self._out += [instructions.OrderDrop(member.identity, shard) for shard in have_it]
         member.parts = 0
         if self.samples and member.ready:
             self.samples.returned(member.worker, member.ready.taken)

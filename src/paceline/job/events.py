@@ -15,7 +15,7 @@ from paceline.policies.record import record
 
 
 @record
-class Join:
+class WorkerJoined:
     """A worker asks to take part. worker: the number that it wants; None: any that is free."""
 
     connection: int
@@ -23,7 +23,7 @@ class Join:
 
 
 @record
-class Resume:
+class WorkerResumed:
     """A worker whose connection was lost is back. genuine: has it shown that it is the one it says it is?"""
 
     connection: int
@@ -34,7 +34,7 @@ class Resume:
 
 
 @record
-class Want:
+class SamplesRequested:
     """A worker asks for `count` samples of a dataset of `size`, for `epochs` epochs. It numbers its requests."""
 
     connection: int
@@ -45,7 +45,7 @@ class Want:
 
 
 @record
-class Soon:
+class GradientBegun:
     """A worker computes a gradient, and can begin to push it. Ready will follow."""
 
     connection: int
@@ -55,7 +55,7 @@ class Soon:
 
 
 @record
-class Ready:
+class GradientComputed:
     """A worker has computed a gradient from the samples that it was given under the numbers `taken`."""
 
     connection: int
@@ -68,7 +68,7 @@ class Ready:
 
 
 @record
-class Measured:
+class MetricReported:
     """A worker has measured something outside of training: an accuracy, a validation loss."""
 
     connection: int
@@ -77,35 +77,35 @@ class Measured:
 
 
 @record
-class Finish:
+class WorkerFinished:
     """A worker has no more to train on. It waits for the others, and for the last model."""
 
     connection: int
 
 
 @record
-class Beat:
+class WorkerAlive:
     """A worker is alive."""
 
     connection: int
 
 
 @record
-class Leave:
+class WorkerLeft:
     """A worker leaves of its own accord."""
 
     connection: int
 
 
 @record
-class Misbehaved:
+class WorkerMisbehaved:
     """A worker sent something that it may not send. It takes no part any more."""
 
     connection: int
 
 
 @record
-class Disconnected:
+class ConnectionLost:
     """A connection is gone. Its worker keeps its place until its lease runs out."""
 
     connection: int
@@ -115,21 +115,21 @@ class Disconnected:
 
 
 @record
-class ShardBeat:
+class ShardAlive:
     """A shard is alive."""
 
     shard: int
 
 
 @record
-class Loaded:
+class ShardLoaded:
     """A shard has the weights of the checkpoint."""
 
     shard: int
 
 
 @record
-class Begun:
+class ShardInitialized:
     """A shard has the weights that the model begins with, from this incarnation of a worker."""
 
     shard: int
@@ -138,7 +138,7 @@ class Begun:
 
 
 @record
-class Arrived:
+class UpdateArrived:
     """A shard has its part of an update."""
 
     shard: int
@@ -148,7 +148,7 @@ class Arrived:
 
 
 @record
-class Compared:
+class UpdatesCompared:
     """All shards have compared updates that were applied together: the cosine of each with their sum."""
 
     updates: tuple[Update, ...]
@@ -156,7 +156,7 @@ class Compared:
 
 
 @record
-class Saved:
+class ShardSaved:
     """A shard has written its part of a checkpoint; or not, and `error` says why."""
 
     shard: int
@@ -168,14 +168,14 @@ class Saved:
 
 
 @record
-class Described:
+class ModelDescribed:
     """It is known what is trained. momentum: of the server's optimizer."""
 
     momentum: float
 
 
 @record
-class Stored:
+class CheckpointStored:
     """A checkpoint is on the disk as a whole; or it cannot be, and `error` says why."""
 
     version: int
@@ -183,51 +183,51 @@ class Stored:
 
 
 @record
-class SaveNow:
+class SaveRequested:
     """Take a checkpoint, if the model has moved since the last one."""
 
 
 @record
-class Pardon:
+class WorkersPardoned:
     """A person takes these workers back that the policy leaves out."""
 
     workers: tuple[int, ...]
 
 
 @record
-class Tick:
+class TimePassed:
     """Time has passed. It was to be told at `due`; if that is long ago, the driver itself was held up."""
 
     due: float
 
 
 @record
-class Woke:
+class TimerFired:
     """A WakeAt has come due."""
 
 
 Event: TypeAlias = (
-    Join
-    | Resume
-    | Want
-    | Soon
-    | Ready
-    | Measured
-    | Finish
-    | Beat
-    | Leave
-    | Misbehaved
-    | Disconnected
-    | ShardBeat
-    | Loaded
-    | Begun
-    | Arrived
-    | Compared
-    | Saved
-    | Described
-    | Stored
-    | SaveNow
-    | Pardon
-    | Tick
-    | Woke
+    WorkerJoined
+    | WorkerResumed
+    | SamplesRequested
+    | GradientBegun
+    | GradientComputed
+    | MetricReported
+    | WorkerFinished
+    | WorkerAlive
+    | WorkerLeft
+    | WorkerMisbehaved
+    | ConnectionLost
+    | ShardAlive
+    | ShardLoaded
+    | ShardInitialized
+    | UpdateArrived
+    | UpdatesCompared
+    | ShardSaved
+    | ModelDescribed
+    | CheckpointStored
+    | SaveRequested
+    | WorkersPardoned
+    | TimePassed
+    | TimerFired
 )

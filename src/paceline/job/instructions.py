@@ -17,7 +17,7 @@ from paceline.policies.record import record
 
 
 @record
-class Welcome:
+class SendWelcome:
     """The worker takes part, under this number and as this incarnation."""
 
     to: int
@@ -26,14 +26,14 @@ class Welcome:
 
 
 @record
-class Resumed:
+class SendResumed:
     """The worker still takes part. What it may have missed follows."""
 
     to: int
 
 
 @record
-class Refused:
+class SendRefused:
     """The worker is refused for good. The driver hangs up."""
 
     to: int
@@ -41,7 +41,7 @@ class Refused:
 
 
 @record
-class Expelled:
+class SendExpelled:
     """This incarnation of a worker is over. It may join again. The driver hangs up."""
 
     to: int
@@ -56,14 +56,14 @@ class HangUp:
 
 
 @record
-class Give:
+class SendWeightsRequest:
     """Give the shards the weights that the model begins with."""
 
     to: int
 
 
 @record
-class Granted:
+class SendGrant:
     """Pull this version or a newer one, and run this iteration.
 
     batch_size: None means the worker's own. pull: False if the worker was returned this very version.
@@ -79,7 +79,7 @@ class Granted:
 
 
 @record
-class Turned:
+class SendPushNow:
     """Push now."""
 
     to: int
@@ -87,7 +87,7 @@ class Turned:
 
 
 @record
-class Cancelled:
+class SendCancel:
     """Abandon this iteration."""
 
     to: int
@@ -95,7 +95,7 @@ class Cancelled:
 
 
 @record
-class Given:
+class SendSamples:
     """Positions of an epoch's order to train on; an empty range when there are no more."""
 
     to: int
@@ -106,15 +106,15 @@ class Given:
 
 
 @record
-class Barred:
+class SendExcluded:
     """Until further notice there will be no Grant, and this is why."""
 
     to: int
-    why: str
+    reason: str
 
 
 @record
-class Finished:
+class SendFinished:
     """The training is over; this is the last version of the model."""
 
     to: int
@@ -122,14 +122,14 @@ class Finished:
 
 
 @record
-class Beat:
+class SendHeartbeat:
     """The answer to a worker's Beat."""
 
     to: int
 
 
 @record
-class Leave:
+class SendLeave:
     """The answer to a worker's Leave. The driver hangs up."""
 
     to: int
@@ -139,7 +139,7 @@ class Leave:
 
 
 @record
-class Giver:
+class OrderInitialWeights:
     """The weights that the model begins with come from this incarnation of a worker, and from nobody else."""
 
     worker: int
@@ -147,7 +147,7 @@ class Giver:
 
 
 @record
-class Apply:
+class OrderApply:
     """Number `version` of the order log: change the model as the policy decided.
 
     turns: how many Applies make up a round, where that is known. compare: are the updates to be compared?
@@ -160,7 +160,7 @@ class Apply:
 
 
 @record
-class Stream:
+class OrderStream:
     """Apply each piece of these updates as soon as all of them have sent it, and return it to them."""
 
     number: int
@@ -172,7 +172,7 @@ class Stream:
 
 
 @record
-class Add:
+class OrderAdd:
     """Add an update to a running sum, times this weight."""
 
     update: Identity
@@ -181,7 +181,7 @@ class Add:
 
 
 @record
-class Drop:
+class OrderDrop:
     """Discard an update. shard: at this one alone; None: at all of them."""
 
     update: Identity
@@ -189,21 +189,21 @@ class Drop:
 
 
 @record
-class Discard:
+class OrderDiscard:
     """Discard an update that had arrived, as the policy decided."""
 
     decision: policies.Discard
 
 
 @record
-class Keep:
+class OrderKeep:
     """Put an update aside, as the policy decided."""
 
     decision: policies.Keep
 
 
 @record
-class Fence:
+class OrderFence:
     """Accept nothing of this worker any more that is older than this incarnation."""
 
     worker: int
@@ -211,7 +211,7 @@ class Fence:
 
 
 @record
-class Save:
+class OrderSave:
     """Write a checkpoint of this version. snapshot: what the job knows at this point of the order log."""
 
     version: int
@@ -222,28 +222,28 @@ class Save:
 
 
 @record
-class Store:
+class StoreCheckpoint:
     """All shards have written their parts of this version: make the checkpoint whole."""
 
     version: int
 
 
 @record
-class Forget:
+class ForgetCheckpoint:
     """Remove the parts of a checkpoint that will not be whole."""
 
     version: int
 
 
 @record
-class WakeAt:
+class SetTimer:
     """Tell Woke at this time. A new WakeAt replaces the old one."""
 
     time: float
 
 
 @record
-class Log:
+class LogLine:
     """Something worth a line in the log. warns: is it worth a warning?"""
 
     text: str
@@ -251,45 +251,45 @@ class Log:
 
 
 @record
-class Fail:
+class FailGeneration:
     """This generation of the server cannot go on."""
 
     reason: str
 
 
 @record
-class Done:
+class JobDone:
     """The job is over: every worker has left of its own accord."""
 
 
 Instruction: TypeAlias = (
-    Welcome
-    | Resumed
-    | Refused
-    | Expelled
+    SendWelcome
+    | SendResumed
+    | SendRefused
+    | SendExpelled
     | HangUp
-    | Give
-    | Granted
-    | Turned
-    | Cancelled
-    | Given
-    | Barred
-    | Finished
-    | Beat
-    | Leave
-    | Giver
-    | Apply
-    | Stream
-    | Add
-    | Drop
-    | Discard
-    | Keep
-    | Fence
-    | Save
-    | Store
-    | Forget
-    | WakeAt
-    | Log
-    | Fail
-    | Done
+    | SendWeightsRequest
+    | SendGrant
+    | SendPushNow
+    | SendCancel
+    | SendSamples
+    | SendExcluded
+    | SendFinished
+    | SendHeartbeat
+    | SendLeave
+    | OrderInitialWeights
+    | OrderApply
+    | OrderStream
+    | OrderAdd
+    | OrderDrop
+    | OrderDiscard
+    | OrderKeep
+    | OrderFence
+    | OrderSave
+    | StoreCheckpoint
+    | ForgetCheckpoint
+    | SetTimer
+    | LogLine
+    | FailGeneration
+    | JobDone
 )

@@ -8,17 +8,17 @@ from typing import Any
 
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
-from paceline.job.config import JobTerms
+from paceline.job.config import JobConfig
 from paceline.job.decisions import Decisions
 from paceline.job.identity import Identity
-from paceline.job.membership import RUNNING, Member, Stage, Step
+from paceline.job.membership import RUNNING, Member, Stage, Transition
 from paceline.job.samples import Samples
 from paceline.policies import Policy, Update
 
-MOST_SAMPLES = 1 << 40  # in an update
-MOST_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
+MAX_SAMPLES = 1 << 40  # in an update
+MAX_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
 # A member of an enum takes ten times as long to look up as a name of this module, and these are needed all the time.
-COMPUTING, ANNOUNCE, ARRIVE = Stage.COMPUTING, Step.ANNOUNCE, Step.ARRIVE
+COMPUTING, ANNOUNCE, ARRIVE = Stage.COMPUTING, Transition.ANNOUNCE, Transition.ARRIVE
 GIVEN_UP = "This worker has been given up; it must join again."
 
 
@@ -36,13 +36,13 @@ class Iterations(Decisions):
     def __init__(
         self,
         policy: Policy,
-        terms: JobTerms,
+        config: JobConfig,
         watcher: Watcher,
         restored: Mapping[str, Any] | None,
         now: float,
         sees_pulls: bool,
     ) -> None:
-        super().__init__(policy, terms, watcher, restored, now)
+        super().__init__(policy, config, watcher, restored, now)
         self._sees_pulls = sees_pulls
         self._members: dict[int, Member] = {}  # by connection
         self._callers: dict[int, tuple[int, float]] = {}  # connection → the place it waits for, and since when
@@ -52,12 +52,12 @@ class Iterations(Decisions):
         member = self._members.get(connection)
         if member is None:
             if connection not in self._callers:
-                self._send(connection, instructions.Expelled, GIVEN_UP)
+                self._send(connection, instructions.SendExpelled, GIVEN_UP)
             return None
         member.heard = self._now
         return member
 
-    def _want(self, want: events.Want) -> None:
+    def _want(self, want: events.SamplesRequested) -> None:
         member = self._heard(want.connection)
         if member is None:
             return
@@ -69,17 +69,17 @@ class Iterations(Decisions):
             raise Violation(
                 f"All workers must train on the same data: {self.samples.size} samples here, and {want.size} there."
             )
-        if self.samples.held_by(member.worker) >= MOST_TAKEN:
-            raise Violation(f"A worker may hold {MOST_TAKEN} ranges of samples, and this one wants more.")
+        if self.samples.held_by(member.worker) >= MAX_TAKEN:
+            raise Violation(f"A worker may hold {MAX_TAKEN} ranges of samples, and this one wants more.")
         given = self.samples.take(member.worker, want.number, want.count, want.epochs)
-        self._send(want.connection, instructions.Given, want.number, *(given or ()))
+        self._send(want.connection, instructions.SendSamples, want.number, *(given or ()))
 
-    def _soon(self, soon: events.Soon) -> None:
+    def _soon(self, soon: events.GradientBegun) -> None:
         """A member will be ready, and can begin to push."""
         member = self._heard(soon.connection)
         if member is None:
             return
-        if not 1 <= soon.iteration <= member.iteration or not 1 <= soon.batch_size <= MOST_SAMPLES:
+        if not 1 <= soon.iteration <= member.iteration or not 1 <= soon.batch_size <= MAX_SAMPLES:
             raise Violation(f"Iteration {soon.iteration} of {soon.batch_size} samples was not granted to this worker.")
         if soon.iteration == member.iteration and member.stage is Stage.COMPUTING:
             if not 0 <= soon.base_version <= self.version:
@@ -97,7 +97,7 @@ class Iterations(Decisions):
         else:
             self._carry_out(self.ledger.ready(member.worker, batch_size, self._now, seconds))
 
-    def _ready(self, ready: events.Ready) -> None:
+    def _ready(self, ready: events.GradientComputed) -> None:
         member = self._heard(ready.connection)
         if member is None:
             return
@@ -107,17 +107,17 @@ class Iterations(Decisions):
             return
         if member.ready:
             return  # it came back, and says again what was heard
-        if not 1 <= ready.batch_size <= MOST_SAMPLES or not 0 <= ready.base_version <= self.ledger.version:
-            raise Violation(f"An update must be of 1 to {MOST_SAMPLES} samples, and of a version that there was.")
+        if not 1 <= ready.batch_size <= MAX_SAMPLES or not 0 <= ready.base_version <= self.ledger.version:
+            raise Violation(f"An update must be of 1 to {MAX_SAMPLES} samples, and of a version that there was.")
         if not 0 <= ready.compute_seconds < math.inf:
             raise Violation(f"Computing took {ready.compute_seconds} s, says this worker, and that cannot be.")
         member.ready = ready
         if stage is COMPUTING:
             self._announce(member, ready.base_version, ready.batch_size, ready.compute_seconds)
-        if member.parts or not self.terms.shards:
+        if member.parts or not self.config.shards:
             self._if_whole(member, ready)
 
-    def _not_expected(self, member: Member, ready: events.Ready) -> None:
+    def _not_expected(self, member: Member, ready: events.GradientComputed) -> None:
         """A member is ready with an iteration that it was not granted, or that is over or cancelled."""
         if not 1 <= ready.iteration <= member.iteration:
             raise Violation(f"Iteration {ready.iteration} was not granted to this worker.")
@@ -125,7 +125,7 @@ class Iterations(Decisions):
         if over and self.samples:
             self.samples.returned(member.worker, ready.taken)
 
-    def _arrived(self, arrived: events.Arrived) -> None:
+    def _arrived(self, arrived: events.UpdateArrived) -> None:
         shard, iteration = arrived.shard, arrived.iteration
         self.leases.shards_heard[shard] = self._now
         member = self.roster.training.get(arrived.worker)
@@ -140,13 +140,13 @@ class Iterations(Decisions):
             if not 1 <= iteration <= member.iteration:
                 raise Violation(f"Iteration {iteration} was not granted to this worker.", member)
 
-    def _drop(self, arrived: events.Arrived) -> None:
+    def _drop(self, arrived: events.UpdateArrived) -> None:
         update = Identity(arrived.worker, arrived.incarnation, arrived.iteration)
-        self._out.append(instructions.Drop(update, arrived.shard))
+        self._out.append(instructions.OrderDrop(update, arrived.shard))
 
-    def _if_whole(self, member: Member, ready: events.Ready) -> None:
+    def _if_whole(self, member: Member, ready: events.GradientComputed) -> None:
         """An update counts when its worker has told of it and all shards have it."""
-        if member.parts.bit_count() < self.terms.shards or member.stage not in RUNNING:
+        if member.parts.bit_count() < self.config.shards or member.stage not in RUNNING:
             return
         member.step(ARRIVE)
         member.ready = None
@@ -167,31 +167,31 @@ class Iterations(Decisions):
 
     # What is measured
 
-    def _measured(self, measured: events.Measured) -> None:
+    def _measured(self, measured: events.MetricReported) -> None:
         member = self._heard(measured.connection)
         if member and member.stage is not Stage.WAITING:
             kind = measured.kind[:80]
             self._carry_out(self.ledger.measured(kind, member.worker, measured.value, self._now))
 
-    def _described(self, event: events.Described) -> None:
+    def _described(self, event: events.ModelDescribed) -> None:
         """Nobody has joined, so there is nothing to decide; nor to save, since shards have nothing yet."""
         policy = self.ledger.policy
         if policy.hears_loss and not policy.mixes:
             self.ledger.measured("momentum", None, event.momentum, self._now)
 
-    def _compared(self, compared: events.Compared) -> None:
+    def _compared(self, compared: events.UpdatesCompared) -> None:
         for update, cosine in zip(compared.updates, compared.cosines, strict=True):
             self._carry_out(self.ledger.measured("cosine", update, cosine, self._now))
         for update in compared.updates:
-            self._tell_if_barred(update.worker)
+            self._tell_if_excluded(update.worker)
 
-    def _tell_if_barred(self, worker: int) -> None:
+    def _tell_if_excluded(self, worker: int) -> None:
         """Tell a member that it is not granted any more, once: it would wait without a word."""
         member = self.roster.training.get(worker)
         if member:
-            before, member.barred = member.barred, self.ledger.policy.barred(worker)
-            if member.barred and not before:
-                self._send(member.connection, instructions.Barred, member.barred)
+            before, member.exclusion = member.exclusion, self.ledger.policy.exclusion(worker)
+            if member.exclusion and not before:
+                self._send(member.connection, instructions.SendExcluded, member.exclusion)
 
     def introduce(self, watcher: Watcher) -> None:
         """Tell one that begins to watch only now which members there are, and what each of them does."""
@@ -213,8 +213,8 @@ class Iterations(Decisions):
         found = self.ledger.policy.memory().get("blacklist", {})
         return {int(client): tuple(cosines) for client, cosines in found.items()}
 
-    def _pardon(self, pardon: events.Pardon) -> None:
+    def _pardon(self, pardon: events.WorkersPardoned) -> None:
         if pardon.workers:
             self._carry_out(self.ledger.measured("pardon", pardon.workers, 1.0, self._now))
             for worker in pardon.workers:
-                self._tell_if_barred(worker)
+                self._tell_if_excluded(worker)

@@ -9,7 +9,7 @@ EXPECTED_BACK = 60.0  # seconds, or two leases, for which a worker that was give
 SHARD_SILENCE = 20.0  # seconds of silence after which a shard counts as lost; a shard beats every second
 
 
-class Heard(Protocol):
+class LastHeard(Protocol):
     """Something that was last heard at a time."""
 
     heard: float
@@ -34,18 +34,18 @@ class Leases:
         if self._unknown_by is None:
             self._unknown_by = now + self.lease
 
-    def extend(self, members: Iterable[Heard], away: float, now: float) -> None:
+    def extend(self, members: Iterable[LastHeard], away: float, now: float) -> None:
         """The driver was held up and heard nobody: everybody gets that time again, up to now."""
         for member in members:
             member.heard = min(member.heard + away, now)
         for shard, heard in self.shards_heard.items():
             self.shards_heard[shard] = min(heard + away, now)
 
-    def is_silent(self, member: Heard, now: float) -> bool:
+    def is_silent(self, member: LastHeard, now: float) -> bool:
         """Has its lease run out?"""
         return now >= member.heard + self.lease
 
-    def seems_dead(self, member: Heard, now: float) -> bool:
+    def seems_dead(self, member: LastHeard, now: float) -> bool:
         """Has it been silent for so long that another may take its place?"""
         return now - member.heard >= self.lease / 2
 
@@ -67,6 +67,6 @@ class Leases:
             self._unknown_by = None
         return over
 
-    def deadline(self, members: Iterable[Heard]) -> float | None:
+    def deadline(self, members: Iterable[LastHeard]) -> float | None:
         """The earliest time at which a member's lease could run out, as things stand."""
         return min((member.heard + self.lease for member in members), default=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from paceline.job.events import Ready
+from paceline.job.events import GradientComputed
 from paceline.job.identity import Identity
 
 
@@ -24,7 +24,7 @@ class Stage(Enum):
     __hash__ = object.__hash__  # by identity, which is quicker than by name
 
 
-class Step(Enum):
+class Transition(Enum):
     """What leads from one stage to the next."""
 
     ADMIT = "the policy is told of it"
@@ -40,23 +40,23 @@ class Step(Enum):
     __hash__ = object.__hash__
 
 
-_ENDS = {Step.FINISH: Stage.FINISHING, Step.LEAVE: Stage.GONE}
+_ENDS = {Transition.FINISH: Stage.FINISHING, Transition.LEAVE: Stage.GONE}
 
 #: From a stage, by a step, to a stage. A step that is not here cannot be made.
-TRANSITIONS: dict[Stage, dict[Step, Stage]] = {
-    Stage.WAITING: {Step.ADMIT: Stage.IDLE, **_ENDS},
-    Stage.IDLE: {Step.GRANT: Stage.COMPUTING, **_ENDS},
-    Stage.COMPUTING: {Step.ANNOUNCE: Stage.ANNOUNCED, Step.CANCEL: Stage.CANCELLED, **_ENDS},
+TRANSITIONS: dict[Stage, dict[Transition, Stage]] = {
+    Stage.WAITING: {Transition.ADMIT: Stage.IDLE, **_ENDS},
+    Stage.IDLE: {Transition.GRANT: Stage.COMPUTING, **_ENDS},
+    Stage.COMPUTING: {Transition.ANNOUNCE: Stage.ANNOUNCED, Transition.CANCEL: Stage.CANCELLED, **_ENDS},
     Stage.ANNOUNCED: {
-        Step.TURN: Stage.TURNED,
-        Step.ARRIVE: Stage.IDLE,
-        Step.CANCEL: Stage.CANCELLED,
+        Transition.TURN: Stage.TURNED,
+        Transition.ARRIVE: Stage.IDLE,
+        Transition.CANCEL: Stage.CANCELLED,
         **_ENDS,
     },
-    Stage.TURNED: {Step.ARRIVE: Stage.IDLE, Step.CANCEL: Stage.CANCELLED, **_ENDS},
-    Stage.CANCELLED: {Step.GRANT: Stage.COMPUTING, **_ENDS},
-    Stage.FINISHING: {Step.END: Stage.FINISHED, Step.LEAVE: Stage.GONE},
-    Stage.FINISHED: {Step.LEAVE: Stage.GONE},
+    Stage.TURNED: {Transition.ARRIVE: Stage.IDLE, Transition.CANCEL: Stage.CANCELLED, **_ENDS},
+    Stage.CANCELLED: {Transition.GRANT: Stage.COMPUTING, **_ENDS},
+    Stage.FINISHING: {Transition.END: Stage.FINISHED, Transition.LEAVE: Stage.GONE},
+    Stage.FINISHED: {Transition.LEAVE: Stage.GONE},
     Stage.GONE: {},
 }
 RUNNING = frozenset({Stage.COMPUTING, Stage.ANNOUNCED, Stage.TURNED})  # at work on an iteration
@@ -72,9 +72,9 @@ class Member:
 
     __slots__ = (
         "applied",
-        "barred",
         "batch_size",
         "connection",
+        "exclusion",
         "expected",
         "granted_version",
         "heard",
@@ -99,11 +99,11 @@ class Member:
         self.batch_size: int | None = None
         self.pull = True
         self.expected: int | None = None
-        self.ready: Ready | None = None  # the update of this iteration, until it is in
+        self.ready: GradientComputed | None = None  # the update of this iteration, until it is in
         self.parts = 0  # shards that have this iteration's update: bit n is shard n's
         self.applied = 0  # the newest iteration that was applied
         self.last_applied = -1  # the version that it made
-        self.barred = ""  # why the policy leaves it out, if it does
+        self.exclusion = ""  # why the policy leaves it out, if it does
         self.told_version = -1  # the last version of the model, once it was told
 
     @property
@@ -111,7 +111,7 @@ class Member:
         """Of the update of this iteration."""
         return Identity(self.worker, self.incarnation, self.iteration)
 
-    def step(self, step: Step) -> None:
+    def step(self, step: Transition) -> None:
         """Go on to the next stage. StageError if this step leads nowhere from here."""
         then = TRANSITIONS[self.stage].get(step)
         if then is None:
@@ -155,13 +155,13 @@ class Roster:
 
     def finish(self, member: Member) -> None:
         """A member has no more to train on."""
-        member.step(Step.FINISH)
+        member.step(Transition.FINISH)
         del self.training[member.worker]
         self.finishing[member.worker] = member
 
     def leave(self, member: Member, expected_back: bool) -> None:
         """A member takes no part any more."""
-        member.step(Step.LEAVE)
+        member.step(Transition.LEAVE)
         self.training.pop(member.worker, None)
         self.finishing.pop(member.worker, None)
         if expected_back:

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 
-class Range(NamedTuple):
+class Positions(NamedTuple):
     """Positions from `start` up to `stop` of an epoch's order."""
 
     epoch: int
@@ -27,11 +27,11 @@ class Samples:
         self.size, self.epochs = size, epochs
         self.trained = 0  # samples that are done, over all epochs
         self._epoch = self._position = 0
-        self._returned: list[Range] = []
-        self._out: dict[int, dict[int, Range]] = {}  # worker → what it was given, by number
-        self._arrived: dict[Hashable, list[Range]] = {}  # update → what it was computed from
+        self._returned: list[Positions] = []
+        self._out: dict[int, dict[int, Positions]] = {}  # worker → what it was given, by number
+        self._arrived: dict[Hashable, list[Positions]] = {}  # update → what it was computed from
 
-    def take(self, worker: int, number: int, count: int, epochs: int | None = None) -> Range | None:
+    def take(self, worker: int, number: int, count: int, epochs: int | None = None) -> Positions | None:
         """The next `count` samples or fewer, all of one epoch; None when all have been handed out.
 
         Asked again for the same number, it gives the same range. epochs: only of the first so many. If they are more
@@ -47,7 +47,7 @@ class Samples:
             self._out.setdefault(worker, {})[number] = taken
         return taken
 
-    def _again(self, count: int, epochs: int) -> Range | None:
+    def _again(self, count: int, epochs: int) -> Positions | None:
         """Some that came back."""
         for index, whole in enumerate(self._returned):
             if whole.epoch < epochs:
@@ -59,13 +59,13 @@ class Samples:
                 return taken
         return None
 
-    def _next(self, count: int, epochs: int) -> Range | None:
+    def _next(self, count: int, epochs: int) -> Positions | None:
         """Some that nobody has had."""
         if self._position == self.size and self._epoch + 1 < epochs:
             self._epoch, self._position = self._epoch + 1, 0
         if self._position == self.size or self._epoch >= epochs:
             return None
-        taken = Range(self._epoch, self._position, min(self.size, self._position + count))
+        taken = Positions(self._epoch, self._position, min(self.size, self._position + count))
         self._position = taken.stop
         return taken
 
@@ -119,10 +119,10 @@ class Samples:
         """Go on where `as_json` was."""
         samples = cls(value["size"], value["epochs"])
         samples.trained, samples._epoch, samples._position = value["trained"], value["epoch"], value["position"]
-        samples._returned.extend(Range(*each) for each in value["open"])
+        samples._returned.extend(Positions(*each) for each in value["open"])
         return samples
 
-    def _claim(self, worker: int, numbers: Iterable[int]) -> list[Range]:
+    def _claim(self, worker: int, numbers: Iterable[int]) -> list[Positions]:
         """What it was given under these numbers; ones that are not its own count for nothing."""
         mine = self._out.get(worker, {})
         return [mine.pop(number) for number in numbers if number in mine]

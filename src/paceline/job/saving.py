@@ -12,35 +12,35 @@ from typing import Any
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
 from paceline.job.checkpoints import Checkpoints
-from paceline.job.config import JobTerms
-from paceline.job.core import Books
+from paceline.job.config import JobConfig
+from paceline.job.core import JobCore
 from paceline.job.identity import Identity
-from paceline.job.membership import RUNNING, Member, Stage, Step
+from paceline.job.membership import RUNNING, Member, Stage, Transition
 from paceline.job.quiesce import Quiesce
 from paceline.policies import Policy, Stream, Turn, Update
 
-MOST_STALENESS = 1 << 20  # versions that an update may be expected to be behind
+MAX_STALENESS = 1 << 20  # versions that an update may be expected to be behind
 PutOff = tuple[Turn | Stream, tuple[Identity, ...]]  # an order, and the updates that it was for when it was given
 
 
 def within_limit(staleness: int | None) -> int | None:
     """Clamp an expected staleness to the limit of the protocol."""
-    if staleness is None or 0 <= staleness <= MOST_STALENESS:
+    if staleness is None or 0 <= staleness <= MAX_STALENESS:
         return staleness
-    return 0 if staleness < 0 else MOST_STALENESS
+    return 0 if staleness < 0 else MAX_STALENESS
 
 
-class Saving(Books):
+class Saving(JobCore):
     """Takes checkpoints, and gives the orders that begin something."""
 
     def __init__(
-        self, policy: Policy, terms: JobTerms, watcher: Watcher, restored: Mapping[str, Any] | None, now: float
+        self, policy: Policy, config: JobConfig, watcher: Watcher, restored: Mapping[str, Any] | None, now: float
     ) -> None:
-        super().__init__(policy, terms, watcher, restored is not None, now)
+        super().__init__(policy, config, watcher, restored is not None, now)
         self.checkpoints: Checkpoints | None = None
-        if terms.save and terms.shards:
+        if config.save and config.shards:
             saved = int(restored["version"]) if restored else None
-            self.checkpoints = Checkpoints(terms.save, terms.shards, saved)
+            self.checkpoints = Checkpoints(config.save, config.shards, saved)
         self._quiesce: Quiesce[PutOff] = Quiesce()
         self._streams_issued = 0
         self._expected: dict[int, int | None] = {}  # worker that has left → what its last Grant expected
@@ -62,8 +62,8 @@ class Saving(Books):
 
     def _begin_push(self, member: Member) -> None:
         if member.stage is Stage.ANNOUNCED:
-            member.step(Step.TURN)
-            self._send(member.connection, instructions.Turned, member.iteration)
+            member.step(Transition.TURN)
+            self._send(member.connection, instructions.SendPushNow, member.iteration)
 
     def _stream(self, stream: Stream) -> None:
         updates = tuple(self.roster.training[worker].identity for worker in stream.workers)
@@ -84,7 +84,7 @@ class Saving(Books):
         turns = self._turns_of(identities)
         expected = within_limit(stream.expected_staleness)
         number, weights = self._streams_issued, tuple(known.values())
-        self._out.append(instructions.Stream(number, tuple(known), weights, stream.in_order, turns, expected))
+        self._out.append(instructions.OrderStream(number, tuple(known), weights, stream.in_order, turns, expected))
 
     def _goes_on(self, update: Identity) -> bool:
         """Is its worker still at this iteration, and was it not cancelled?"""
@@ -109,7 +109,7 @@ class Saving(Books):
             self._quiesce.await_quiet()
             self._save_if_quiet()
 
-    def _save_now(self, _: events.SaveNow) -> None:
+    def _save_now(self, _: events.SaveRequested) -> None:
         checkpoints = self.checkpoints
         if checkpoints and not self.is_saving and self.has_begun and checkpoints.saved != self.version:
             self._quiesce.await_quiet()
@@ -125,23 +125,23 @@ class Saving(Books):
             return
         assert self.checkpoints is not None
         self.checkpoints.begin(self.version, self._now)
-        self._out.append(instructions.Save(self.version, self.snapshot()))
+        self._out.append(instructions.OrderSave(self.version, self.snapshot()))
         for order, updates in self._quiesce.resume():
             if isinstance(order, Stream):
                 self._begin_stream(order, updates)
             elif self._goes_on(updates[0]):
                 self._begin_push(self.roster.training[order.worker])
 
-    def _saved(self, saved: events.Saved) -> None:
+    def _saved(self, saved: events.ShardSaved) -> None:
         self.leases.shards_heard[saved.shard] = self._now
         if self.checkpoints is None:
             return
         if saved.error:
             self._give_up_checkpoint(saved.version, saved.error)
         elif self.checkpoints.written(saved.shard, saved.version):
-            self._out.append(instructions.Store(saved.version))
+            self._out.append(instructions.StoreCheckpoint(saved.version))
 
-    def _stored(self, stored: events.Stored) -> None:
+    def _stored(self, stored: events.CheckpointStored) -> None:
         if self.checkpoints is None:
             return
         if stored.error:
@@ -153,4 +153,4 @@ class Saving(Books):
         assert self.checkpoints is not None
         if self.checkpoints.failed(version, self._now):
             text = f"the checkpoint of version {version} cannot be written: {error}"
-            self._out += [instructions.Log(text, warns=True), instructions.Forget(version)]
+            self._out += [instructions.LogLine(text, warns=True), instructions.ForgetCheckpoint(version)]

@@ -19,15 +19,15 @@ from typing import Any
 
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
-from paceline.job.config import JobTerms
+from paceline.job.config import JobConfig
 from paceline.job.events import Event
 from paceline.job.instructions import Instruction
 from paceline.job.iterations import GIVEN_UP, Iterations, Violation
 from paceline.job.leases import SHARD_SILENCE
-from paceline.job.membership import Member, Stage, Step
+from paceline.job.membership import Member, Stage, Transition
 from paceline.policies import Policy
 
-MOST_WORKERS = 1 << 31
+MAX_WORKERS = 1 << 31
 
 
 class JobState(Iterations):
@@ -36,18 +36,18 @@ class JobState(Iterations):
     def __init__(
         self,
         policy: Policy,
-        terms: JobTerms,
+        config: JobConfig,
         watcher: Watcher,
         restored: Mapping[str, Any] | None = None,
         now: float = 0.0,
         sees_pulls: bool = False,
     ) -> None:
         """restored: the snapshot of a checkpoint. sees_pulls: does the driver itself tell the watcher of pulls?"""
-        super().__init__(policy, terms, watcher, restored, now, sees_pulls)
+        super().__init__(policy, config, watcher, restored, now, sees_pulls)
         self.joined_ever = False  # has the policy been told of any worker?
         self.is_done = False
         self._restored = restored is not None
-        self._workers_wanted = 1 if restored else terms.workers  # after a restart not all may come back
+        self._workers_wanted = 1 if restored else config.workers  # after a restart not all may come back
         self._waiting: dict[int, Member] = {}  # worker → member that the policy does not know of yet
         self._giver: Member | None = None  # gives the weights that the model begins with
         for worker in self.roster.awaited:
@@ -65,7 +65,7 @@ class JobState(Iterations):
         except Violation as violation:
             connection = getattr(event, "connection", None)
             member = violation.member or self._members.get(connection or 0)
-            self._send(member.connection if member else connection, instructions.Refused, str(violation))
+            self._send(member.connection if member else connection, instructions.SendRefused, str(violation))
             if member:
                 self._leave(member)
         if self._callers:
@@ -80,12 +80,12 @@ class JobState(Iterations):
 
     # Joining, coming back, leaving
 
-    def _join(self, join: events.Join) -> None:
+    def _join(self, join: events.WorkerJoined) -> None:
         worker = join.worker
         if worker is None:
             worker = self.roster.free_number()
-        if not 0 <= worker < MOST_WORKERS:
-            raise Violation(f"A worker's number is from 0 to {MOST_WORKERS - 1}, not {worker}.")
+        if not 0 <= worker < MAX_WORKERS:
+            raise Violation(f"A worker's number is from 0 to {MAX_WORKERS - 1}, not {worker}.")
         before = self.roster.find(worker)
         if before and before.connection is not None and not self.leases.seems_dead(before, self._now):
             self._callers[join.connection] = (worker, self._now)  # the member gets time to show that it is alive
@@ -100,7 +100,7 @@ class JobState(Iterations):
         member = Member(worker, incarnation, connection, self._now)
         self._members[connection] = self._waiting[worker] = member
         self.roster.enter(member)
-        self._send(connection, instructions.Welcome, worker, incarnation)
+        self._send(connection, instructions.SendWelcome, worker, incarnation)
         self._ask_for_weights()
         self._admit_waiting()
 
@@ -114,44 +114,44 @@ class JobState(Iterations):
             elif member.heard > asked:
                 del self._callers[connection]
                 reason = f"There is a worker {worker} already, and it is alive; give every worker a number of its own."
-                self._send(connection, instructions.Refused, reason)
+                self._send(connection, instructions.SendRefused, reason)
 
-    def _resume(self, resume: events.Resume) -> None:
+    def _resume(self, resume: events.WorkerResumed) -> None:
         """A worker whose connection was lost is back: repeat what it may have missed."""
         connection, member = resume.connection, self.roster.find(resume.worker)
-        if resume.generation != self.terms.generation:
-            self._send(connection, instructions.Expelled, "The server is of another generation; join again.")
+        if resume.generation != self.config.generation:
+            self._send(connection, instructions.SendExpelled, "The server is of another generation; join again.")
             return
         if not resume.genuine:
             raise Violation(f"This is not worker {resume.worker}: it does not have its ticket.")
         if member is None or member.incarnation != resume.incarnation:
-            self._send(connection, instructions.Expelled, GIVEN_UP)
+            self._send(connection, instructions.SendExpelled, GIVEN_UP)
             return
         if member.connection is not None:
             self._send(member.connection, instructions.HangUp)
             del self._members[member.connection]
         self._members[connection] = member
         member.connection, member.heard = connection, self._now
-        self._out.append(instructions.Log(f"worker {member.worker} is back on a new connection"))
-        self._send(connection, instructions.Resumed)
+        self._out.append(instructions.LogLine(f"worker {member.worker} is back on a new connection"))
+        self._send(connection, instructions.SendResumed)
         if member is self._giver and not self.has_begun:
-            self._send(connection, instructions.Give)
-        if member.barred:
-            self._send(connection, instructions.Barred, member.barred)
+            self._send(connection, instructions.SendWeightsRequest)
+        if member.exclusion:
+            self._send(connection, instructions.SendExcluded, member.exclusion)
         if member.stage is Stage.FINISHED:
-            self._send(connection, instructions.Finished, member.told_version)
+            self._send(connection, instructions.SendFinished, member.told_version)
         elif member.iteration:
             self._send_grant(member)
             if member.stage is Stage.TURNED:
-                self._send(connection, instructions.Turned, member.iteration)
+                self._send(connection, instructions.SendPushNow, member.iteration)
             elif member.stage is Stage.CANCELLED:
-                self._send(connection, instructions.Cancelled, member.iteration)
+                self._send(connection, instructions.SendCancel, member.iteration)
 
-    def _weights_are_in(self, event: events.Loaded | events.Begun) -> None:
+    def _weights_are_in(self, event: events.ShardLoaded | events.ShardInitialized) -> None:
         """A shard has weights to begin with, loaded from a checkpoint or given by a worker."""
         self.leases.shards_heard[event.shard] = self._now
         giver = self._giver
-        if isinstance(event, events.Begun) and (
+        if isinstance(event, events.ShardInitialized) and (
             giver is None or (giver.worker, giver.incarnation) != (event.worker, event.incarnation)
         ):
             return
@@ -165,8 +165,8 @@ class JobState(Iterations):
         if self._giver is None or self.roster.training.get(self._giver.worker) is not self._giver:
             self._begun.clear()
             giver = self._giver = next(iter(self.roster.training.values()))
-            self._out.append(instructions.Giver(giver.worker, giver.incarnation))
-            self._send(giver.connection, instructions.Give)
+            self._out.append(instructions.OrderInitialWeights(giver.worker, giver.incarnation))
+            self._send(giver.connection, instructions.SendWeightsRequest)
 
     def _admit_waiting(self) -> None:
         """Tell the policy of members that wait, once there is a model to train and there are enough to train it."""
@@ -177,17 +177,17 @@ class JobState(Iterations):
         # In the order of their numbers: a ring's neighbours then begin at neighbouring shards.
         for worker in sorted(self._waiting):
             member = self._waiting.pop(worker)
-            member.step(Step.ADMIT)
+            member.step(Transition.ADMIT)
             self.joined_ever = True
             self._carry_out(self.ledger.joined(worker, self._now, member.incarnation))
-            self._tell_if_barred(worker)
+            self._tell_if_excluded(worker)
 
-    def _leave_willingly(self, leave: events.Leave) -> None:
-        self._send(leave.connection, instructions.Leave)
+    def _leave_willingly(self, leave: events.WorkerLeft) -> None:
+        self._send(leave.connection, instructions.SendLeave)
         if member := self._members.get(leave.connection):
             self._leave(member)
 
-    def _misbehaved(self, event: events.Misbehaved) -> None:
+    def _misbehaved(self, event: events.WorkerMisbehaved) -> None:
         if member := self._members.get(event.connection):
             self._leave(member)
 
@@ -203,12 +203,12 @@ class JobState(Iterations):
             del self._members[member.connection]
         if expected_back:
             self.leases.expect_back(member.worker, self._now)
-        self._out.append(instructions.Fence(member.worker, member.incarnation + 1))
+        self._out.append(instructions.OrderFence(member.worker, member.incarnation + 1))
         if in_order:
             self._go_on_without(member, admitted, lost=given_up)
         self._settle()
 
-    def _finish(self, finish: events.Finish) -> None:
+    def _finish(self, finish: events.WorkerFinished) -> None:
         """A member has no more to train on, and waits for the others. It may still pull."""
         member = self._heard(finish.connection)
         if member and member.worker in self.roster.training:
@@ -236,37 +236,37 @@ class JobState(Iterations):
         if over or (self.samples and self.samples.all_done):
             for member in roster.finishing.values():
                 if member.stage is Stage.FINISHING:
-                    member.step(Step.END)
+                    member.step(Transition.END)
                     member.told_version = self.version
-                    self._send(member.connection, instructions.Finished, self.version)
+                    self._send(member.connection, instructions.SendFinished, self.version)
         if over and not roster.finishing and self.joined_ever and not self.is_done:
             if self._restored and self.samples and not self.samples.all_done:
                 text = "the job ends before all samples are done again: everybody had finished when it went back"
-                self._out.append(instructions.Log(text, warns=True))
+                self._out.append(instructions.LogLine(text, warns=True))
             self.is_done = True
-            self._out.append(instructions.Done())
+            self._out.append(instructions.JobDone())
         if roster.may_yet_come:
             self.leases.expect_unknown(self._now)
 
     # Time
 
-    def _tick(self, tick: events.Tick) -> None:
+    def _tick(self, tick: events.TimePassed) -> None:
         """Give up members that are silent for too long. If the driver was held up, everybody gets that time again."""
         now, away = self._now, self._now - tick.due
         if away > self.leases.tick_seconds:
             text = f"the coordinator itself was held up for {away:.1f} s; leases are extended"
-            self._out.append(instructions.Log(text, warns=True))
+            self._out.append(instructions.LogLine(text, warns=True))
             self.leases.extend(self.roster.present(), away, now)
         for member in self.roster.present():
             if self.leases.is_silent(member, now) and self.roster.find(member.worker) is member:
-                text = f"worker {member.worker} was silent for {self.terms.lease:.1f} s and is given up"
-                self._out.append(instructions.Log(text, warns=True))
+                text = f"worker {member.worker} was silent for {self.config.lease:.1f} s and is given up"
+                self._out.append(instructions.LogLine(text, warns=True))
                 reason = "This worker was silent for too long; it must join again."
-                self._send(member.connection, instructions.Expelled, reason)
+                self._send(member.connection, instructions.SendExpelled, reason)
                 self._leave(member, given_up=True)
         shard = self.leases.lost_shard(now)
         if shard is not None:
-            self._out.append(instructions.Fail(f"Shard {shard} has been silent for {SHARD_SILENCE:g} s."))
+            self._out.append(instructions.FailGeneration(f"Shard {shard} has been silent for {SHARD_SILENCE:g} s."))
         for worker in self.leases.no_longer_expected(now):
             self.roster.awaited.discard(worker)
             self._settle()
@@ -274,46 +274,46 @@ class JobState(Iterations):
             self.roster.expect_no_more()
             self._settle()
 
-    def _beat(self, beat: events.Beat) -> None:
+    def _beat(self, beat: events.WorkerAlive) -> None:
         if self._heard(beat.connection):
-            self._send(beat.connection, instructions.Beat)
+            self._send(beat.connection, instructions.SendHeartbeat)
 
-    def _disconnected(self, event: events.Disconnected) -> None:
+    def _disconnected(self, event: events.ConnectionLost) -> None:
         self._callers.pop(event.connection, None)
         member = self._members.pop(event.connection, None)
         if member:
             member.connection = None
 
-    def _shard_beat(self, beat: events.ShardBeat) -> None:
+    def _shard_beat(self, beat: events.ShardAlive) -> None:
         self.leases.shards_heard[beat.shard] = self._now
 
-    def _woke(self, _: events.Woke) -> None:
+    def _woke(self, _: events.TimerFired) -> None:
         self._carry_out(self.ledger.woke(self._now))
 
 
 #: How each kind of event is handled.
 HANDLERS: dict[type, Callable[[JobState, Any], None]] = {
-    events.Join: JobState._join,
-    events.Resume: JobState._resume,
-    events.Want: JobState._want,
-    events.Soon: JobState._soon,
-    events.Ready: JobState._ready,
-    events.Measured: JobState._measured,
-    events.Finish: JobState._finish,
-    events.Beat: JobState._beat,
-    events.Leave: JobState._leave_willingly,
-    events.Misbehaved: JobState._misbehaved,
-    events.Disconnected: JobState._disconnected,
-    events.ShardBeat: JobState._shard_beat,
-    events.Loaded: JobState._weights_are_in,
-    events.Begun: JobState._weights_are_in,
-    events.Arrived: JobState._arrived,
-    events.Compared: JobState._compared,
-    events.Saved: JobState._saved,
-    events.Described: JobState._described,
-    events.Stored: JobState._stored,
-    events.SaveNow: JobState._save_now,
-    events.Pardon: JobState._pardon,
-    events.Tick: JobState._tick,
-    events.Woke: JobState._woke,
+    events.WorkerJoined: JobState._join,
+    events.WorkerResumed: JobState._resume,
+    events.SamplesRequested: JobState._want,
+    events.GradientBegun: JobState._soon,
+    events.GradientComputed: JobState._ready,
+    events.MetricReported: JobState._measured,
+    events.WorkerFinished: JobState._finish,
+    events.WorkerAlive: JobState._beat,
+    events.WorkerLeft: JobState._leave_willingly,
+    events.WorkerMisbehaved: JobState._misbehaved,
+    events.ConnectionLost: JobState._disconnected,
+    events.ShardAlive: JobState._shard_beat,
+    events.ShardLoaded: JobState._weights_are_in,
+    events.ShardInitialized: JobState._weights_are_in,
+    events.UpdateArrived: JobState._arrived,
+    events.UpdatesCompared: JobState._compared,
+    events.ShardSaved: JobState._saved,
+    events.ModelDescribed: JobState._described,
+    events.CheckpointStored: JobState._stored,
+    events.SaveRequested: JobState._save_now,
+    events.WorkersPardoned: JobState._pardon,
+    events.TimePassed: JobState._tick,
+    events.TimerFired: JobState._woke,
 }

@@ -24,7 +24,7 @@ PATIENCE = 120.0  # seconds for one step of them
 
 
 @dataclass(frozen=True)
-class Trial:
+class CollectiveTrial:
     """One algorithm on one rank."""
 
     net: Topology
@@ -50,7 +50,7 @@ def measure(
     net = fabric.net
     store = fabric.nic_address(0, 0), secrets.randbelow(10_000) + 20_000
     trials = [
-        Trial(
+        CollectiveTrial(
             net,
             rank,
             store,
@@ -68,7 +68,7 @@ def measure(
     return float(median(max(end for _, end in each) - min(begin for begin, _ in each) for each in together))
 
 
-def carry_out(trial: Trial) -> list[tuple[float, float]]:
+def carry_out(trial: CollectiveTrial) -> list[tuple[float, float]]:
     """When each repetition began and ended."""
     torch.set_num_threads(1)
     wait = timedelta(seconds=trial.patience)
@@ -95,7 +95,7 @@ def carry_out(trial: Trial) -> list[tuple[float, float]]:
     return spans
 
 
-def _reducer(trial: Trial, store: Any) -> Callable[[torch.Tensor], object]:
+def _reducer(trial: CollectiveTrial, store: Any) -> Callable[[torch.Tensor], object]:
     if trial.algorithm != GLOO:
         return AllReduce(
             trial.net, trial.rank, store, trial.algorithm, trial.stages, timeout=trial.patience, nics=trial.nics

@@ -70,7 +70,7 @@ class _Clock:
         wait_until(self._moment)
 
 
-class _Model(torch.nn.Module):
+class _WaitingModel(torch.nn.Module):
     def __init__(self, elements: int, clock: _Clock) -> None:
         super().__init__()
         ends = [elements * part // PARTS for part in range(PARTS + 1)]
@@ -97,7 +97,7 @@ def train(rank: Rank) -> tuple[float, float]:
     # With overlap, buckets small enough that several are under way; without, all there is at once.
     bucket = rank.model_bytes / 8e6 / 1.048576 if rank.overlap else 25.0
     model = torch.nn.parallel.DistributedDataParallel(
-        _Model(round(size), clock), bucket_cap_mb=bucket, gradient_as_bucket_view=True
+        _WaitingModel(round(size), clock), bucket_cap_mb=bucket, gradient_as_bucket_view=True
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     x = torch.zeros(1, requires_grad=True)

@@ -11,14 +11,14 @@ from multiprocessing.connection import Connection
 from paceline.lab import ddp_baseline
 from paceline.lab.hosts import worker_host
 from paceline.lab.namespaces import Lab, LabError
-from paceline.lab.run import Cost, Measured, Plan
+from paceline.lab.run import Cost, LabPlan, LabResult
 from paceline.observe.summary import Gaps, Report
 from paceline.simulate.cluster_spec import ClusterSpec
 
 PATIENCE = 300.0  # seconds, for all of it
 
 
-def run(lab: Lab, spec: ClusterSpec, plan: Plan, batches: Sequence[int] | None = None) -> Measured:
+def run(lab: Lab, spec: ClusterSpec, plan: LabPlan, batches: Sequence[int] | None = None) -> LabResult:
     """As `trial.run`; of the plan, the policy does not count. batches: of the workers, if not their own."""
     batches = batches or [worker.batch for worker in spec.workers]
     store = lab.address(worker_host(0)), secrets.randbelow(10_000) + 20_000
@@ -54,7 +54,7 @@ def run(lab: Lab, spec: ClusterSpec, plan: Plan, batches: Sequence[int] | None =
         discarded=0,
         warm_up_iterations=plan.iterations // 4 * len(batches),
     )
-    return Measured(report, cost, time.perf_counter() - began)
+    return LabResult(report, cost, time.perf_counter() - began)
 
 
 def _sent(lab: Lab) -> int:

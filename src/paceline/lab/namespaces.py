@@ -37,11 +37,11 @@ JUMBO, ETHERNET = 9000, 1500  # the largest packet, on links that are fast and o
 FAST = 12.5e6  # bytes per second from which on a link is fast: below, a jumbo frame alone would take over 0.7 ms
 HEADER = 14  # bytes of a frame besides its packet
 LARGEST = 0.001  # seconds that the largest packet takes: the kernel hands on several frames as one, to save its time
-MOST_AT_ONCE = 1 << 16  # bytes: the kernel's own limit
+MAX_AT_ONCE = 1 << 16  # bytes: the kernel's own limit
 OWN = 1000.0  # bytes per second of a queue's own
 SPARSE = 7000  # a port that little is said over, such as a coordinator's
 NAMESPACES = Path("/run/netns")
-MOST_HOSTS = 250
+MAX_HOSTS = 250
 STOPPING = 3.0  # seconds that a process has to end before it is killed
 
 _numbers = itertools.count()
@@ -93,8 +93,8 @@ class Lab:
     def __init__(self, rates: Mapping[str, float]) -> None:
         """rates: for each host, bytes per second of its link, each direction."""
         check()
-        if not 0 < len(rates) <= MOST_HOSTS:
-            raise LabError(f"A lab has 1 to {MOST_HOSTS} hosts, not {len(rates)}.")
+        if not 0 < len(rates) <= MAX_HOSTS:
+            raise LabError(f"A lab has 1 to {MAX_HOSTS} hosts, not {len(rates)}.")
         self.rates = dict(rates)
         self._numbers = {host: number for number, host in enumerate(rates)}
         self._name = f"paceline-{os.getpid()}-{_born(os.getpid())}-{next(_numbers)}"
@@ -293,7 +293,7 @@ class Lab:
     def _largest(self, rate: float) -> int:
         """Bytes that the kernel may hand on at once on a link of that rate."""
         frame = self._mtu + HEADER
-        return frame * min(max(2, round(rate * LARGEST / frame)), MOST_AT_ONCE // frame)
+        return frame * min(max(2, round(rate * LARGEST / frame)), MAX_AT_ONCE // frame)
 
 
 def sweep() -> list[str]:

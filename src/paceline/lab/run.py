@@ -32,17 +32,17 @@ from paceline.observe.summary import Report, Summary
 from paceline.observe.trace import Event
 from paceline.policies import make
 from paceline.serve.coordinator import event_loop
-from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.environment import CONNECT, TOKEN, WORKER, WORKERS
 from paceline.serve.server import Address, Server
-from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.endpoint import Endpoint
 from paceline.simulate.cluster_spec import ClusterSpec
 
 STARTING = 60.0  # seconds that the coordinator may take to listen
 
 
 @dataclass(frozen=True)
-class Plan:
+class LabPlan:
     """What is run."""
 
     policy: str
@@ -73,7 +73,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LabResult:
     """What a run in the lab came to."""
 
     report: Report
@@ -85,19 +85,19 @@ class Measured:
     # For each worker, if it was asked for: seconds, and bytes that its link had brought and taken by then
 
 
-def run(lab: Lab, spec: ClusterSpec, plan: Plan, progress: Callable[[float], None] | None = None) -> Measured:
+def run(lab: Lab, spec: ClusterSpec, plan: LabPlan, progress: Callable[[float], None] | None = None) -> LabResult:
     """Until every worker has done its iterations, on average. `progress` hears how far it is, from 0 to 1."""
-    job = _Job(lab, spec, plan)
+    job = _LabJob(lab, spec, plan)
     try:
         return job.run(progress or (lambda _: None))
     finally:
         job.stop()
 
 
-class _Job:
+class _LabJob:
     """The processes of one run."""
 
-    def __init__(self, lab: Lab, spec: ClusterSpec, plan: Plan) -> None:
+    def __init__(self, lab: Lab, spec: ClusterSpec, plan: LabPlan) -> None:
         self._lab, self._spec, self._plan = lab, spec, plan
         self._token = secrets.token_bytes(16)
         first = server_host(spec, 0)
@@ -113,7 +113,7 @@ class _Job:
         self._carried: dict[int, list[tuple[float, int, int]]] = {}
         self._over = threading.Event()
 
-    def run(self, progress: Callable[[float], None]) -> Measured:
+    def run(self, progress: Callable[[float], None]) -> LabResult:
         lab, spec = self._lab, self._spec
         if not self._pipe.poll(STARTING) or self._pipe.recv()[0] != "listening":
             raise LabError("The coordinator did not start.")
@@ -148,7 +148,7 @@ class _Job:
                 cost = Cost((after[0] - before[0]) / 1e9, after[1] - before[1])
                 if self._plan.exactly:
                     self._audit(value.events)
-                measured: Measured = replace(value, cost=cost, carried=self._carried)
+                measured: LabResult = replace(value, cost=cost, carried=self._carried)
                 return measured
 
     def _sample(self) -> None:
@@ -181,7 +181,7 @@ class _Job:
             return
         ours, theirs = self._lab.pipe()
         worker, plan = self._spec.workers[number], self._plan
-        task = synthetic_worker.Task(
+        task = synthetic_worker.SyntheticTask(
             self._address,
             self._token,
             number,
@@ -272,7 +272,7 @@ class _Job:
             raise LabError(f"The model is not what was applied: {fault}.")
 
 
-def _coordinate(pipe: Connection, address: tuple[str, int], token: bytes, spec: ClusterSpec, plan: Plan) -> None:
+def _coordinate(pipe: Connection, address: tuple[str, int], token: bytes, spec: ClusterSpec, plan: LabPlan) -> None:
     logging.basicConfig(level=logging.ERROR)
     try:
         pipe.send(("done", event_loop.run(_serve(pipe, address, token, spec, plan))))
@@ -280,7 +280,7 @@ def _coordinate(pipe: Connection, address: tuple[str, int], token: bytes, spec: 
         pipe.send(("failed", str(error)))
 
 
-class _Goal(Observer):
+class _UpdateGoal(Observer):
     """So many updates have arrived."""
 
     def __init__(self, pipe: Connection, updates: int, warm_up: int) -> None:
@@ -305,12 +305,14 @@ class _Goal(Observer):
             self.reached.set()
 
 
-async def _serve(pipe: Connection, address: tuple[str, int], token: bytes, spec: ClusterSpec, plan: Plan) -> Measured:
+async def _serve(
+    pipe: Connection, address: tuple[str, int], token: bytes, spec: ClusterSpec, plan: LabPlan
+) -> LabResult:
     workers, iterations = len(spec.workers), plan.iterations
     warm_up = 0 if spec.faults or plan.to_the_end else iterations // 4 * workers
-    summary, goal = Summary(warm_up), _Goal(pipe, iterations * workers, warm_up)
+    summary, goal = Summary(warm_up), _UpdateGoal(pipe, iterations * workers, warm_up)
     events: list[Event] = []
-    terms = Terms(
+    config = ServerConfig(
         shards=spec.servers,
         workers=workers,
         token=token,
@@ -319,7 +321,7 @@ async def _serve(pipe: Connection, address: tuple[str, int], token: bytes, spec:
         streamed=plan.streamed,
     )
     observer = Tee(Tee(summary, goal), Recorder(events.append))
-    server = Server(lambda: make(plan.policy), terms, Address(*address), observer=observer, own_shards=False)
+    server = Server(lambda: make(plan.policy), config, Address(*address), observer=observer, own_shards=False)
     async with server:
         pipe.send(("listening", 0.0))
         serving = asyncio.ensure_future(server.serve())
@@ -332,14 +334,14 @@ async def _serve(pipe: Connection, address: tuple[str, int], token: bytes, spec:
         seconds = server.coordinator.now - (goal.first or 0.0)
         pipe.send(("over", 0.0))
         await asyncio.to_thread(pipe.recv)  # until what it cost has been noted: with the processes, that would be gone
-        return Measured(summary.report(), Cost(0.0, 0.0), seconds, server.coordinator.apply, events)
+        return LabResult(summary.report(), Cost(0.0, 0.0), seconds, server.coordinator.apply, events)
 
 
 def _shard(number: int, of: int, address: tuple[str, int], listen: str, token: bytes) -> None:
     from paceline.serve.shard.shard import Shard
 
     threads = max(1, (os.cpu_count() or 1) // of)  # they share the cores of one machine
-    Shard(number, Door(*address, token), listen, threads=threads).run()
+    Shard(number, Endpoint(*address, token), listen, threads=threads).run()
 
 
 def _counted(process: BaseProcess | Command) -> tuple[int, int]:

@@ -25,7 +25,7 @@ RATE = 1e-3  # the learning rate
 
 
 @dataclass(frozen=True)
-class Task:
+class SyntheticTask:
     """What a worker is to do."""
 
     address: tuple[str, int]
@@ -38,7 +38,7 @@ class Task:
     iterations: int | None = None  # None: until the job is over
 
 
-class Backward:
+class SyntheticBackward:
     """The last two thirds of computing, in which the gradient comes out evenly, from its end to its beginning."""
 
     def __init__(self, elements: int, began: float, seconds: float) -> None:
@@ -69,7 +69,7 @@ def wait_until(moment: float) -> None:
         time.sleep(left)
 
 
-def work(task: Task, pipe: Connection) -> None:
+def work(task: SyntheticTask, pipe: Connection) -> None:
     """Take part. If the number of iterations is given, the last model goes into the pipe."""
     described = description(task.model_bytes)
     elements = described.layout.size
@@ -88,7 +88,7 @@ def work(task: Task, pipe: Connection) -> None:
             batch_size=batch,
             compute_seconds=time.perf_counter() - began,
             rates=(RATE,),
-            backward=Backward(elements, began, seconds) if task.overlap else None,
+            backward=SyntheticBackward(elements, began, seconds) if task.overlap else None,
         )
         done += 1
     while not client.finish(weights.data.cast("B")):

@@ -32,7 +32,7 @@ Address: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class LinkMeasurement:
     """What was measured between two hosts."""
 
     up: float  # bytes per second, from the one that calls
@@ -65,7 +65,7 @@ def serve(listener: socket.socket, token: bytes) -> None:
                 return
 
 
-def call(addresses: Sequence[Address], token: bytes, seconds: float) -> list[Stretch]:
+def call(addresses: Sequence[Address], token: bytes, seconds: float) -> list[LinkMeasurement]:
     """Measure the stretches to those who serve: streams there and streams back, to all of them at the same time."""
     latencies = [_latency(address, token) for address in addresses]
     together = threading.Barrier(len(addresses))  # it can be used again and again
@@ -81,7 +81,7 @@ def call(addresses: Sequence[Address], token: bytes, seconds: float) -> list[Str
     for address in addresses:
         with _asking(address, token, b"q"):
             pass
-    return [Stretch(*each) for each in zip(ups, downs, latencies, strict=True)]
+    return [LinkMeasurement(*each) for each in zip(ups, downs, latencies, strict=True)]
 
 
 def _latency(address: Address, token: bytes) -> float:

@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.launch.processes import JobError, Say
-from paceline.launch.server_process import Options, Service
-from paceline.launch.supervisor import EVERYWHERE, Crew, Task
+from paceline.launch.processes import JobError, Printer
+from paceline.launch.server_process import ServeOptions, ServerProcess
+from paceline.launch.supervisor import EVERYWHERE, WorkerCommand, WorkerSupervisor
 from paceline.observe.observer import Observer, Tee, replay
 from paceline.observe.summary import Report, Summary
 from paceline.serve.environment import WORKERS
 from paceline.serve.watch import watch
-from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.endpoint import Endpoint
 
 ENDING = 600.0  # seconds in which a server should have written its last checkpoint
 
-__all__ = ["EVERYWHERE", "JobError", "Options", "Outcome", "run"]
+__all__ = ["EVERYWHERE", "JobError", "JobOutcome", "ServeOptions", "run"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """What a job came to."""
 
     report: Report
@@ -52,7 +52,7 @@ class _Attendance(Observer):
 
 async def run(
     script: Sequence[str],
-    options: Options,
+    options: ServeOptions,
     *,
     restarts: int = 1,
     server_restarts: int = 3,
@@ -60,36 +60,38 @@ async def run(
     reduce: str = "",
     hosts: Sequence[str] = (),
     observer: Observer | None = None,
-    say: Say,
-) -> Outcome:
+    say: Printer,
+) -> JobOutcome:
     """Run a training script in `options.workers` workers over a server of their own, until all of them have ended."""
     token = secrets.token_bytes(16)
     summary, attendance = Summary(), _Attendance()
     watching: Observer = Tee(summary, attendance)
-    service = Service(options, token, server_restarts, say)
+    service = ServerProcess(options, token, server_restarts, say)
     loop = asyncio.get_running_loop()
     began = loop.time()
     tasks: list[asyncio.Future[Any]] = []
-    crew: Crew | None = None
+    supervisor: WorkerSupervisor | None = None
     try:
         await service.start()
-        door = Door(_here(options.host), service.port, token, options.tls)
+        endpoint = Endpoint(_here(options.host), service.port, token, options.tls)
         started = asyncio.Event()
         seen = asyncio.ensure_future(
-            _watch(service, door, Tee(watching, observer) if observer else watching, began, started)
+            _watch(service, endpoint, Tee(watching, observer) if observer else watching, began, started)
         )
         tasks.append(seen)
         await asyncio.wait((seen, asyncio.ensure_future(started.wait())), return_when=asyncio.FIRST_COMPLETED)
         environment = {WORKERS: str(options.workers)} | (options.tls.as_environment() if options.tls else {})
-        connect = f"{socket.gethostname() if hosts and options.host == EVERYWHERE else door.host}:{door.port}"
-        task = Task(script, connect, token, environment, ranks, reduce, hosts)
-        crew = Crew(task, restarts, say)
+        connect = f"{socket.gethostname() if hosts and options.host == EVERYWHERE else endpoint.host}:{endpoint.port}"
+        task = WorkerCommand(script, connect, token, environment, ranks, reduce, hosts)
+        supervisor = WorkerSupervisor(task, restarts, say)
         kept = asyncio.ensure_future(service.keep())
         tasks.append(kept)
-        beside = asyncio.gather(*(crew.attend(number) for number in range(options.workers if options.colocate else 0)))
+        beside = asyncio.gather(
+            *(supervisor.attend(number) for number in range(options.workers if options.colocate else 0))
+        )
         tasks.append(beside)
         while True:
-            working = asyncio.gather(*(crew.keep(number, number) for number in range(options.workers)))
+            working = asyncio.gather(*(supervisor.keep(number, number) for number in range(options.workers)))
             tasks.append(working)
             failing = (beside,) if options.colocate else ()
             await asyncio.wait((kept, working, *failing), return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +99,7 @@ async def run(
                 beside.result()
             if kept.done():
                 kept.result()  # its error, if that is why
-                crew.over = True
+                supervisor.over = True
             await working
             if attendance.first is None:
                 raise JobError(f"{script[0]} never called paceline.join, so there was nothing to do together.")
@@ -112,17 +114,17 @@ async def run(
             say("The server went back to a checkpoint when all workers had ended; they are started again.", aside=True)
         await ended
         await seen
-        return Outcome(summary.report(), attendance.last - attendance.first)
+        return JobOutcome(summary.report(), attendance.last - attendance.first)
     finally:
         for waiting in tasks:
             waiting.cancel()
-        if crew:
-            await crew.stop()
+        if supervisor:
+            await supervisor.stop()
         await service.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _ended(service: Service, kept: asyncio.Future[None]) -> None:
+async def _ended(service: ServerProcess, kept: asyncio.Future[None]) -> None:
     """All workers have ended, and so does the server, unless it was started again just then and waits for them."""
     patience = ENDING + 2 * service.options.lease
     done, _ = await asyncio.wait((kept,), timeout=patience)
@@ -134,13 +136,15 @@ async def _ended(service: Service, kept: asyncio.Future[None]) -> None:
         raise JobError("All workers have ended, but the server had gone back to a checkpoint; go on with --resume.")
 
 
-async def _watch(service: Service, door: Door, observer: Observer, began: float, started: asyncio.Event) -> None:
+async def _watch(
+    service: ServerProcess, endpoint: Endpoint, observer: Observer, began: float, started: asyncio.Event
+) -> None:
     """Show the observer what happens, also when the server is started again; times go on from one to the next."""
     loop = asyncio.get_running_loop()
     while True:
         offset: float | None = None
         try:
-            async for event in watch(door):
+            async for event in watch(endpoint):
                 if offset is None:
                     offset = loop.time() - began - event.time
                     started.set()

@@ -24,7 +24,7 @@ class JobError(RuntimeError):
         self.said = said
 
 
-class Say(Protocol):
+class Printer(Protocol):
     """Shows a person a line: what a script printed, or (aside) what it complained of or what happened to it."""
 
     def __call__(self, line: str, *, aside: bool) -> None: ...

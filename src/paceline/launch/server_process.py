@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.launch.processes import JobError, Say, ending, heard, lines, start, stop
+from paceline.launch.processes import JobError, Printer, ending, heard, lines, start, stop
 from paceline.model import checkpoint
 from paceline.serve.environment import TOKEN
 from paceline.serve.wire.tls import Tls
@@ -18,7 +18,7 @@ STARTING = 60.0  # seconds that it may take to listen
 
 
 @dataclass(frozen=True)
-class Options:
+class ServeOptions:
     """What `paceline serve` is told."""
 
     policy: str
@@ -60,10 +60,10 @@ class Options:
         return [*arguments, "--colocate"] if self.colocate else arguments
 
 
-class Service:
+class ServerProcess:
     """A server in a process of its own."""
 
-    def __init__(self, options: Options, token: bytes, restarts: int, say: Say) -> None:
+    def __init__(self, options: ServeOptions, token: bytes, restarts: int, say: Printer) -> None:
         self.options, self._token, self._restarts, self._say = options, token, restarts, say
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None

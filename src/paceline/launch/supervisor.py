@@ -11,18 +11,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.launch.processes import JobError, Say, ending, heard, lines, start, stop
+from paceline.launch.processes import JobError, Printer, ending, heard, lines, start, stop
 from paceline.serve.environment import CONNECT, LAUNCHED, RANK, RANKS, REDUCE, REFUSAL, REFUSED, TOKEN, WORKER, address
 
 EVERYWHERE = "0.0.0.0"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LAST_WORDS = 15  # lines of a crashed worker that are shown again
 PAUSE = 0.5  # seconds before a shard is started again
-MOST_FAILURES = 3  # of a shard, in a row
+MAX_FAILURES = 3  # of a shard, in a row
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkerCommand:
     """What every worker runs, and where."""
 
     script: Sequence[str]
@@ -35,10 +35,10 @@ class Task:
     python: str = sys.executable
 
 
-class Crew:
+class WorkerSupervisor:
     """Keeps workers at work. A crash is borne `restarts` times in all; one more ends the job."""
 
-    def __init__(self, task: Task, restarts: int, say: Say) -> None:
+    def __init__(self, task: WorkerCommand, restarts: int, say: Printer) -> None:
         self._task, self._restarts, self._say = task, restarts, say
         self.over = False  # is the server done? Then there is nothing to come back to
         self._processes: dict[int, list[asyncio.subprocess.Process]] = {}
@@ -83,7 +83,7 @@ class Crew:
             code = await process.wait()
             await heard(listening)
             failures = failures + 1 if code > 0 else 0  # without one it was killed, or the server is gone for now
-            if failures == MOST_FAILURES:
+            if failures == MAX_FAILURES:
                 self._stopping = True
                 again = f"{ending(code)}, {failures} times in a row"
                 raise JobError(f"The shard beside worker {number} {again}.{_quoted(last_words)}")

@@ -25,7 +25,7 @@ from paceline.model.description import Description
 FORMAT = 2
 KEPT = 2
 PART = ".part"
-MOST_NUMBER = 1 << 63  # of a version, and of shards
+MAX_NUMBER = 1 << 63  # of a version, and of shards
 
 
 class CheckpointError(ValueError):
@@ -126,7 +126,7 @@ def read(folder: Path) -> Checkpoint:
         checkpoint = Checkpoint(folder, job)
         if job["format"] != FORMAT:
             raise CheckpointError(f"The checkpoint {folder} has format {job['format']}, and this is format {FORMAT}.")
-        if not 0 <= checkpoint.version < MOST_NUMBER or not 1 <= checkpoint.shards < MOST_NUMBER:
+        if not 0 <= checkpoint.version < MAX_NUMBER or not 1 <= checkpoint.shards < MAX_NUMBER:
             raise ValueError(f"version {checkpoint.version} of {checkpoint.shards} shards")
         _ = checkpoint.description  # all that is needed is there
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

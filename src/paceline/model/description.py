@@ -9,7 +9,9 @@ from paceline.model.layout import Layout
 from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 
 EACH, FEW, MANY = 1 << 15, 16, 64  # elements in a slice, and how many slices there are, if nobody says
-LEAST = 1 << 13  # elements in a slice, if it can be helped: below, its head and its step cost more than its bytes
+MIN_PIECE_ELEMENTS = (
+    1 << 13
+)  # elements in a slice, if it can be helped: below, its head and its step cost more than its bytes
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Description:
     optimizer: OptimizerSpec
     fixed: str = ""  # a digest of what is part of the model and does not travel, its frozen parameters
 
-    MOST = 16 << 20  # bytes of JSON
+    MAX_BYTES = 16 << 20  # bytes of JSON
 
     def deal(self, shards: int, slices: int | None = None) -> list[tuple[tuple[int, int], ...]]:
         """Cut the model into so many slices or a few more, and deal them out to shards like cards.
@@ -32,7 +34,7 @@ class Description:
         if slices is None:
             slices = min(max(FEW, self.layout.size // EACH), MANY)
         anywhere = is_elementwise(self.optimizer.name)
-        rows = max(1, min(-(-slices // shards), self.layout.size // (shards * LEAST)))
+        rows = max(1, min(-(-slices // shards), self.layout.size // (shards * MIN_PIECE_ELEMENTS)))
         while True:
             try:
                 cut = self.layout.cut(shards * rows, anywhere)

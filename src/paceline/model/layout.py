@@ -21,11 +21,11 @@ WHOLE = ("int64", "int32", "int16", "int8", "uint8")
 STATISTICS = -1
 
 #: More elements than this (4 TiB of float32) are a mistake or an attack, not a model.
-MOST_ELEMENTS = 2**40
+MAX_ELEMENTS = 2**40
 #: torch itself holds no more dimensions.
-MOST_DIMENSIONS = 64
+MAX_DIMENSIONS = 64
 #: More groups than this nobody has; it bounds what a stranger's layout can make us allocate.
-MOST_GROUPS = 2**16
+MAX_GROUPS = 2**16
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Tensor:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"a tensor's name must be a string that is not empty, not {self.name!r:.80}")
-        if not isinstance(self.shape, tuple) or len(self.shape) > MOST_DIMENSIONS:
-            raise ValueError(f"the shape of {self.name!r} must be a tuple of at most {MOST_DIMENSIONS} sizes")
+        if not isinstance(self.shape, tuple) or len(self.shape) > MAX_DIMENSIONS:
+            raise ValueError(f"the shape of {self.name!r} must be a tuple of at most {MAX_DIMENSIONS} sizes")
         # Each size by itself as well as their product: a zero among them would hide an absurd one.
-        if not all(_is_count(size, MOST_ELEMENTS) for size in self.shape) or self.size > MOST_ELEMENTS:
+        if not all(_is_count(size, MAX_ELEMENTS) for size in self.shape) or self.size > MAX_ELEMENTS:
             raise ValueError(
                 f"the sizes in the shape of {self.name!r} must be whole numbers from 0 up to a total of 2^40"
             )
         # `type`, because True == 1 and -1.0 == -1.
-        known = type(self.group) is int and STATISTICS <= self.group < MOST_GROUPS
+        known = type(self.group) is int and STATISTICS <= self.group < MAX_GROUPS
         if not known:
-            raise ValueError(f"the group of {self.name!r} must be a whole number from -1 to {MOST_GROUPS - 1}")
+            raise ValueError(f"the group of {self.name!r} must be a whole number from -1 to {MAX_GROUPS - 1}")
         types = (*DTYPES, *WHOLE) if self.group == STATISTICS else DTYPES
         if self.dtype not in types:
             raise ValueError(f"the type of {self.name!r} must be one of {', '.join(types)}, not {self.dtype!r:.80}")
@@ -76,7 +76,7 @@ class Layout:
             if tensor.name in seen:
                 raise ValueError(f"the layout names {tensor.name!r} twice")
             seen.add(tensor.name)
-        if self.size > MOST_ELEMENTS:
+        if self.size > MAX_ELEMENTS:
             raise ValueError(f"the layout holds {self.size} elements, more than the 2^40 that are allowed")
 
     @cached_property

@@ -16,7 +16,7 @@ FEW = 16  # workers: so many are named one by one
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A run that has ended."""
 
     policy: str
@@ -32,14 +32,14 @@ class Run:
         return report.blocking_seconds / report.mean_iteration_seconds if report.mean_iteration_seconds else 0.0
 
 
-def lines(run: Run) -> list[str]:
+def lines(run: FinishedRun) -> list[str]:
     """What a run came to, in plain lines."""
     said = _said(run)
     width = max(len(name) for name, _ in said)
     return [f"{name:<{width}}  {value}" for name, value in said]
 
 
-def closing(run: Run) -> RenderableType:
+def closing(run: FinishedRun) -> RenderableType:
     """What a run came to, for a terminal. A long line goes on below itself."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -49,7 +49,7 @@ def closing(run: Run) -> RenderableType:
     return grid
 
 
-def side_by_side(runs: Sequence[Run], title: str | None = None) -> Table:
+def side_by_side(runs: Sequence[FinishedRun], title: str | None = None) -> Table:
     """Several runs in one table. Loss, accuracy and workers lost have a column only where there is one to show."""
     table = ruled(title)
     columns = {
@@ -70,7 +70,7 @@ def side_by_side(runs: Sequence[Run], title: str | None = None) -> Table:
     return table
 
 
-def _said(run: Run) -> list[tuple[str, str]]:
+def _said(run: FinishedRun) -> list[tuple[str, str]]:
     report = run.report
     said = [
         ("policy", run.policy),

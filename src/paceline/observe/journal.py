@@ -40,7 +40,7 @@ class Journal:
         return told
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """One thing that a policy was told, and what it decided then, in plain values."""
 
     told: str
@@ -53,20 +53,20 @@ class Difference(NamedTuple):
     """The first decision that came out otherwise."""
 
     line: int
-    entry: Entry
+    entry: JournalEntry
     decided: list[Any]
 
 
-def read(lines: Iterable[str]) -> tuple[Policy, Iterator[Entry]]:
+def read(lines: Iterable[str]) -> tuple[Policy, Iterator[JournalEntry]]:
     """A fresh policy as the journal's was at first, and the entries."""
     rows = iter(lines)
     head = json.loads(next(rows))
     policy = make(head["policy"])
     policy.streamed = head["streamed"]
-    return policy, (Entry(**json.loads(row)) for row in rows)
+    return policy, (JournalEntry(**json.loads(row)) for row in rows)
 
 
-def tell(teller: Any, entry: Entry) -> list[Any]:
+def tell(teller: Any, entry: JournalEntry) -> list[Any]:
     """Tell a policy, or a ledger, what the entry says; its decisions."""
     of = entry.of
     if entry.told == "arrived":

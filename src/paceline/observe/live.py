@@ -33,7 +33,7 @@ class _Mark(NamedTuple):
     waited: float
 
 
-class Worker:
+class LiveWorker:
     """A worker as it looks now."""
 
     __slots__ = (
@@ -133,7 +133,7 @@ class Live(Observer):
 
     def _reset(self) -> None:
         self.time = 0.0  # of the last event
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, LiveWorker] = {}
         self.version = 0
         self.updates = 0  # accepted: applied or kept
         self.loss: float | None = None
@@ -187,7 +187,7 @@ class Live(Observer):
             self._older = self._newer = self._sums(time)
         record = self.workers.get(worker)
         if record is None:
-            record = self.workers[worker] = Worker(self.window)
+            record = self.workers[worker] = LiveWorker(self.window)
         record.come(time, incarnation)
         self._members.change(time, +1)
 
@@ -280,12 +280,12 @@ class Live(Observer):
         waiting, members = self._waiting.total(now), self._members.total(now)
         return _Sums(now, self._samples, self._stale, self._stale_count, waiting, members, self.done)
 
-    def _wait(self, record: Worker, time: float) -> None:
+    def _wait(self, record: LiveWorker, time: float) -> None:
         record.state = "waiting"
         record.waits_since = time
         self._waiting.change(time, +1)
 
-    def _stop_waiting(self, record: Worker, time: float) -> None:
+    def _stop_waiting(self, record: LiveWorker, time: float) -> None:
         if record.waits_since is not None:
             record.stop_waiting(time)
             self._waiting.change(time, -1)

@@ -48,7 +48,7 @@ class _Done(NamedTuple):
     about: dict[str, Any]
 
 
-class _Worker:
+class _WorkerTrack:
     """A worker does one thing at a time."""
 
     __slots__ = ("iteration", "lane", "name", "pid", "since", "slices")
@@ -111,7 +111,7 @@ class Perfetto(Observer):
         record = self._workers.get(worker)
         if record is None:
             pid = self._process(f"worker {worker}", 1 + worker, LANES)
-            record = self._workers[worker] = _Worker(pid)
+            record = self._workers[worker] = _WorkerTrack(pid)
         record.iteration = 0
         self._instant(record.pid, "joined", now, {"incarnation": incarnation})
 
@@ -221,7 +221,7 @@ class Perfetto(Observer):
         self._runs += self._pids > 0  # what nobody took part in was no run
         self._name = name
         self._end = 0
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _WorkerTrack] = {}
         self._unsettled: dict[Identity, _Done] = {}  # updates that are in and not decided yet
         self._links = {"in": 0.0, "out": 0.0}
         self._server_pid: int | None = None
@@ -241,7 +241,7 @@ class Perfetto(Observer):
         if did:
             record.slices.append(did)
 
-    def _abandon(self, record: _Worker, now: int, why: str) -> None:
+    def _abandon(self, record: _WorkerTrack, now: int, why: str) -> None:
         waits = record.name == "wait for grant"
         if record.awaits_pull and not self._sees_pulls:
             record.lane, record.name = "compute", UNKNOWN

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.observe.trace import Arrived, Cancelled, Computed, Event, Granted, Left, Pulled, Pulling, Pushing, Used
 
 COLOURS = {"computing": "#3b7dd8", "pushing": "#e07b39", "pulling": "#4aa564", "waiting": "#d9d9d9"}
-MOST_WORKERS = 64
+MAX_WORKERS = 64
 
 #: What a worker does from each event on.
 _THEN = {
@@ -44,7 +44,7 @@ def draw(panels: list[Panel], path: Path) -> None:
     from matplotlib.figure import Figure
 
     seconds = 2.5 * max(panel.iteration_seconds for panel in panels)
-    rows = [min(panel.workers, MOST_WORKERS) for panel in panels]
+    rows = [min(panel.workers, MAX_WORKERS) for panel in panels]
     ratios = [height for n in rows for height in (max(1.6, 0.16 * n), 0.8)]
     figure = Figure(figsize=(11, sum(ratios) + 0.9 * len(panels)), layout="constrained")
     axes: Any = figure.subplots(2 * len(panels), 1, sharex=True, height_ratios=ratios, squeeze=False)[:, 0]
@@ -101,12 +101,12 @@ def intervals(panel: Panel, seconds: float) -> tuple[float, dict[int, list[tuple
 def _draw_workers(axis: Any, panel: Panel, seconds: float) -> None:
     _, done = intervals(panel, seconds)
     for worker, spans in done.items():
-        if worker >= MOST_WORKERS:
+        if worker >= MAX_WORKERS:
             continue
         for what, colour in COLOURS.items():
             bars = [(since, until - since) for since, until, kind in spans if kind == what]
             axis.broken_barh(bars, (worker - 0.4, 0.8), facecolor=colour)
-    shown = min(panel.workers, MOST_WORKERS)
+    shown = min(panel.workers, MAX_WORKERS)
     of = f" (the first {shown} of {panel.workers} workers)" if shown < panel.workers else ""
     axis.set_title(f"{panel.title}: {panel.iteration_seconds:.3g} s an iteration{of}", loc="left", fontsize=11)
     axis.set_ylim(shown - 0.4, -0.6)

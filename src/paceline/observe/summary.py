@@ -44,7 +44,7 @@ class Report:
     returned: int = 0  # times that one came back
 
 
-class _Worker:
+class _WorkerTotals:
     __slots__ = (
         "arrived_at",
         "batch",
@@ -68,7 +68,7 @@ class _Worker:
 class _Series:
     """Many numbers in bounded memory: once there are too many, every second one is kept."""
 
-    MOST = 1 << 18
+    MAX_VALUES = 1 << 18
 
     def __init__(self) -> None:
         self.values = array("d")
@@ -81,7 +81,7 @@ class _Series:
             return
         self._skip = 0
         self.values.append(value)
-        if len(self.values) >= self.MOST:
+        if len(self.values) >= self.MAX_VALUES:
             self.values = self.values[::2]
             self._stride *= 2
 
@@ -103,7 +103,7 @@ class Summary(Observer):
         """
         self.warm_up = warm_up
         self.arrivals = 0
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _WorkerTotals] = {}
         self._members = 0
         self._member_seconds = 0.0
         self._members_since = 0.0
@@ -157,7 +157,7 @@ class Summary(Observer):
             self._returned += 1
             self._workers[worker].arrived_at = None
         else:
-            self._workers[worker] = _Worker()
+            self._workers[worker] = _WorkerTotals()
 
     def left(self, time: float, worker: int, lost: bool = False) -> None:
         self._count_members(time, -1)
@@ -248,7 +248,7 @@ class Summary(Observer):
         self._discarded += 1
         self._unsettled.pop((worker, incarnation, iteration), None)
 
-    def _blocked(self, worker: _Worker) -> float:
+    def _blocked(self, worker: _WorkerTotals) -> float:
         """How long it has waited, up to the end of the run if it waits still."""
         if worker.arrived_at is None or self._began is None:
             return worker.blocked

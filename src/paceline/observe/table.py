@@ -14,7 +14,7 @@ from paceline.observe.summary import Report
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One run to be shown."""
 
     policy: str
@@ -36,7 +36,7 @@ def ruled(title: str | None) -> Table:
     )
 
 
-def comparison(rows: Sequence[Row], title: str, width: int) -> Table:
+def comparison(rows: Sequence[ComparisonRow], title: str, width: int) -> Table:
     """A table of runs. "× bsp" is how many times faster than the first; "× floor" how near to the cluster's limit.
 
     waits: blocking time; network: push and pull; staleness: mean, and at most. Where there is little room, the first

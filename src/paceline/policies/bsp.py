@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from paceline.policies.components import Announced, Weigher, Weights
+from paceline.policies.components import AnnouncedUpdate, Weigher, Weights
 from paceline.policies.contract import Add, Apply, Decisions, Discard, Grant, Policy, Stream, Turn, Update, WorkerId
 from paceline.policies.options import PolicyError, Range
 from paceline.policies.tuning import BatchTuner
@@ -44,7 +44,9 @@ class BSP(Policy):
         self.granted: dict[WorkerId, tuple[int, float]] = {}  # member → round and time of its Grant
         self.pending: list[Update] = []  # arrived in this round
         self.present: dict[WorkerId, None] = {}  # members among them, who wait
-        self.announced: dict[WorkerId, Announced] = {}  # pipelined: members who are ready, until the Stream names them
+        self.announced: dict[
+            WorkerId, AnnouncedUpdate
+        ] = {}  # pipelined: members who are ready, until the Stream names them
         self.promised: dict[WorkerId, float] = {}  # pipelined: what the updates of this round's Stream weigh
         self.joiners: dict[WorkerId, None] = {}  # pipelined: who came after the Stream, for the next round
         self.weigher = Weigher(weights, tuned=tune_batches)
@@ -70,7 +72,7 @@ class BSP(Policy):
         if worker not in self.granted:
             return []
         self.weigher.see(worker, batch_size)
-        self.announced[worker] = Announced(worker, batch_size)
+        self.announced[worker] = AnnouncedUpdate(worker, batch_size)
         return [Turn(worker), *self._stream()]
 
     def arrived(self, update: Update, now: float) -> Decisions:

@@ -126,7 +126,7 @@ class RecentMax:
         self.value = self._this if self._this > self._last else self._last
 
 
-class Pace:
+class IterationTime:
     """T, the iteration time: an exponential moving average for each worker, and the slowest worker's of them.
 
     Iterations are measured without the time spent waiting for a turn; otherwise every round would last at least T
@@ -159,7 +159,7 @@ class Pace:
         self._warm.discard(worker)
 
 
-class MeanPace(Pace):
+class MeanIterationTime(IterationTime):
     """T as FL-R²SP has it: one exponential moving average of everyone's iterations."""
 
     def observe(self, worker: WorkerId, seconds: float) -> None:
@@ -176,7 +176,7 @@ class Batch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class AnnouncedUpdate:
     """An update that its worker is ready to push."""
 
     worker: WorkerId

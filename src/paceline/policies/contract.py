@@ -233,7 +233,7 @@ class Policy(ABC):
         """A WakeAt has come due."""
         return []
 
-    def barred(self, worker: WorkerId) -> str:
+    def exclusion(self, worker: WorkerId) -> str:
         """Why this member is not granted any more, in a sentence; empty where it takes part."""
         return ""
 

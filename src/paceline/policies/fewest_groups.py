@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-LEAST = 3
+MIN_GROUPS = 3
 
 
 class FewestGroups:
@@ -22,12 +22,12 @@ class FewestGroups:
     WORTH = 0.01  # how much shorter a round must get
 
     def __init__(self) -> None:
-        self.groups = LEAST
+        self.groups = MIN_GROUPS
         self.restart()
 
     def restart(self) -> None:
         """Search anew: the members have changed."""
-        self.groups = LEAST
+        self.groups = MIN_GROUPS
         self.settled = False
         self._before: tuple[int, float] | None = None  # the last number of groups, and its round
         self._begin()

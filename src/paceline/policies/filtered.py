@@ -26,7 +26,7 @@ from paceline.policies.registry import make
 
 SMALLEST = 5  # updates applied together: with fewer there is no telling who is the outlier
 SPREADS = 2.5  # by how many a client must be below the median
-LEAST_SPREAD = 0.06  # of the median: less is not worth a word
+MIN_SPREAD = 0.06  # of the median: less is not worth a word
 NORMAL = 1.4826  # a normal distribution's deviation, in units of its median distance from the median
 AWAITED = 16  # Applies of which cosines may still come
 
@@ -34,7 +34,7 @@ Cohort: TypeAlias = dict[Update, float | None]  # applied together → their cos
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CosineSample:
     """A client's cosine, and what was usual among those it was applied with."""
 
     cosine: float
@@ -65,7 +65,7 @@ class Filtered(Policy):
         self.running: set[WorkerId] = set()  # members with a Grant not yet answered
         self.compares = True
         self.hears_loss = self.policy.hears_loss
-        self.seen: dict[WorkerId, list[Seen]] = {}  # of a member, the last `strikes`
+        self.seen: dict[WorkerId, list[CosineSample]] = {}  # of a member, the last `strikes`
         #: Client → the cosines it was blacklisted for. Who leaves and comes back is still on it.
         self.blacklist: dict[WorkerId, tuple[float, ...]] = {}
         self.aside: set[WorkerId] = set()  # members who are on it
@@ -105,9 +105,9 @@ class Filtered(Policy):
                     out += self._pass(self.policy.joined(client, now))
         return out
 
-    def barred(self, worker: WorkerId) -> str:
+    def exclusion(self, worker: WorkerId) -> str:
         if worker not in self.aside:
-            return self.policy.barred(worker)
+            return self.policy.exclusion(worker)
         cosines = ", ".join(f"{cosine:.2f}" for cosine in self.blacklist[worker])
         return f"its updates have little in common with those of the others (cosines {cosines})"
 
@@ -180,7 +180,7 @@ class Filtered(Policy):
     def _judge(self, cosines: dict[Update, float], now: float) -> Decisions:
         values = [cosine if cosine == cosine else -1.0 for cosine in cosines.values()]
         usual = median(values)
-        spread = max(NORMAL * median(abs(value - usual) for value in values), LEAST_SPREAD * usual)
+        spread = max(NORMAL * median(abs(value - usual) for value in values), MIN_SPREAD * usual)
         if usual <= 0 or (usual < self.beta and not self.relative):
             return []  # most are below it: then it is not they who are odd
         out: Decisions = []
@@ -188,13 +188,13 @@ class Filtered(Policy):
             worker = update.worker
             if worker in self.granted and worker not in self.aside:
                 seen = self.seen.setdefault(worker, [])
-                seen.append(Seen(value, usual, spread))
+                seen.append(CosineSample(value, usual, spread))
                 del seen[: -self.strikes]
                 if self._is_odd(seen) and len(self.aside) + 1 < len(self.granted):
                     out += self._dismiss(worker, now)
         return out
 
-    def _is_odd(self, seen: list[Seen]) -> bool:
+    def _is_odd(self, seen: list[CosineSample]) -> bool:
         if len(seen) < self.strikes:
             return False
         if not self.relative:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from paceline.policies.bsp import BSP
-from paceline.policies.components import MeanPace
+from paceline.policies.components import MeanIterationTime
 from paceline.policies.contract import Apply, Decisions, Policy
 from paceline.policies.filtered import Filtered
 from paceline.policies.groups import Groups
@@ -70,7 +70,7 @@ class FLR2SP(Filtered):
         # To be compared, updates have to be held until they are applied: a group's quorum of them.
         inner = BSP(fraction=fraction, weights=weights, running=not filter)
         self.outer = R2SP(relax=relax, patience=patience, weights="equal")
-        self.outer.pace = MeanPace()
+        self.outer.pace = MeanIterationTime()
         self.outer.numbers = []  # group after group, as they are numbered
         self.outer.starts_together = True  # a round is long, and clients are many: nobody waits for a pilot
         of = _Mixing if moves == "model" else Groups

@@ -37,14 +37,14 @@ from paceline.policies.registry import make
 OUTER = -1  # whose wake it is, where groups are numbered from 0
 
 
-class Bundle:
+class GroupUpdate:
     """What the inner policy applied; the outer policy is told of it as one update."""
 
     def __init__(self, apply: Apply, settles: list[Update]) -> None:
         self.applies = [apply]
         self.settles = settles  # all the updates in it but those that are kept besides
 
-    def add(self, other: Bundle) -> None:
+    def add(self, other: GroupUpdate) -> None:
         self.applies += other.applies
         self.settles += other.settles
 
@@ -64,8 +64,8 @@ class Group:
         self.iteration = 0  # the outer policy's Grants to this group since then
         self.expected: int | None = None  # staleness, as the outer policy foresees it
         self.open = False  # has the outer policy let the group go?
-        self.waiting: Bundle | None = None  # what the outer policy was told of and has not decided
-        self.held: deque[Bundle | Keep | Grant] = deque()  # what waits for the outer policy's Grant, in order
+        self.waiting: GroupUpdate | None = None  # what the outer policy was told of and has not decided
+        self.held: deque[GroupUpdate | Keep | Grant] = deque()  # what waits for the outer policy's Grant, in order
 
 
 class Groups(Policy):
@@ -93,8 +93,8 @@ class Groups(Policy):
         self.mixes = self.inner.mixes or self.outer.mixes
         self.hears_loss = self.inner.hears_loss or self.outer.hears_loss
         self.groups: dict[int, Group] = {}
-        self.told: dict[Update, Bundle] = {}  # a group's update → what it stands for, until it is decided
-        self.kept: dict[int, tuple[Update, Bundle]] = {}  # slot → what the outer policy keeps there
+        self.told: dict[Update, GroupUpdate] = {}  # a group's update → what it stands for, until it is decided
+        self.kept: dict[int, tuple[Update, GroupUpdate]] = {}  # slot → what the outer policy keeps there
         self.slots: dict[tuple[int, int], list[int]] = {}  # whose slot, and which → the slots that stand for it
         self.slots_used = 0
         self.sums: dict[tuple[int, int], int] = {}  # whose running sum, and which → the one that stands for it
@@ -226,7 +226,7 @@ class Groups(Policy):
                     out.append(Grant(worker, batch_size, expected if group.expected is None else group.expected))
                 case Keep():
                     out.append(held)
-                case Bundle():
+                case GroupUpdate():
                     group.open, group.waiting = False, held
                     updates = [update for apply in held.applies for update in apply.updates]
                     update = Update(
@@ -247,12 +247,12 @@ class Groups(Policy):
             self.sums_used += 1
         return self.sums[number, inside]
 
-    def _bundle(self, group: Group, apply: Apply, number: int) -> Bundle:
+    def _bundle(self, group: Group, apply: Apply, number: int) -> GroupUpdate:
         kept = dict(group.kept.values())
         settles = {update: group.unsettled.pop(update) for update in apply.updates if update not in kept}
         sent = tuple(settles.get(update) or kept[update] for update in apply.updates)
         sums = tuple((self.sums.pop((number, inside)), factor) for inside, factor in apply.sums)
-        return Bundle(replace(apply, updates=sent, sums=sums), list(settles.values()))
+        return GroupUpdate(replace(apply, updates=sent, sums=sums), list(settles.values()))
 
     # Decisions of the outer policy
 
@@ -278,7 +278,7 @@ class Groups(Policy):
         for number in going:
             self._let_go(number, now, out)
 
-    def _decided(self, update: Update) -> Bundle:
+    def _decided(self, update: Update) -> GroupUpdate:
         """What a group's update stands for, which waits no longer."""
         bundle = self.told.pop(update)
         group = self.groups[update.worker]
@@ -341,7 +341,7 @@ class Groups(Policy):
             match held:
                 case Keep(update):
                     out.append(Discard(update))
-                case Bundle():
+                case GroupUpdate():
                     out += [Discard(update) for update in held.settles]
         for slot in group.kept:
             del self.slots[number, slot]  # what waits may name what is there, so these slots are not used again

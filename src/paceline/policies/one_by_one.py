@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from paceline.policies.components import Announced, Progress, Weigher, Weights
+from paceline.policies.components import AnnouncedUpdate, Progress, Weigher, Weights
 from paceline.policies.contract import Apply, Decisions, Policy, Stream, Turn, Update, WorkerId, apply_one
 
 
@@ -30,7 +30,7 @@ class OneByOne(Policy):
         if worker not in crowd:
             return []
         self.weigher.see(worker, batch_size)
-        weights = self.weigher.in_round((Announced(worker, batch_size),), len(crowd))
+        weights = self.weigher.in_round((AnnouncedUpdate(worker, batch_size),), len(crowd))
         (self.promised[worker],) = weights
         return [Turn(worker), Stream((worker,), weights, in_order=False)]
 

@@ -30,7 +30,7 @@ from bisect import bisect
 from collections import deque
 from typing import Annotated, Literal
 
-from paceline.policies.components import Announced, Pace, Weigher, Weights
+from paceline.policies.components import AnnouncedUpdate, IterationTime, Weigher, Weights
 from paceline.policies.contract import (
     Apply,
     Cancel,
@@ -45,13 +45,13 @@ from paceline.policies.contract import (
     WorkerId,
     apply_one,
 )
-from paceline.policies.fewest_groups import LEAST, FewestGroups
+from paceline.policies.fewest_groups import MIN_GROUPS, FewestGroups
 from paceline.policies.options import Range
 from paceline.policies.ring import Ring, Seat
 from paceline.policies.tuning import BatchTuner
 
 
-class Push:
+class PushInOrder:
     """Streamed: a push under way, or the place in their order where a starter is granted."""
 
     __slots__ = ("over", "since", "starts", "update", "weight", "worker")
@@ -79,7 +79,7 @@ class R2SP(Policy):
     ) -> None:
         self.relax, self.patience = relax, patience
         self.search = FewestGroups() if groups == "auto" else None
-        self.most_seats = {"all": math.inf, "auto": LEAST}[groups] if isinstance(groups, str) else groups
+        self.most_seats = {"all": math.inf, "auto": MIN_GROUPS}[groups] if isinstance(groups, str) else groups
         self.streamable = groups == "all"
 
         self.ring = Ring()
@@ -89,7 +89,7 @@ class R2SP(Policy):
         self.lost: set[WorkerId] = set()  # members still busy with an iteration whose turn has passed
         self.orphans: list[Update] = []  # updates of departed workers, for the next turn
         self.began: dict[WorkerId, float] = {}  # when an iteration began, put off by any wait for a Turn
-        self.pace = Pace()
+        self.pace = IterationTime()
         self.starts_together = False  # may all begin at once, while T is unknown?
         self.numbers: list[WorkerId] | None = None  # those in the ring, where its order is by number
         self.first_turn: WorkerId | None = None  # where that order begins, until somebody has had a turn
@@ -101,9 +101,9 @@ class R2SP(Policy):
         self.turns = 0  # in this revolution
         self.wake = math.inf  # when the driver is to wake us
 
-        self.pushes: deque[Push] = deque()  # streamed: who was given the Turn, in order
-        self.push_of: dict[WorkerId, Push] = {}
-        self.announced: dict[WorkerId, Announced] = {}  # streamed: what those who wait for their Turn will push
+        self.pushes: deque[PushInOrder] = deque()  # streamed: who was given the Turn, in order
+        self.push_of: dict[WorkerId, PushInOrder] = {}
+        self.announced: dict[WorkerId, AnnouncedUpdate] = {}  # streamed: what those who wait for their Turn will push
         self.iteration: dict[WorkerId, int] = {}  # streamed: member → its Grants so far
 
     @property
@@ -139,7 +139,7 @@ class R2SP(Policy):
         if worker in self.lost:  # what it computed is too old to be pushed
             self.lost.discard(worker)
             return [self._cancel(worker, now), *self._go(now)]
-        self.announced[worker] = Announced(worker, batch_size)
+        self.announced[worker] = AnnouncedUpdate(worker, batch_size)
         self._await_turn(worker, now)
         return self._go(now)
 
@@ -257,7 +257,7 @@ class R2SP(Policy):
                 weights = self.weigher.in_round((self.announced.pop(worker),), len(self.seat_of))
                 decisions += [Turn(worker), Stream((worker,), weights, expected_staleness=len(self.ring) - 1)]
                 self.began[worker] += now - since
-                self.push_of[worker] = push = Push(worker, now, weights[0])
+                self.push_of[worker] = push = PushInOrder(worker, now, weights[0])
                 self.pushes.append(push)
                 seat.running[worker] = None
             seat.present.clear()
@@ -338,7 +338,7 @@ class R2SP(Policy):
         seat = self.seat_of[worker]
         if self.streamed:  # after the pushes under way: whose they are have another turn before its first
             seat.running[worker] = None
-            self.push_of[worker] = push = Push(worker, now, starts=True)
+            self.push_of[worker] = push = PushInOrder(worker, now, starts=True)
             self.pushes.append(push)
         else:
             decisions.append(self._grant(worker, seat, now))

@@ -18,7 +18,7 @@ from paceline.policies.components import RecentMax
 from paceline.policies.contract import Update, WorkerId
 
 
-class _Worker:
+class _WorkerTimes:
     """What was measured of one worker since its batch last changed."""
 
     __slots__ = ("batch", "busy", "changes", "count", "own", "speed", "variance")
@@ -44,14 +44,14 @@ class BatchTuner:
 
     def __init__(self, max_growth: float) -> None:
         self.max_growth = max_growth
-        self._workers: dict[WorkerId, _Worker] = {}
+        self._workers: dict[WorkerId, _WorkerTimes] = {}
         self._reference = RecentMax()
 
     def observe(self, update: Update, busy_seconds: float) -> None:
         """An iteration took `busy_seconds` from Grant to arrival."""
         worker = self._workers.get(update.worker)
         if worker is None:
-            worker = self._workers[update.worker] = _Worker(update.batch_size)
+            worker = self._workers[update.worker] = _WorkerTimes(update.batch_size)
         if update.batch_size != worker.batch:
             return  # begun before the last change
         worker.count += 1
@@ -87,5 +87,5 @@ class BatchTuner:
     def forget(self, worker_id: WorkerId) -> None:
         self._workers.pop(worker_id, None)
 
-    def _noise(self, worker: _Worker) -> float:
+    def _noise(self, worker: _WorkerTimes) -> float:
         return self.NOISE * math.sqrt(worker.variance / min(worker.count, self.MEMORY))

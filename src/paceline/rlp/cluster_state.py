@@ -17,14 +17,14 @@ from paceline.rlp.features import (
     UNKNOWN,
     UNSTEADY_WEIGHT,
     WORST,
-    State,
+    StateFeatures,
     frame,
     rank,
     scene,
 )
 
 
-class Sight:
+class ClusterState:
     """Remembers what a state is made of. An update costs the same however many workers there are."""
 
     def __init__(self, history: int) -> None:
@@ -37,7 +37,9 @@ class Sight:
         self.unsteady = 0.0
         self.momentum = 0.0  # of the server's optimizer, as far as is known
 
-    def see(self, worker: WorkerId, members: int, stale: int, seconds: float, loss: float | None, state: State) -> None:
+    def see(
+        self, worker: WorkerId, members: int, stale: int, seconds: float, loss: float | None, state: StateFeatures
+    ) -> None:
         """This worker's update is in."""
         self.updates += 1
         before = self.fast
@@ -49,7 +51,7 @@ class Sight:
         newest = frame(self.updates / members, fast, self.first or 1.0, change, stale / members)
         self.frames = [*newest, *self.frames[: len(self.frames) - FRAME]]
 
-    def state(self, members: int, state: State) -> list[float]:
+    def state(self, members: int, state: StateFeatures) -> list[float]:
         """What the network is shown now."""
         if not state.scene:
             return self.frames

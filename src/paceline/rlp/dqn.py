@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from paceline.rlp.features import State
-from paceline.rlp.fleet import Fleet, Tensor, Tick
+from paceline.rlp.features import StateFeatures
+from paceline.rlp.fleet import Fleet, FleetTick, Tensor
 from paceline.rlp.instance import Instance, drawn
 from paceline.rlp.rollout import play
-from paceline.rlp.rule_network import Network, Ruled
+from paceline.rlp.rule_network import QNetwork, RulePlayer
 from paceline.rlp.rules import ACTIONS, RING, RULES, Rule
 from paceline.workloads.data import Data
 
@@ -23,11 +23,11 @@ PRETRAINED_BY = (Rule(1), Rule(0), Rule(bound=2), Rule(bound=5), Rule(bound=8))
 
 
 @dataclass(frozen=True)
-class Settings:
+class DqnSettings:
     """The paper's, but for the number of episodes that are played at once."""
 
     seed: int = 0
-    state: State = field(default_factory=lambda: State(scene=False, validated=True))
+    state: StateFeatures = field(default_factory=lambda: StateFeatures(scene=False, validated=True))
     ring: bool = False
     memory: int = 50  # N: transitions in the replay pool
     batch: int = 32  # |B|
@@ -48,14 +48,14 @@ class Settings:
         return (*ACTIONS, RING) if self.ring else ACTIONS
 
 
-class Learner:
+class DqnLearner:
     """Q, Q*, and the replay pool."""
 
-    def __init__(self, settings: Settings, data: Data) -> None:
+    def __init__(self, settings: DqnSettings, data: Data) -> None:
         self.settings, self._data = settings, data
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
-            self.network, self.target = (Network(settings.state.size, len(settings.rules)) for _ in range(2))
+            self.network, self.target = (QNetwork(settings.state.size, len(settings.rules)) for _ in range(2))
         self.target.load_state_dict(self.network.state_dict())
         self._optimizer = torch.optim.Adam(self.network.parameters(), settings.rate)
         self._chance = torch.Generator().manual_seed(settings.seed)
@@ -74,7 +74,9 @@ class Learner:
             rules = (*RULES, Rule(bound=8))
             again = [instance for instance in instances for _ in PRETRAINED_BY]
             numbers = torch.tensor([rules.index(rule) for rule in PRETRAINED_BY]).repeat(len(instances))
-            ended = play(again, self._data, _ByAction(Ruled(None, rules, numbers)), s.state, record=lambda *_: True)
+            ended = play(
+                again, self._data, _ByAction(RulePlayer(None, rules, numbers)), s.state, record=lambda *_: True
+            )
             for moment in ended.moments:
                 some = moment.episode >= 0
                 episode = moment.episode[some]
@@ -147,10 +149,10 @@ class Learner:
 class _ByAction:
     """Says which action is taken, instead of by which rule."""
 
-    def __init__(self, inner: Ruled) -> None:
+    def __init__(self, inner: RulePlayer) -> None:
         self._inner = inner
 
-    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, state: Tensor, fleet: Fleet, tick: FleetTick, rows: Tensor) -> tuple[Tensor, Tensor]:
         action, _ = self._inner(state, fleet, tick, rows)
         return action, action
 
@@ -158,12 +160,12 @@ class _ByAction:
 class _Learning:
     """ε-greedy by the target network, with a lesson from every update."""
 
-    def __init__(self, learner: Learner, episodes: int) -> None:
+    def __init__(self, learner: DqnLearner, episodes: int) -> None:
         self._learner = learner
         self._state = torch.zeros(episodes, learner.settings.state.size)
         self._action = torch.zeros(episodes, dtype=torch.int64)
 
-    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, state: Tensor, fleet: Fleet, tick: FleetTick, rows: Tensor) -> tuple[Tensor, Tensor]:
         learner, s = self._learner, self._learner.settings
         if fleet.updates > 1:
             learner.store(self._state[rows], self._action[rows], -tick.seconds.float(), state)

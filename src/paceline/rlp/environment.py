@@ -14,18 +14,18 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from paceline.rlp.features import ALL, ITSELF, NEXT, WAIT, State
-from paceline.rlp.fleet import Fleet, Tick
-from paceline.rlp.fleet_state import Watch
+from paceline.rlp.features import ALL, ITSELF, NEXT, WAIT, StateFeatures
+from paceline.rlp.fleet import Fleet, FleetTick
+from paceline.rlp.fleet_state import FleetState
 from paceline.rlp.instance import Instance, drawn
 from paceline.rlp.rollout import TEST_EVERY, Guard
 from paceline.workloads.data import Data
 
 Observation = NDArray[np.float32]
-__all__ = ["ALL", "ITSELF", "NEXT", "WAIT", "Synchronization"]
+__all__ = ["ALL", "ITSELF", "NEXT", "WAIT", "SynchronizationEnv"]
 
 
-class Synchronization(gymnasium.Env[Observation, np.int64]):
+class SynchronizationEnv(gymnasium.Env[Observation, np.int64]):
     """Actions: 0 keep idle workers idle, 1 let the one go on who came, 2 let all idle ones go on.
 
     ring: a fourth, 3, lets the one go on whose turn it is in a fixed order, if it is idle.
@@ -38,10 +38,10 @@ class Synchronization(gymnasium.Env[Observation, np.int64]):
         self,
         data: Data,
         instances: Callable[[int], Instance] = drawn,
-        state: State | None = None,
+        state: StateFeatures | None = None,
         ring: bool = False,
     ) -> None:
-        self._data, self._instances, self._state = data, instances, state or State()
+        self._data, self._instances, self._state = data, instances, state or StateFeatures()
         self.action_space = spaces.Discrete(4 if ring else 3)
         self.observation_space = spaces.Box(-1.0, 1.0, (self._state.size,), np.float32)
         self._fleet: Fleet | None = None
@@ -54,7 +54,7 @@ class Synchronization(gymnasium.Env[Observation, np.int64]):
         instance = (options or {}).get("instance") or self._instances(int(self.np_random.integers(2**31)))
         self._instance: Instance = instance
         self._fleet = Fleet([instance], self._data)
-        self._watch, self._guard = Watch(self._fleet, self._state), Guard(self._fleet)
+        self._watch, self._guard = FleetState(self._fleet, self._state), Guard(self._fleet)
         self._tick, observation = self._next(self._fleet)
         return observation, self._about(self._fleet)
 
@@ -72,7 +72,7 @@ class Synchronization(gymnasium.Env[Observation, np.int64]):
         spent = fleet.updates >= self._instance.budget
         return observation, before - float(fleet.now), reached, spent and not reached, self._about(fleet)
 
-    def _next(self, fleet: Fleet) -> tuple[Tick, Observation]:
+    def _next(self, fleet: Fleet) -> tuple[FleetTick, Observation]:
         tick = fleet.arrive()
         state = self._watch.see(fleet, tick, fleet.loss() if self._state.validated else None)
         return tick, state[0].numpy().astype(np.float32)

@@ -19,7 +19,7 @@ from paceline.rlp.policy import RLP
 from paceline.rlp.process_pool import pool_of, table
 from paceline.rlp.rollout import play, replay
 from paceline.rlp.rule_network import greedy, network_of
-from paceline.rlp.update_order import order
+from paceline.rlp.update_order import update_order
 from paceline.workloads.data import Data
 
 FIXED = ("bsp", "asp", "ssp:staleness=2", "ssp:staleness=5", "ssp:staleness=8", "dssp", "r2sp")
@@ -142,5 +142,5 @@ def _under(spec: str, instances: list[Instance], data: Data, device: str) -> tup
         chooser = greedy(network_of(weights).to(device), weights.rules, len(instances), device)
         ended = play(instances, data, chooser, weights.state, device)
     else:
-        ended = replay(instances, [order(instance, make(spec)) for instance in instances], data, device)
+        ended = replay(instances, [update_order(instance, make(spec)) for instance in instances], data, device)
     return tuple(each.cpu().numpy() for each in (ended.reached, ended.updates, ended.seconds))

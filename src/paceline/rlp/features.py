@@ -29,7 +29,7 @@ PATIENCE = 3  # rounds of updates that anybody waits at most
 
 
 @dataclass(frozen=True)
-class State:
+class StateFeatures:
     """What the network is shown."""
 
     history: int = 10  # H

@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 
 @dataclass
-class Tick:
+class FleetTick:
     """What came in: one update in each cluster."""
 
     worker: Tensor  # who (E,)
@@ -74,12 +74,12 @@ class Fleet:
         self.updates = 0
         self.go(self.idle.clone())
 
-    def arrive(self) -> Tick:
+    def arrive(self) -> FleetTick:
         """The next update of each cluster comes in."""
         ends, worker = self.ends.min(1)
         return self.take(worker, ends)
 
-    def take(self, worker: Tensor, now: Tensor) -> Tick:
+    def take(self, worker: Tensor, now: Tensor) -> FleetTick:
         """These workers' updates come in."""
         rows = self._rows
         seconds, self.now = now - self.now, now
@@ -91,7 +91,7 @@ class Fleet:
         held = [layer.flatten(0, 1).index_select(0, at) for layer in self.held]
         loss = self._pass(held, self._samples[rows, worker, tick_of])
         self.updates += 1
-        return Tick(worker, seconds, stale, took, loss)
+        return FleetTick(worker, seconds, stale, took, loss)
 
     def apply(self, where: Tensor) -> None:
         """In these clusters (E,), what has come in changes the model."""

@@ -13,18 +13,18 @@ from paceline.rlp.features import (
     UNKNOWN,
     UNSTEADY_WEIGHT,
     WORST,
-    State,
+    StateFeatures,
     frame,
     rank,
     scene,
 )
-from paceline.rlp.fleet import Fleet, Tensor, Tick
+from paceline.rlp.fleet import Fleet, FleetTick, Tensor
 
 
-class Watch:
+class FleetState:
     """Looks at a fleet."""
 
-    def __init__(self, fleet: Fleet, state: State) -> None:
+    def __init__(self, fleet: Fleet, state: StateFeatures) -> None:
         E, N, device = fleet.E, fleet.N, fleet.device
         self._state = state
         self.n = 0
@@ -33,7 +33,7 @@ class Watch:
         self.first, self.fast, self.slow, self.best = (torch.zeros(E, device=device) for _ in range(4))
         self.rough, self.unsteady = (torch.zeros(E, device=device) for _ in range(2))
 
-    def see(self, fleet: Fleet, tick: Tick, validation: Tensor | None = None) -> Tensor:
+    def see(self, fleet: Fleet, tick: FleetTick, validation: Tensor | None = None) -> Tensor:
         """The states (E, size) after an arrival, before anybody is let go."""
         self.n += 1
         self._hear(tick.loss if validation is None else validation)
@@ -68,7 +68,7 @@ class Watch:
         self.best = torch.minimum(self.best, self.fast)
         self.rough = self.rough + max(FAST, 1 / self.n) * ((told - before).abs() - self.rough)
 
-    def _clock(self, tick: Tick) -> None:
+    def _clock(self, tick: FleetTick) -> None:
         """How long a step took."""
         took, came = tick.took.float(), tick.worker[:, None]
         own = self.mean.gather(1, came)[:, 0]

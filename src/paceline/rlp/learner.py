@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-from paceline.rlp.features import State, is_due
+from paceline.rlp.features import StateFeatures, is_due
 from paceline.rlp.instance import Instance, drawn
 from paceline.rlp.process_pool import table
 from paceline.rlp.rollout import Episodes, play
-from paceline.rlp.rule_network import Network, Ruled
+from paceline.rlp.rule_network import QNetwork, RulePlayer
 from paceline.rlp.rules import RING, RULES, Rule
 from paceline.workloads.data import Data
 
@@ -39,11 +39,11 @@ FIXED = (Rule(0), Rule(1), Rule(bound=2), Rule(bound=5))  # that every instance 
 
 
 @dataclass(frozen=True)
-class Settings:
+class LearnerSettings:
     """How to learn."""
 
     seed: int = 0
-    state: State = field(default_factory=State)
+    state: StateFeatures = field(default_factory=StateFeatures)
     ring: bool = False  # may the network also choose to let workers go in the order of a ring?
     instances: int = 128  # of an iteration
     times: int = 16  # each is played
@@ -72,7 +72,7 @@ class Lessons(NamedTuple):
     worth: Tensor
 
 
-class Share(NamedTuple):
+class EpisodeShare(NamedTuple):
     """What a part of an iteration's episodes came to."""
 
     lessons: Lessons
@@ -81,7 +81,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Progressed:
+class LearningProgress:
     """How good it was in an iteration: times beside those of the best of FIXED, which is chance in part."""
 
     iteration: int
@@ -93,19 +93,21 @@ class Progressed:
     error: float  # of Q
 
 
-class Learner:
+class RuleLearner:
     """Learns, an iteration at a time. The same settings and the same device learn the same."""
 
-    def __init__(self, settings: Settings, data: Data, device: str = "cpu", pool: Executor | None = None) -> None:
+    def __init__(
+        self, settings: LearnerSettings, data: Data, device: str = "cpu", pool: Executor | None = None
+    ) -> None:
         """pool: processes to play in, side by side (`paceline.rlp.process_pool`)."""
         self.settings, self._data, self._device, self._pool = settings, data, device, pool
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
-            self.network = Network(settings.state.size, len(settings.rules)).to(device)
+            self.network = QNetwork(settings.state.size, len(settings.rules)).to(device)
         self.kept: deque[Lessons] = deque(maxlen=settings.kept)
         self.iteration = 0
 
-    def iterate(self, progress: Callable[[int, int], None] | None = None) -> Progressed:
+    def iterate(self, progress: Callable[[int, int], None] | None = None) -> LearningProgress:
         """Play, and learn from it. `progress` hears how many parts have been played, of how many."""
         s = self.settings
         shares = []
@@ -123,7 +125,7 @@ class Learner:
         best = fixed.min(1, keepdim=True).values
         ratios = {str(rule): float(each.exp().mean()) for rule, each in zip(FIXED, (fixed - best).T, strict=True)}
         own, trying = log[:, : s.greedy] - best, log[:, s.greedy + len(FIXED) :] - best
-        return Progressed(
+        return LearningProgress(
             self.iteration,
             self.iteration * s.instances * s.times,
             float(own.exp().mean()),
@@ -149,7 +151,7 @@ class Learner:
                 yield number, [replace(instance, budget=s.budget) for instance in instances]
                 number += 1
 
-    def _shares(self, parts: list[tuple[int, list[Instance]]]) -> Iterator[Share]:
+    def _shares(self, parts: list[tuple[int, list[Instance]]]) -> Iterator[EpisodeShare]:
         weights = {name: each.cpu().numpy() for name, each in self.network.state_dict().items()}
         asked = [
             (self.settings, self.iteration, number, instances, weights, self._device) for number, instances in parts
@@ -157,7 +159,9 @@ class Learner:
         if self._pool:
             for told in self._pool.map(_there, repeat(self._data.name), asked):
                 lessons, log, failed = told
-                yield Share(Lessons(*map(torch.from_numpy, lessons)), torch.from_numpy(log), torch.from_numpy(failed))
+                yield EpisodeShare(
+                    Lessons(*map(torch.from_numpy, lessons)), torch.from_numpy(log), torch.from_numpy(failed)
+                )
         else:
             for each in asked:
                 yield _played(self._data, *each)
@@ -182,7 +186,7 @@ class Learner:
         return math.sqrt(total)
 
 
-Asked = tuple[Settings, int, int, list[Instance], dict[str, NDArray[Any]], str]
+Asked = tuple[LearnerSettings, int, int, list[Instance], dict[str, NDArray[Any]], str]
 Told = tuple[tuple[NDArray[Any], ...], NDArray[Any], NDArray[Any]]
 
 
@@ -194,16 +198,16 @@ def _there(name: str, asked: Asked) -> Told:
 
 def _played(
     data: Data,
-    s: Settings,
+    s: LearnerSettings,
     iteration: int,
     part: int,
     instances: list[Instance],
     weights: dict[str, NDArray[Any]],
     device: str,
-) -> Share:
+) -> EpisodeShare:
     """Each instance: as the network says, by fixed rules, and trying others for a while."""
     chance = torch.Generator().manual_seed((s.seed * 100_003 + iteration) * 101 + part)
-    network = Network(s.state.size, len(s.rules)).to(device)
+    network = QNetwork(s.state.size, len(s.rules)).to(device)
     network.load_state_dict({name: torch.from_numpy(each) for name, each in weights.items()})
     shape = (len(instances), s.times)
     first, second = (torch.randint(len(s.rules), shape, generator=chance) for _ in range(2))
@@ -218,12 +222,12 @@ def _played(
     at = slice(s.greedy, s.greedy + len(FIXED))
     first[:, at] = second[:, at] = torch.tensor([s.rules.index(rule) for rule in FIXED])
     ends[:, at] = s.budget + 1
-    chooser = Ruled(network, s.rules, *(each.flatten().to(device) for each in (first, second, switch, ends)))
+    chooser = RulePlayer(network, s.rules, *(each.flatten().to(device) for each in (first, second, switch, ends)))
     again = [instance for instance in instances for _ in range(s.times)]
     episodes = play(again, data, chooser, s.state, device, record=is_due)
     seconds = torch.where(episodes.reached, episodes.seconds, s.failed * episodes.seconds).float()
-    shown = Share(_lessons(episodes, seconds, s.times), seconds.log().view(shape), ~episodes.reached.view(shape))
-    return Share(Lessons(*(each.cpu() for each in shown.lessons)), shown.log.cpu(), shown.failed.cpu())
+    shown = EpisodeShare(_lessons(episodes, seconds, s.times), seconds.log().view(shape), ~episodes.reached.view(shape))
+    return EpisodeShare(Lessons(*(each.cpu() for each in shown.lessons)), shown.log.cpu(), shown.failed.cpu())
 
 
 def _lessons(episodes: Episodes, ends: Tensor, times: int) -> Lessons:

@@ -12,8 +12,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from paceline.rlp.features import State
-from paceline.rlp.learner import Learner, Lessons, Progressed, Settings
+from paceline.rlp.features import StateFeatures
+from paceline.rlp.learner import LearnerSettings, LearningProgress, Lessons, RuleLearner
 from paceline.rlp.network_file import save
 from paceline.rlp.rule_network import weights_of
 from paceline.workloads.data import Data
@@ -21,11 +21,11 @@ from paceline.workloads.data import Data
 VERSION = "2"
 
 
-class CheckpointError(ValueError):
+class LearnerFileError(ValueError):
     """One sentence that says what to do."""
 
 
-def keep(learner: Learner, log: Sequence[Progressed], path: Path) -> None:
+def keep(learner: RuleLearner, log: Sequence[LearningProgress], path: Path) -> None:
     """Write it all. Whatever happens meanwhile, there is a whole file: the old one or the new one."""
     tensors = {f"network.{name}": each for name, each in learner.network.state_dict().items()}
     for at, lessons in enumerate(learner.kept):
@@ -43,24 +43,24 @@ def keep(learner: Learner, log: Sequence[Progressed], path: Path) -> None:
 
 def go_on(
     path: Path, data: Data, device: str = "cpu", pool: Executor | None = None
-) -> tuple[Learner, list[Progressed]]:
+) -> tuple[RuleLearner, list[LearningProgress]]:
     """The learner that was kept there, and its log."""
     try:
         with safe_open(str(path), "pt") as file:
             notes = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
     except FileNotFoundError:
-        raise CheckpointError(f"There is no checkpoint {path}; leave out --resume to begin.") from None
+        raise LearnerFileError(f"There is no checkpoint {path}; leave out --resume to begin.") from None
     except (SafetensorError, OSError):
-        raise CheckpointError(
+        raise LearnerFileError(
             f"{path} is not a checkpoint, or a broken one; leave out --resume to begin anew."
         ) from None
     try:
         if notes["version"] != VERSION:
-            raise CheckpointError(
+            raise LearnerFileError(
                 f"{path} was written by another version of paceline; leave out --resume to begin anew."
             )
-        learner = Learner(_settings(notes["settings"]), data, device, pool)
+        learner = RuleLearner(_settings(notes["settings"]), data, device, pool)
         learner.iteration = int(notes["iteration"])
         learner.network.load_state_dict(
             {name.removeprefix("network."): each for name, each in tensors.items() if name.startswith("network.")}
@@ -68,15 +68,15 @@ def go_on(
         parts = {name.partition(".")[0] for name in tensors} - {"network"}
         found = {part: Lessons(*(tensors[f"{part}.{each}"] for each in Lessons._fields)) for part in parts}
         learner.kept.extend(found[f"kept{at}"] for at in range(len(found)))
-        log = [Progressed(**each) for each in json.loads(notes["log"])]
+        log = [LearningProgress(**each) for each in json.loads(notes["log"])]
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, CheckpointError):
+        if isinstance(error, LearnerFileError):
             raise
-        raise CheckpointError(f"{path} does not hold a whole learner; leave out --resume to begin anew.") from None
+        raise LearnerFileError(f"{path} does not hold a whole learner; leave out --resume to begin anew.") from None
     return learner, log
 
 
-def export(learner: Learner, log: Sequence[Progressed], path: Path) -> None:
+def export(learner: RuleLearner, log: Sequence[LearningProgress], path: Path) -> None:
     """Write the network, as the policy `rlp` reads it."""
     settings = learner.settings
     about = {"settings": json.dumps(asdict(settings)), "iterations": str(learner.iteration)}
@@ -85,7 +85,7 @@ def export(learner: Learner, log: Sequence[Progressed], path: Path) -> None:
     save(weights_of(learner.network, settings.state, settings.rules), path, about)
 
 
-def _settings(text: str) -> Settings:
+def _settings(text: str) -> LearnerSettings:
     plain = json.loads(text)
     tuples = {name: tuple(plain[name]) for name in ("depths", "workers")}
-    return Settings(**{**plain, **tuples, "state": State(**plain["state"])})
+    return LearnerSettings(**{**plain, **tuples, "state": StateFeatures(**plain["state"])})

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paceline.policies import PolicyError
-from paceline.rlp.features import State
+from paceline.rlp.features import StateFeatures
 from paceline.rlp.rules import Rule, last, named
 
 Array = NDArray[np.float32]
@@ -25,10 +25,10 @@ ANEW = "make it anew with `paceline rlp learn`"
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class NetworkWeights:
     """Three layers, with their biases; what they look at, and what they choose among."""
 
-    state: State
+    state: StateFeatures
     rules: tuple[Rule, ...]
     layers: tuple[tuple[Array, Array], ...]
 
@@ -46,7 +46,7 @@ class Weights:
         return values
 
 
-def save(weights: Weights, path: Path, about: Mapping[str, str] | None = None) -> None:
+def save(weights: NetworkWeights, path: Path, about: Mapping[str, str] | None = None) -> None:
     """Write them, with notes of how they were come by."""
     state = weights.state
     notes = {
@@ -61,7 +61,7 @@ def save(weights: Weights, path: Path, about: Mapping[str, str] | None = None) -
 
 
 @functools.lru_cache
-def load(name: str) -> Weights:
+def load(name: str) -> NetworkWeights:
     """The weights in a file, or those that come with paceline. What is wrong with it: one sentence."""
     path = resources.files("paceline.rlp") / "rlp.safetensors" if name == SHIPPED else Path(name)
     try:
@@ -73,7 +73,7 @@ def load(name: str) -> Weights:
     except (SafetensorError, OSError, ValueError):
         raise PolicyError(f"rlp: {name!r} does not hold weights of a network; {ANEW}.") from None
     try:
-        state = State(int(notes["history"]), notes["scene"] == "1", notes["validated"] == "1")
+        state = StateFeatures(int(notes["history"]), notes["scene"] == "1", notes["validated"] == "1")
         rules = named(notes["rules"])
     except (KeyError, ValueError):
         raise PolicyError(f"rlp: {name!r} does not say what its weights are for; {ANEW}.") from None
@@ -85,4 +85,4 @@ def load(name: str) -> Weights:
         raise PolicyError(f"rlp: the weights in {name!r} are not of the shape that they say they are; {ANEW}.")
     if not all(np.isfinite(each).all() for pair in layers for each in pair):
         raise PolicyError(f"rlp: the weights in {name!r} are not all numbers; {ANEW}.")
-    return Weights(state, rules, layers)
+    return NetworkWeights(state, rules, layers)

@@ -15,7 +15,7 @@ import numpy as np
 from paceline.policies import Apply, Discard, Grant, Policy, Update, WorkerId
 from paceline.policies.components import Progress, Weigher, Weights
 from paceline.policies.contract import Decisions
-from paceline.rlp.cluster_state import Sight
+from paceline.rlp.cluster_state import ClusterState
 from paceline.rlp.features import ALL, ITSELF, NEXT, PATIENCE, is_due
 from paceline.rlp.network_file import SHIPPED, load
 
@@ -36,7 +36,7 @@ class RLP(Policy):
         self.running: dict[WorkerId, int] = {}  # who runs → updates when it was let go
         self.idle: dict[WorkerId, int] = {}  # who waits → since which update; who has waited longest is the first
         self.pending: list[Update] = []  # come in since anybody was let go
-        self.sight = Sight(state.history)
+        self.sight = ClusterState(state.history)
         self.rule = 0  # the newest choice, by its number
         self.chosen_at = 0  # updates when it was made
         self.ring: dict[WorkerId, None] = {}  # members, the one whose turn it is first

@@ -6,22 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.rlp import learner_file
-from paceline.rlp.learner import Learner, Progressed, Settings
+from paceline.rlp.learner import LearnerSettings, LearningProgress, RuleLearner
 from paceline.rlp.process_pool import pool_of
 from paceline.workloads.data import Data
 
 
 def learned(
-    settings: Settings,
+    settings: LearnerSettings,
     data: Data,
     episodes: int,
     kept: Path,
     resume: bool = False,
     device: str = "cpu",
     jobs: int = 1,
-    told: Callable[[Progressed], None] | None = None,
+    told: Callable[[LearningProgress], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[Learner, list[Progressed]]:
+) -> tuple[RuleLearner, list[LearningProgress]]:
     """Learn from so many episodes, in whole iterations. After each, all is kept in a file.
 
     resume: go on from that file, with its settings. jobs: processes that play side by side.
@@ -30,7 +30,7 @@ def learned(
         if resume:
             learner, log = learner_file.go_on(kept, data, device, pool)
         else:
-            learner, log = Learner(settings, data, device, pool), []
+            learner, log = RuleLearner(settings, data, device, pool), []
         each = learner.settings.instances * learner.settings.times
         while learner.iteration * each < episodes:
             log.append(learner.iterate(progress))

@@ -12,11 +12,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paceline.rlp.features import ALL, ITSELF, NEXT, PATIENCE, State
-from paceline.rlp.fleet import Fleet, Tensor, Tick
-from paceline.rlp.fleet_state import Watch
+from paceline.rlp.features import ALL, ITSELF, NEXT, PATIENCE, StateFeatures
+from paceline.rlp.fleet import Fleet, FleetTick, Tensor
+from paceline.rlp.fleet_state import FleetState
 from paceline.rlp.instance import Instance
-from paceline.rlp.update_order import Order
+from paceline.rlp.update_order import UpdateOrder
 from paceline.workloads.data import Data
 
 TEST_EVERY = 5  # updates
@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 class Chooser(Protocol):
     """Chooses actions (E,), and says by what number it goes by its choice. `rows` are the episodes' numbers."""
 
-    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, state: Tensor, fleet: Fleet, tick: FleetTick, rows: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass
@@ -55,7 +55,7 @@ def play(
     instances: Sequence[Instance],
     data: Data,
     chooser: Chooser,
-    state: State,
+    state: StateFeatures,
     device: str = "cpu",
     record: Callable[[int, int], bool] | None = None,
     progress: Progress | None = None,
@@ -65,7 +65,7 @@ def play(
     record: of so many updates and workers, whether a Moment is to be noted.
     """
     fleet = Fleet(instances, data, device)
-    watch = Watch(fleet, state)
+    watch = FleetState(fleet, state)
     race = _Race(fleet, progress)
     guard = Guard(fleet)
     while True:
@@ -88,7 +88,7 @@ def play(
 
 def replay(
     instances: Sequence[Instance],
-    orders: Sequence[Order],
+    orders: Sequence[UpdateOrder],
     data: Data,
     device: str = "cpu",
     progress: Progress | None = None,
@@ -121,7 +121,7 @@ class Guard:
         self._turn = torch.zeros(fleet.E, dtype=torch.int64, device=fleet.device)  # whose it is, in the ring
         self._since = torch.zeros(fleet.E, fleet.N, dtype=torch.int64, device=fleet.device)  # which update it waits
 
-    def let_go(self, action: Tensor, fleet: Fleet, tick: Tick) -> Tensor:
+    def let_go(self, action: Tensor, fleet: Fleet, tick: FleetTick) -> Tensor:
         """Who (E, N) is let go by an action (E,)."""
         N, came = fleet.N, tick.worker[:, None]
         self._since.scatter_(1, came, fleet.updates)

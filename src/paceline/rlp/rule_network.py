@@ -7,13 +7,13 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from paceline.rlp.features import ALL, ITSELF, WAIT, State, is_due
-from paceline.rlp.fleet import Fleet, Tensor, Tick
-from paceline.rlp.network_file import Weights
+from paceline.rlp.features import ALL, ITSELF, WAIT, StateFeatures, is_due
+from paceline.rlp.fleet import Fleet, FleetTick, Tensor
+from paceline.rlp.network_file import NetworkWeights
 from paceline.rlp.rules import Rule, last
 
 
-class Network(nn.Sequential):
+class QNetwork(nn.Sequential):
     """Q: 64 and 32 units with leaky rectifiers, as in the paper."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -22,9 +22,9 @@ class Network(nn.Sequential):
         )
 
 
-def network_of(weights: Weights) -> Network:
+def network_of(weights: NetworkWeights) -> QNetwork:
     """The network that a file holds."""
-    network = Network(weights.state.size, len(weights.rules))
+    network = QNetwork(weights.state.size, len(weights.rules))
     layers = [layer for layer in network if isinstance(layer, nn.Linear)]
     with torch.no_grad():
         for layer, (weight, bias) in zip(layers, weights.layers, strict=True):
@@ -33,14 +33,14 @@ def network_of(weights: Weights) -> Network:
     return network
 
 
-def weights_of(network: Network, state: State, rules: tuple[Rule, ...]) -> Weights:
+def weights_of(network: QNetwork, state: StateFeatures, rules: tuple[Rule, ...]) -> NetworkWeights:
     """The network, as a file holds it."""
     layers = [layer for layer in network if isinstance(layer, nn.Linear)]
     pairs = ((layer.weight.detach().cpu().T.contiguous(), layer.bias.detach().cpu()) for layer in layers)
-    return Weights(state, rules, tuple((weight.numpy(), bias.numpy()) for weight, bias in pairs))
+    return NetworkWeights(state, rules, tuple((weight.numpy(), bias.numpy()) for weight, bias in pairs))
 
 
-def carried_out(rule: Tensor, rules: tuple[Rule, ...], fleet: Fleet, tick: Tick) -> Tensor:
+def carried_out(rule: Tensor, rules: tuple[Rule, ...], fleet: Fleet, tick: FleetTick) -> Tensor:
     """The action (E,) that each one's rule, by its number, takes now: `Rule.action`, row by row."""
     wanted, bound, only = (table[rule] for table in _tables(rules, fleet.N, fleet.device))
     done = fleet.steps - (~fleet.idle).long()
@@ -57,7 +57,7 @@ def _tables(rules: tuple[Rule, ...], workers: int, device: torch.device) -> tupl
     return wanted, bound, only
 
 
-class Ruled:
+class RulePlayer:
     """Each episode keeps to a rule for a round, and is then given the network's choice or one that is to be tried.
 
     Single actions are chosen anew at every update.
@@ -81,7 +81,7 @@ class Ruled:
         self._ends = torch.full_like(first, 2**40) if ends is None else ends
         self._rule = first.clone()
 
-    def __call__(self, state: Tensor, fleet: Fleet, tick: Tick, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, state: Tensor, fleet: Fleet, tick: FleetTick, rows: Tensor) -> tuple[Tensor, Tensor]:
         if is_due(fleet.updates, fleet.N, self._lasts):
             tried = torch.where(fleet.updates < self._switch[rows], self._first[rows], self._second[rows])
             tried = torch.where(fleet.updates < self._ends[rows], tried, -1)
@@ -94,6 +94,6 @@ class Ruled:
         return carried_out(rule, self._rules, fleet, tick), rule
 
 
-def greedy(network: nn.Module, rules: tuple[Rule, ...], episodes: int, device: str | torch.device) -> Ruled:
+def greedy(network: nn.Module, rules: tuple[Rule, ...], episodes: int, device: str | torch.device) -> RulePlayer:
     """The network's choice, always."""
-    return Ruled(network, rules, torch.full((episodes,), -1, device=device))
+    return RulePlayer(network, rules, torch.full((episodes,), -1, device=device))

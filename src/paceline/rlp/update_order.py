@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from paceline.policies import Apply, Policy
 from paceline.rlp.instance import Instance
 from paceline.simulate.cluster import Cluster
-from paceline.simulate.simulated_model import Untrained
+from paceline.simulate.simulated_model import CountedModel
 
 SPARE = 5  # rounds that are simulated beyond the budget: what has arrived is not always applied before the end
 
 
 @dataclass
-class Order(Untrained):
+class UpdateOrder(CountedModel):
     """One entry for each update, in the order in which they change the model."""
 
     worker: list[int] = field(default_factory=list)
@@ -49,9 +49,9 @@ class Order(Untrained):
         return np.array(self.worker[:updates]), np.array(self.seconds[:updates]), np.array(self.whole[:updates]), given
 
 
-def order(instance: Instance, policy: Policy) -> Order:
+def update_order(instance: Instance, policy: Policy) -> UpdateOrder:
     """What the policy does on this cluster until the budget is spent."""
-    noted = Order()
+    noted = UpdateOrder()
     rounds = -(-instance.budget // instance.workers) + SPARE
     Cluster(instance.cluster(), policy, rounds, instance.seed, model=noted).run()
     return noted

@@ -16,7 +16,7 @@ class ReplayError(ValueError):
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplayedShard:
     """What one shard's recording came to."""
 
     name: str
@@ -34,7 +34,7 @@ def journals(folder: Path) -> list[Path]:
     return found
 
 
-def weights(folder: Path) -> list[Part]:
+def weights(folder: Path) -> list[ReplayedShard]:
     """Replay every shard's recording."""
     parts = []
     for path in sorted(folder.glob(UPDATES)):
@@ -42,5 +42,7 @@ def weights(folder: Path) -> list[Part]:
             done = recording.replay(path)
         except (WireError, ValueError, KeyError) as error:
             raise ReplayError(f"The recording {path} cannot be replayed: {error}") from None
-        parts.append(Part(path.name, done.version, done.updates, bool(done.expected), done.digest == done.expected))
+        parts.append(
+            ReplayedShard(path.name, done.version, done.updates, bool(done.expected), done.digest == done.expected)
+        )
     return parts

@@ -23,8 +23,8 @@ from paceline.model.checkpoint import Checkpoint, CheckpointError
 from paceline.observe.observer import Observer
 from paceline.policies import Policy
 from paceline.serve import open_files
-from paceline.serve.coordinator.checkpoint_writer import Plan
-from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
+from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.coordinator.coordinator import Coordinator
 from paceline.serve.environment import SHARD_TOKEN, TOKEN
 from paceline.serve.shard import forkserver
@@ -60,7 +60,7 @@ class Server:
     def __init__(
         self,
         make_policy: Callable[[], Policy],
-        terms: Terms,
+        config: ServerConfig,
         address: Address | None = None,
         *,
         tls: Tls | None = None,
@@ -74,27 +74,27 @@ class Server:
         own_shards: are shards started here? Else they are started elsewhere, and whoever knows the job's token is one.
         """
         self._address = address or Address()
-        self._address.check(terms.token)
-        if (most := open_files.allow(terms.workers)) < terms.workers:
+        self._address.check(config.token)
+        if (most := open_files.allow(config.workers)) < config.workers:
             raise ServerError(
-                f"{terms.workers} workers need as many open files, and there may be {most}: raise `ulimit -Hn`."
+                f"{config.workers} workers need as many open files, and there may be {most}: raise `ulimit -Hn`."
             )
         made = make_policy()
         if made.compares and made.mixes:
             raise ServerError(
                 "Models that are pushed whole cannot be compared: leave moves=model out, or say filter=false."
             )
-        if terms.record and terms.streams(made):
+        if config.record and config.streams(made):
             instead = "leave pipeline=true out" if made.pipelined else "leave --apply at whole"
             raise ServerError(f"Streamed updates cannot be recorded yet: {instead}.")
         self._make_policy, self._observer, self._tls = make_policy, observer, tls
         began = time.monotonic()
         self._own_shards = own_shards
         shard_token = secrets.token_bytes(16) if own_shards else b""
-        self._terms = replace(terms, began=began, tls=tls.listening() if tls else None, shard_token=shard_token)
+        self._config = replace(config, began=began, tls=tls.listening() if tls else None, shard_token=shard_token)
         self._restored = self._checked(checkpoint.read(resume)) if resume else None
-        if terms.saving and terms.saving.folder.is_dir():
-            self._must_not_be_used(terms.saving.folder)
+        if config.saving and config.saving.folder.is_dir():
+            self._must_not_be_used(config.saving.folder)
         self._restorations = restorations
         self._processes: list[ShardProcess] = []
         self._forks: ForkServer | None = None
@@ -110,19 +110,19 @@ class Server:
 
     async def start(self) -> None:
         """Begin to listen. The port is known then."""
-        self.coordinator = Coordinator(self._make_policy(), self._terms, self._observer, self._restored)
+        self.coordinator = Coordinator(self._make_policy(), self._config, self._observer, self._restored)
         try:
             self.port = await self.coordinator.listen(self._address.host, self.port or self._address.port)
         except OSError as error:
             where = f"{self._address.host}:{self.port or self._address.port}"
             raise ServerError(f"{where} cannot be listened on: {error.strerror}; choose another --port.") from None
         if self._observer:
-            self._observer.began(self.coordinator.now, "", self._terms.policy, self.coordinator.apply, 0)
+            self._observer.began(self.coordinator.now, "", self._config.policy, self.coordinator.apply, 0)
         if not self._own_shards:
             return
         # Each shard is a core's work, and they share the machine.
-        threads = max(1, (os.cpu_count() or 1) // max(1, self._terms.shards))
-        self._processes = [self._start_shard(number, threads) for number in range(self._terms.shards)]
+        threads = max(1, (os.cpu_count() or 1) // max(1, self._config.shards))
+        self._processes = [self._start_shard(number, threads) for number in range(self._config.shards)]
 
     async def serve(self) -> None:
         """Until everybody has left. A last checkpoint is written then."""
@@ -146,7 +146,9 @@ class Server:
             self._restorations -= 1
             log.warning("%s Going back to version %d.", reason, restored.version)
             self._restored = restored
-            self._terms = replace(self._terms, incarnations=dict(self.coordinator.state.incarnations), awaited=expected)
+            self._config = replace(
+                self._config, incarnations=dict(self.coordinator.state.incarnations), awaited=expected
+            )
             await self.start()
 
     async def stop(self) -> None:
@@ -188,7 +190,7 @@ class Server:
             await asyncio.sleep(0.2)
 
     def _last(self) -> Checkpoint | None:
-        saving: Plan | None = self._terms.saving
+        saving: CheckpointPlan | None = self._config.saving
         found = checkpoint.newest(saving.folder) if saving and saving.folder.is_dir() else None
         return self._checked(found) if found else self._restored
 
@@ -201,7 +203,7 @@ class Server:
             )
 
     def _checked(self, restored: Checkpoint) -> Checkpoint:
-        if restored.shards != self._terms.shards:
+        if restored.shards != self._config.shards:
             raise CheckpointError(
                 f"The checkpoint {restored.folder} is of {restored.shards} shards: use --servers {restored.shards}."
             )
@@ -213,7 +215,7 @@ class Server:
         )
         arguments = [str(number), host, str(self.port), "--listen", self._address.host, "--threads", str(threads)]
         environment = os.environ | (self._tls.as_environment() if self._tls else {})
-        environment |= {TOKEN: self._terms.token.hex(), SHARD_TOKEN: self._terms.shard_token.hex()}
+        environment |= {TOKEN: self._config.token.hex(), SHARD_TOKEN: self._config.shard_token.hex()}
         if not forkserver.POSSIBLE:
             command = [sys.executable, "-m", "paceline.serve.shard", *arguments]
             # In a session of its own, so that a Ctrl-C reaches the coordinator first, which then stops the shards.

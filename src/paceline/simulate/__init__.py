@@ -1,6 +1,6 @@
 """Whole clusters under a virtual clock."""
 
-from paceline.simulate.cluster import Cluster, Result, SimulationError
+from paceline.simulate.cluster import Cluster, SimulationError, SimulationResult
 from paceline.simulate.cluster_reader import ClusterError, builtin_names, load_cluster, parse_cluster
 from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec, limit_seconds
 
@@ -9,8 +9,8 @@ __all__ = [
     "ClusterError",
     "ClusterSpec",
     "Jitter",
-    "Result",
     "SimulationError",
+    "SimulationResult",
     "WorkerSpec",
     "builtin_names",
     "limit_seconds",

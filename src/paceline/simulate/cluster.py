@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.job import Identity, JobState, JobTerms, events, instructions
+from paceline.job import Identity, JobConfig, JobState, events, instructions
 from paceline.observe.driver import Fault
 from paceline.observe.observer import Observer, Tee
 from paceline.observe.summary import Report, Summary
@@ -23,8 +23,8 @@ from paceline.simulate.clock import Clock
 from paceline.simulate.cluster_spec import ClusterSpec
 from paceline.simulate.machine import NEVER, Machine
 from paceline.simulate.network import DIRECTIONS, Direction, Mesh, Network, Rounds, Star
-from paceline.simulate.simulated_model import Model
-from paceline.simulate.transfer.gate import Gate
+from paceline.simulate.simulated_model import SimulatedModel
+from paceline.simulate.transfer.gate import LinkGate
 from paceline.simulate.transfer.pipelined import Pipeline
 
 
@@ -33,7 +33,7 @@ class SimulationError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Result:
+class SimulationResult:
     """What a simulated run came to."""
 
     report: Report
@@ -54,7 +54,7 @@ class Cluster:
         seed: int = 0,
         streamed: bool = False,
         observer: Observer | None = None,
-        model: Model | None = None,
+        model: SimulatedModel | None = None,
     ) -> None:
         self.spec = spec
         self._model = model
@@ -67,8 +67,8 @@ class Cluster:
         self.summary = Summary(warm_up=0 if spec.faults else warm_up * len(spec.workers))
         self._observer: Observer = self.summary if observer is None else Tee(self.summary, observer)
         # To the job the servers are one shard: an update is in at all of them at the same time.
-        terms = JobTerms(shards=1, workers=len(spec.workers), lease=spec.lease)
-        self.state = JobState(policy, terms, self._observer, sees_pulls=True)
+        config = JobConfig(shards=1, workers=len(spec.workers), lease=spec.lease)
+        self.state = JobState(policy, config, self._observer, sees_pulls=True)
         self._pushes_freely = self.state.ledger.pushes_freely
         self.trip = 4 * spec.latency  # push, Grant, request and pull: each waits for one way
         self._busy_until = 0.0  # when the servers will have applied all they were told to
@@ -90,33 +90,34 @@ class Cluster:
             self.network = Mesh(self.clock, links, use)
         self.machines = [Machine(number, worker, self.network, seed) for number, worker in enumerate(spec.workers)]
         self._count = len(self.machines)  # a machine's connections have its number, modulo this
-        self._gates: dict[Direction, Gate[Machine]] = {}
+        self._gates: dict[Direction, LinkGate[Machine]] = {}
         if in_turn:  # in a mesh there is no server's link to hand on
             begin: dict[Direction, Callable[[Machine], None]] = {"in": self._begin_push, "out": self._begin_pull}
             self._gates = {
-                way: Gate(self.clock, self.network.occupies(spec.model_bytes, way), begin[way]) for way in DIRECTIONS
+                way: LinkGate(self.clock, self.network.occupies(spec.model_bytes, way), begin[way])
+                for way in DIRECTIONS
             }
         self._pipeline = Pipeline(self) if policy.pipelined else None
         self._hears_loss = policy.hears_loss
         self._do: dict[type, Callable[[Any], None]] = {
-            instructions.Granted: self._grant,
-            instructions.Turned: self._turn,
-            instructions.Apply: self._apply,
-            instructions.WakeAt: self._wake_at,
-            instructions.Cancelled: self._cancel,
-            instructions.Expelled: self._expelled,
-            instructions.Giver: self._give,
+            instructions.SendGrant: self._grant,
+            instructions.SendPushNow: self._turn,
+            instructions.OrderApply: self._apply,
+            instructions.SetTimer: self._wake_at,
+            instructions.SendCancel: self._cancel,
+            instructions.SendExpelled: self._expelled,
+            instructions.OrderInitialWeights: self._give,
         }
         if model:
-            self._do |= dict.fromkeys((instructions.Keep, instructions.Discard), self._after_applies)
+            self._do |= dict.fromkeys((instructions.OrderKeep, instructions.OrderDiscard), self._after_applies)
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Callable[[float], None] | None = None) -> SimulationResult:
         """Run until every worker has done its iterations, on average. `progress` hears how far it is, from 0 to 1."""
         began = time.perf_counter()
         for fault in self.spec.faults:
             self.clock.at(fault.time, self._fault, fault)
         if self._model and self._hears_loss:
-            self._tell(events.Described(self._model.momentum))
+            self._tell(events.ModelDescribed(self._model.momentum))
         for machine in self.machines:
             self._join(machine)
         while self.clock.run(most=50 if self._model else 50_000):
@@ -129,7 +130,7 @@ class Cluster:
                 "done; the faults have left too few workers."
             )
         wall_seconds = time.perf_counter() - began
-        return Result(self.summary.report(), self.streamed, self.clock.pops, wall_seconds, self.clock.now)
+        return SimulationResult(self.summary.report(), self.streamed, self.clock.pops, wall_seconds, self.clock.now)
 
     def stop(self) -> None:
         """Let the run end now."""
@@ -143,13 +144,13 @@ class Cluster:
         machine.incarnation += 1
         machine.connection += self._count
         machine.up = machine.member = True
-        self._tell(events.Join(machine.connection, machine.number))
+        self._tell(events.WorkerJoined(machine.connection, machine.number))
 
-    def _give(self, giver: instructions.Giver) -> None:
+    def _give(self, giver: instructions.OrderInitialWeights) -> None:
         """The weights that the model begins with are there already."""
-        self.clock.at(self.clock.now, self._tell, events.Begun(0, giver.worker, giver.incarnation))
+        self.clock.at(self.clock.now, self._tell, events.ShardInitialized(0, giver.worker, giver.incarnation))
 
-    def _grant(self, grant: instructions.Granted) -> None:
+    def _grant(self, grant: instructions.SendGrant) -> None:
         machine = self.machines[grant.to % self._count]
         machine.iteration = grant.iteration
         machine.batch = grant.batch_size or machine.spec.batch
@@ -236,11 +237,13 @@ class Cluster:
     def _tell_ready(self, machine: Machine) -> None:
         loss = self._model.loss(machine.number) if self._model and self._hears_loss else None
         seconds, version = machine.compute_seconds, machine.base_version
-        self._tell(events.Ready(machine.connection, machine.iteration, version, machine.batch, seconds, loss))
+        self._tell(
+            events.GradientComputed(machine.connection, machine.iteration, version, machine.batch, seconds, loss)
+        )
         if self._pushes_freely:
             self._push(machine)
 
-    def _turn(self, turn: instructions.Turned) -> None:
+    def _turn(self, turn: instructions.SendPushNow) -> None:
         machine = self.machines[turn.to % self._count]
         if machine.up:  # else nobody is there to push; its lease will run out
             self._push(machine)
@@ -277,7 +280,7 @@ class Cluster:
         machine.pushed_at = self.clock.now
         if self._model:
             self._model.arrive(Identity(machine.number, machine.incarnation, machine.iteration))
-        self._tell(events.Arrived(0, machine.number, machine.incarnation, machine.iteration))
+        self._tell(events.UpdateArrived(0, machine.number, machine.incarnation, machine.iteration))
         if self.summary.arrivals >= self._goal:
             self.clock.running = False
 
@@ -291,7 +294,7 @@ class Cluster:
             if carry_out is not None:  # the others are not our affair: there are no sockets, files or tensors here
                 carry_out(instruction)
 
-    def _apply(self, apply: instructions.Apply) -> None:
+    def _apply(self, apply: instructions.OrderApply) -> None:
         if self._pipeline:  # it has applied it slice by slice
             self._applying.append((self.clock.now, apply.version, apply.decision))
             self._note_applied(self.clock.now)
@@ -308,7 +311,7 @@ class Cluster:
             if self._model:
                 self._change(self._model, what, at)
 
-    def _after_applies(self, instruction: instructions.Keep | instructions.Discard) -> None:
+    def _after_applies(self, instruction: instructions.OrderKeep | instructions.OrderDiscard) -> None:
         """In the order of the decisions: an Apply before it may name what is replaced."""
         what = instruction.decision
         if self._applying:
@@ -316,7 +319,7 @@ class Cluster:
         elif self._model:
             self._change(self._model, what, self.clock.now)
 
-    def _change(self, model: Model, what: Apply | Keep | Discard, at: float) -> None:
+    def _change(self, model: SimulatedModel, what: Apply | Keep | Discard, at: float) -> None:
         if isinstance(what, Keep):
             model.keep(what)
         elif isinstance(what, Discard):
@@ -324,11 +327,11 @@ class Cluster:
         else:
             cosines = model.apply(what, at)
             if cosines:  # told when what goes on now is done
-                self.clock.at(self.clock.now, self._tell, events.Compared(what.updates, tuple(cosines)))
+                self.clock.at(self.clock.now, self._tell, events.UpdatesCompared(what.updates, tuple(cosines)))
             if model.over:
                 self.stop()
 
-    def _wake_at(self, wake: instructions.WakeAt) -> None:
+    def _wake_at(self, wake: instructions.SetTimer) -> None:
         time, now = wake.time, self.clock.now
         self._wake = time if time > now else now
         self.clock.at(self._wake, self._woke, self._wake)
@@ -336,9 +339,9 @@ class Cluster:
     def _woke(self, at: float) -> None:
         if at == self._wake:
             self._wake = NEVER
-            self._tell(events.Woke())
+            self._tell(events.TimerFired())
 
-    def _cancel(self, cancel: instructions.Cancelled) -> None:
+    def _cancel(self, cancel: instructions.SendCancel) -> None:
         self._abandon(self.machines[cancel.to % self._count])
 
     def server_time(self, seconds: float) -> float:
@@ -428,16 +431,16 @@ class Cluster:
         if not self._is_silent(machine):
             machine.silent_since = self.clock.now
             if machine.member:
-                self._tell(events.Beat(machine.connection))
+                self._tell(events.WorkerAlive(machine.connection))
 
     def _check_leases(self, _: None) -> None:
         """Somebody's lease runs out now. Everybody who is not silent beats, as real workers do all the time."""
         for machine in self.machines:
             if machine.member and not self._is_silent(machine):
-                self._tell(events.Beat(machine.connection))
-        self._tell(events.Tick(self.clock.now))
+                self._tell(events.WorkerAlive(machine.connection))
+        self._tell(events.TimePassed(self.clock.now))
 
-    def _expelled(self, expelled: instructions.Expelled) -> None:
+    def _expelled(self, expelled: instructions.SendExpelled) -> None:
         """A lease has run out."""
         self._part_with(self.machines[expelled.to % self._count])
 
@@ -453,7 +456,7 @@ class Cluster:
             return
         if machine.member:
             self._part_with(machine)
-            self._tell(events.Disconnected(machine.connection))
+            self._tell(events.ConnectionLost(machine.connection))
         machine.paused_until = machine.cut_until = 0.0
         self._join(machine)
 

@@ -13,8 +13,8 @@ from paceline.observe.driver import Fault
 from paceline.simulate import units
 from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec
 
-MOST_SIGMA = 3.0  # of jitter; beyond that a mean says nothing any more
-MOST_MU = 10.0  # of a log-normal delay: six hours
+MAX_SIGMA = 3.0  # of jitter; beyond that a mean says nothing any more
+MAX_MU = 10.0  # of a log-normal delay: six hours
 
 
 class ClusterError(ValueError):
@@ -141,10 +141,10 @@ def _jitter(table: _Table) -> Jitter:
     kind = inner.get("kind", _one_of(kinds), "one of " + ", ".join(kinds))
     jitter = Jitter(kind=kind)
     if kind in ("normal", "lognormal"):
-        jitter = Jitter(kind, sigma=inner.get("sigma", _sigma, f"a number from 0 to {MOST_SIGMA:g}"))
+        jitter = Jitter(kind, sigma=inner.get("sigma", _sigma, f"a number from 0 to {MAX_SIGMA:g}"))
     elif kind == "delay":
-        sigma = inner.get("sigma", _sigma, f"a number from 0 to {MOST_SIGMA:g}")
-        jitter = Jitter(kind, sigma, mu=inner.get("mu", _within(MOST_MU), f"a number from −{MOST_MU:g} to {MOST_MU:g}"))
+        sigma = inner.get("sigma", _sigma, f"a number from 0 to {MAX_SIGMA:g}")
+        jitter = Jitter(kind, sigma, mu=inner.get("mu", _within(MAX_MU), f"a number from −{MAX_MU:g} to {MAX_MU:g}"))
     elif kind == "straggle":
         jitter = Jitter(
             kind,
@@ -200,7 +200,7 @@ def _share(value: Any) -> float:
 
 
 def _sigma(value: Any) -> float:
-    return _up_to(MOST_SIGMA, value)
+    return _up_to(MAX_SIGMA, value)
 
 
 def _up_to(most: float, value: Any) -> float:

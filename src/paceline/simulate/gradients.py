@@ -26,11 +26,11 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 SLOTS = 8  # graphs side by side; more are no quicker, and each needs memory of its own
-MOST_GRAPHS = 64  # captured: where batches are tuned there may be many sizes; beyond that, none are
+MAX_GRAPHS = 64  # captured: where batches are tuned there may be many sizes; beyond that, none are
 
 
 @dataclass(eq=False)
-class Job:
+class GradientJob:
     """A gradient to be computed, or a model to be trained: from these weights, of these samples."""
 
     weights: torch.Tensor
@@ -56,7 +56,7 @@ class Gradients:
         network = copy.deepcopy(network).to(device).train()
         torch.func.replace_all_batch_norm_modules_(network)  # no running statistics: a pure function of the weights
         self.network, self._fetch, self._device = network, fetch, device
-        self.judge = Judge(loss, device, precision)
+        self.judge = Scorer(loss, device, precision)
         self.layout = layout_of(network)
         self._one = Slot(network, self.judge, fetch)
         self._slots: list[Slot] = []
@@ -71,17 +71,17 @@ class Gradients:
         else:
             self._way = self._stacked
 
-    def compute(self, jobs: Sequence[Job]) -> None:
+    def compute(self, jobs: Sequence[GradientJob]) -> None:
         """Fill in the jobs' losses and gradients."""
         if jobs:
             losses = self._way(jobs)
             for job, loss in zip(jobs, losses.tolist(), strict=True):
                 job.loss = loss
 
-    def _in_turn(self, jobs: Sequence[Job]) -> torch.Tensor:
+    def _in_turn(self, jobs: Sequence[GradientJob]) -> torch.Tensor:
         return torch.stack([self._one.compute(job) for job in jobs])
 
-    def _stacked(self, jobs: Sequence[Job]) -> torch.Tensor:
+    def _stacked(self, jobs: Sequence[GradientJob]) -> torch.Tensor:
         of_size: dict[int, list[int]] = {}
         for index, job in enumerate(jobs):
             of_size.setdefault(len(job.samples), []).append(index)
@@ -91,7 +91,7 @@ class Gradients:
             losses[indices] = self._stack(alike) if len(alike) > 1 and size else self._in_turn(alike)
         return losses
 
-    def _stack(self, jobs: Sequence[Job]) -> torch.Tensor:
+    def _stack(self, jobs: Sequence[GradientJob]) -> torch.Tensor:
         weights, samples = (
             torch.stack(each) for each in zip(*((job.weights, job.samples) for job in jobs), strict=True)
         )
@@ -100,7 +100,7 @@ class Gradients:
             job.gradient = gradient
         return losses
 
-    def _side_by_side(self, jobs: Sequence[Job]) -> torch.Tensor:
+    def _side_by_side(self, jobs: Sequence[GradientJob]) -> torch.Tensor:
         while len(self._slots) < min(len(jobs), SLOTS):
             self._slots.append(Slot(copy.deepcopy(self.network), self.judge, self._fetch))
             self._streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
@@ -109,7 +109,7 @@ class Gradients:
         streams = self._streams[: len(jobs)]
         for index, job in enumerate(jobs):  # captures first: nothing else may run meanwhile
             slot = self._slots[index % SLOTS]
-            if len(job.samples) not in slot.graphs and self._graphs < MOST_GRAPHS:
+            if len(job.samples) not in slot.graphs and self._graphs < MAX_GRAPHS:
                 self._graphs += 1
                 slot.capture(job, self._streams[index % SLOTS])
         for stream in streams:
@@ -124,7 +124,7 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class Judge:
+class Scorer:
     """What a network's answers are worth, computed with so much precision."""
 
     loss: Loss
@@ -144,7 +144,7 @@ class Judge:
 class Slot:
     """A copy of the network whose weights lie in one flat row, and their gradients in another."""
 
-    def __init__(self, network: torch.nn.Module, judge: Judge, fetch: Fetch) -> None:
+    def __init__(self, network: torch.nn.Module, judge: Scorer, fetch: Fetch) -> None:
         self._network, self._judge, self._fetch = network, judge, fetch
         layout = layout_of(network)
         device = next(network.parameters()).device
@@ -157,13 +157,13 @@ class Slot:
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
         self._pool: Any = None  # of memory, one for all of a slot's graphs: they run one after the other
 
-    def compute(self, job: Job) -> torch.Tensor:
+    def compute(self, job: GradientJob) -> torch.Tensor:
         self.weights.copy_(job.weights)
         loss = self.passed(job.samples)
         job.gradient = self.gradient.clone()
         return loss
 
-    def capture(self, job: Job, stream: torch.cuda.Stream) -> None:
+    def capture(self, job: GradientJob, stream: torch.cuda.Stream) -> None:
         """Make a graph for batches as large as this one."""
         samples = job.samples.clone()
         self.weights.copy_(job.weights)
@@ -178,7 +178,7 @@ class Slot:
         self._pool = graph.pool()
         self.graphs[len(samples)] = (graph, samples, loss)
 
-    def replay(self, job: Job) -> torch.Tensor:
+    def replay(self, job: GradientJob) -> torch.Tensor:
         captured = self.graphs.get(len(job.samples))
         if captured is None:
             return self.compute(job)
@@ -201,7 +201,7 @@ class Slot:
 
 
 def stacked_gradients(
-    network: torch.nn.Module, judge: Judge, fetch: Fetch, weights: torch.Tensor, samples: torch.Tensor
+    network: torch.nn.Module, judge: Scorer, fetch: Fetch, weights: torch.Tensor, samples: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of several models at once: their weights are the rows of one tensor, each one's samples those of the other."""
     layout, count = layout_of(network), len(weights)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.job import Ledger
-from paceline.observe.journal import Difference, Entry, in_plain_values, read, tell
+from paceline.observe.journal import Difference, JournalEntry, in_plain_values, read, tell
 from paceline.observe.observer import Observer
 from paceline.simulate.clock import Clock
 
@@ -21,7 +21,7 @@ def retell(lines: Iterable[str], observer: Observer | None = None) -> tuple[int,
     count = 0
     found: Difference | None = None
 
-    def happen(numbered: tuple[int, Entry]) -> None:
+    def happen(numbered: tuple[int, JournalEntry]) -> None:
         nonlocal count, found
         line, entry = numbered
         decisions = tell(ledger, entry)

@@ -17,8 +17,8 @@ import torch
 
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.simulate.batched_convolution import as_products
-from paceline.simulate.gradients import Fetch, Job, Judge, Slot, has_convolutions, stacked_gradients
-from paceline.simulate.task import Local
+from paceline.simulate.gradients import Fetch, GradientJob, Scorer, Slot, has_convolutions, stacked_gradients
+from paceline.simulate.task import LocalSettings
 
 STACK = 64  # clients at once, on a GPU: more are no quicker, and need as much more memory
 FULL = 8  # stacks there are filled up to a multiple of this, so that few sizes need a graph
@@ -34,9 +34,9 @@ class LocalTraining:
     def __init__(
         self,
         network: torch.nn.Module,
-        judge: Judge,
+        judge: Scorer,
         fetch: Fetch,
-        local: Local,
+        local: LocalSettings,
         optimizer: OptimizerSpec,
         together: bool = True,
     ) -> None:
@@ -54,7 +54,7 @@ class LocalTraining:
         self._graphs: dict[int, _Graph] = {}
         self._pool: Any = torch.cuda.graph_pool_handle() if on_gpu else None  # they run one after the other
 
-    def compute(self, jobs: Sequence[Job], rate: float) -> None:
+    def compute(self, jobs: Sequence[GradientJob], rate: float) -> None:
         """Train each job's model from its weights, at this learning rate."""
         self._descent.rate.fill_(rate)
         if not self._together or (len(jobs) == 1 and self._device.type != "cuda"):
@@ -66,7 +66,7 @@ class LocalTraining:
         else:
             self._stack(jobs)
 
-    def _one(self, job: Job) -> None:
+    def _one(self, job: GradientJob) -> None:
         slot = self._alone = self._alone or Slot(copy.deepcopy(self._network), self._judge, self._fetch)
         slot.weights.copy_(job.weights)
         memory = self._descent.begin(slot.weights)
@@ -76,7 +76,7 @@ class LocalTraining:
             self._descent.step(slot.weights, slot.gradient, memory)
         job.model, job.loss = slot.weights.clone(), float(losses) / self._local.steps
 
-    def _stack(self, jobs: Sequence[Job]) -> None:
+    def _stack(self, jobs: Sequence[GradientJob]) -> None:
         weights = torch.stack([job.weights for job in jobs])
         memory = self._descent.begin(weights)
         losses = torch.zeros(len(jobs), device=self._device)
@@ -86,7 +86,7 @@ class LocalTraining:
             self._descent.step(weights, gradients, memory)
         self._done(jobs, weights, losses)
 
-    def _captured(self, jobs: Sequence[Job]) -> None:
+    def _captured(self, jobs: Sequence[GradientJob]) -> None:
         size = -(-len(jobs) // FULL) * FULL
         filled = [*jobs, *[jobs[-1]] * (size - len(jobs))]
         weights = torch.stack([job.weights for job in filled])
@@ -95,7 +95,7 @@ class LocalTraining:
             self._graphs[size] = _Graph(self._gradients, self._descent, weights, samples, self._pool)
         self._done(jobs, *self._graphs[size].run(weights, samples))
 
-    def _done(self, jobs: Sequence[Job], weights: torch.Tensor, losses: torch.Tensor) -> None:
+    def _done(self, jobs: Sequence[GradientJob], weights: torch.Tensor, losses: torch.Tensor) -> None:
         for job, model, loss in zip(jobs, weights, losses.tolist(), strict=False):
             job.model, job.loss = model.clone(), loss / self._local.steps
 

@@ -14,7 +14,7 @@ QUIET = 0.005  # a spread below this is none
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """One iteration of one machine."""
 
     seconds: float
@@ -28,14 +28,14 @@ class Step:
 
 
 def cluster_of(
-    name: str, step: Step, links: Sequence[float], servers: int, server_link: float, latency: float = LATENCY
+    name: str, step: StepTime, links: Sequence[float], servers: int, server_link: float, latency: float = LATENCY
 ) -> ClusterSpec:
     """Workers with these links, all as fast as the machine that was measured."""
     workers = tuple(WorkerSpec(link, step.batch, step.batch / step.seconds, jitter=step.spread) for link in links)
     return ClusterSpec(name, step.model_bytes, servers, server_link, latency, APPLY, LEASE, workers)
 
 
-def measured_as(spec: ClusterSpec, step: Step) -> ClusterSpec:
+def measured_as(spec: ClusterSpec, step: StepTime) -> ClusterSpec:
     """A cluster's links and proportions, with the model and the computing that were measured.
 
     The cluster's first worker counts as the machine that was measured, and the others keep their speed relative to it.

@@ -9,7 +9,7 @@ from paceline.job import Identity
 from paceline.policies import Apply, Keep, Update
 
 
-class Model(Protocol):
+class SimulatedModel(Protocol):
     """What becomes of tensors. Without one, updates are only counted."""
 
     over: Any  # once this is true, the run is
@@ -35,7 +35,7 @@ class Model(Protocol):
         """Change the model. Where the policy compares updates: the cosine of each with their mean."""
 
 
-class Untrained:
+class CountedModel:
     """Stands where a model would, for who wants to know in which order things happen: all of this comes to nothing."""
 
     over, momentum = False, 0.0

@@ -27,7 +27,7 @@ class TrainingError(ValueError):
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalSettings:
     """How a federated client trains by itself, between two exchanges with the server."""
 
     steps: int  # τ
@@ -47,7 +47,9 @@ class Task:
     correct: Asked = "none"  # how staleness is corrected for
     device: str = "cpu"
     together: bool = True  # compute what is due at the same time together
-    local: Local | None = None  # how clients train by themselves, with this optimizer; None: they push gradients
+    local: LocalSettings | None = (
+        None  # how clients train by themselves, with this optimizer; None: they push gradients
+    )
     precision: Precision = "float32"  # of passes through the network; weights and their updates are float32 always
 
     def rate(self, epochs: float) -> float:
@@ -82,7 +84,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """Where a run was after a round."""
 
     seconds: float
@@ -92,7 +94,7 @@ class Point:
 
 
 @dataclass
-class Outcome:
+class TrainingOutcome:
     """What a run came to. `reached` is None where its goal was not reached: then `best` says how near it came.
 
     best: the lowest loss or the highest accuracy, whichever the goal asks for; None if there was neither.
@@ -100,10 +102,10 @@ class Outcome:
 
     policy: str
     goal: Goal | None
-    reached: Point | None = None
+    reached: CurvePoint | None = None
     best: float | None = None
     ended: Literal["goal", "rounds", "budget", "diverged", "interrupted"] = "rounds"
-    curve: list[Point] = field(default_factory=list)
+    curve: list[CurvePoint] = field(default_factory=list)
     updates: int = 0
     staleness: float = 0.0  # mean of the updates applied so far
     tested: tuple[float, float] | None = None  # loss and accuracy on the test set, at the end

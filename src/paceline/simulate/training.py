@@ -26,9 +26,9 @@ from paceline.observe.observer import Observer
 from paceline.policies import Apply, Keep, Policy, Update, WorkerId
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.cluster_spec import ClusterSpec
-from paceline.simulate.gradients import Gradients, Job, flat, load
+from paceline.simulate.gradients import GradientJob, Gradients, flat, load
 from paceline.simulate.local_training import LocalTraining
-from paceline.simulate.task import Goal, Outcome, Point, Task, TrainingError, device_named
+from paceline.simulate.task import CurvePoint, Goal, Task, TrainingError, TrainingOutcome, device_named
 from paceline.workloads.networks import accuracy, loss, make
 
 DIVERGED = 1e3  # times the loss of the first round: beyond it, or at NaN, nothing will come of it
@@ -75,13 +75,13 @@ class Training:
         self._newest: torch.Tensor | None = None  # a copy of the weights, if anybody has pulled them as they are
         self._held: dict[WorkerId, torch.Tensor] = {}  # by who pulled them
         self._turns: dict[WorkerId, int] = {}  # Applies in a round, as the last Grant told
-        self._computing: dict[WorkerId, Job] = {}
-        self._arrived: dict[Identity, Job] = {}
+        self._computing: dict[WorkerId, GradientJob] = {}
+        self._arrived: dict[Identity, GradientJob] = {}
         self._kept: dict[int, Identity] = {}  # slot → the update there
-        self._due: list[Job] = []  # without a gradient so far
+        self._due: list[GradientJob] = []  # without a gradient so far
         self._local: dict[WorkerId, Slice] = {}  # where models are mixed: what workers step with by themselves
         # What it comes to
-        self.outcome = Outcome("", goal)
+        self.outcome = TrainingOutcome("", goal)
         self.over: Literal["goal", "diverged"] | None = None
         self.seen = 0  # samples that changed the model
         self._window: deque[float] = deque(maxlen=workers)
@@ -108,7 +108,7 @@ class Training:
         """It begins to compute."""
         local = self.task.local
         samples = self.samples.take(worker, local.steps * local.batch if local else batch).to(self._device)
-        job = Job(self._held[worker], samples.view(local.steps, local.batch) if local else samples)
+        job = GradientJob(self._held[worker], samples.view(local.steps, local.batch) if local else samples)
         self._computing[worker] = job
         self._due.append(job)
 
@@ -169,7 +169,7 @@ class Training:
         self.version += 1
         return cosines
 
-    def _work(self, apply: Apply, jobs: list[Job], rate: float) -> None:
+    def _work(self, apply: Apply, jobs: list[GradientJob], rate: float) -> None:
         """See that what these workers push is there."""
         if any(job.gradient is None for job in jobs):
             if self._locals:
@@ -188,7 +188,7 @@ class Training:
                 if job.model is None:
                     job.model = self._step_at(update.worker, job)
 
-    def _step_at(self, worker: WorkerId, job: Job) -> torch.Tensor:
+    def _step_at(self, worker: WorkerId, job: GradientJob) -> torch.Tensor:
         """The model that a worker makes of what it pulled, by a step of an optimizer of its own."""
         if worker not in self._local:
             layout = self._gradients.layout
@@ -201,7 +201,7 @@ class Training:
 
     # What it comes to
 
-    def _count(self, update: Update, job: Job, time: float) -> None:
+    def _count(self, update: Update, job: GradientJob, time: float) -> None:
         outcome, goal = self.outcome, self._goal
         outcome.updates += 1
         outcome.staleness += (self.version - update.base_version - outcome.staleness) / outcome.updates
@@ -216,20 +216,20 @@ class Training:
             self._first = self._first or mean
             if goal and goal.kind == "accuracy" and (len(outcome.curve) + 1) % goal.every == 0:
                 _, tested = self.test()
-            outcome.curve.append(Point(time, self.seen, mean, tested))
+            outcome.curve.append(CurvePoint(time, self.seen, mean, tested))
         if not math.isfinite(mean) or (self._first and mean > DIVERGED * self._first):
             self.over = "diverged"
         elif goal and goal.kind == "loss" and whole:
             outcome.best = goal.nearer(outcome.best, mean)
             self._below = self._below + 1 if mean <= goal.value else 0
             if self._below >= goal.hold * len(self._window):
-                self._reach(Point(time, self.seen, mean))
+                self._reach(CurvePoint(time, self.seen, mean))
         elif goal and tested is not None:
             outcome.best = goal.nearer(outcome.best, tested)
             if tested >= goal.value:
-                self._reach(Point(time, self.seen, mean, tested))
+                self._reach(CurvePoint(time, self.seen, mean, tested))
 
-    def _reach(self, point: Point) -> None:
+    def _reach(self, point: CurvePoint) -> None:
         self.outcome.reached, self.over = point, "goal"
 
     def test(self) -> tuple[float, float]:
@@ -298,10 +298,10 @@ def train(
     budget: float = math.inf,
     streamed: bool = False,
     name: str = "",
-    progress: Callable[[Outcome], None] | None = None,
+    progress: Callable[[TrainingOutcome], None] | None = None,
     shares: Shares | None = None,
     observer: Observer | None = None,
-) -> Outcome:
+) -> TrainingOutcome:
     """Train on a simulated cluster until the goal is reached, or for so many rounds or virtual seconds.
 
     Interrupted by Ctrl-C, it still says what was reached. `progress` hears of the outcome as it grows, `observer` of

@@ -15,11 +15,11 @@ from paceline.observe.summary import Report
 from paceline.policies import Apply, Policy
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.cluster_spec import ClusterSpec
-from paceline.simulate.simulated_model import Untrained
+from paceline.simulate.simulated_model import CountedModel
 
 
 @dataclass(frozen=True)
-class Schedule:
+class UpdateSchedule:
     """A run without its gradients."""
 
     order: str  # equal where the order is
@@ -32,7 +32,7 @@ class Schedule:
         return sum(self.staleness) / max(len(self.staleness), 1)
 
 
-class _Notes(Untrained):
+class _Notes(CountedModel):
     """Notes what it is told."""
 
     def __init__(self) -> None:
@@ -59,8 +59,10 @@ class _Notes(Untrained):
         return []
 
 
-def schedule(spec: ClusterSpec, policy: Policy, rounds: int, seed: int = 0, streamed: bool = False) -> Schedule:
+def update_schedule(
+    spec: ClusterSpec, policy: Policy, rounds: int, seed: int = 0, streamed: bool = False
+) -> UpdateSchedule:
     """Simulate so many rounds, a round being as many updates as there are workers."""
     notes = _Notes()
     result = Cluster(spec, policy, rounds, seed, streamed, model=notes).run()
-    return Schedule(notes.order.hexdigest(), tuple(notes.seconds), tuple(notes.staleness), result.report)
+    return UpdateSchedule(notes.order.hexdigest(), tuple(notes.seconds), tuple(notes.staleness), result.report)

@@ -9,11 +9,11 @@ from typing import Protocol, TypeAlias
 
 from paceline.serve.worker.client import Client
 from paceline.serve.worker.streamed_exchange import Backward
-from paceline.train.flat_model import Flat
+from paceline.train.flat_model import FlatModel
 
 
 @dataclass(frozen=True)
-class Share:
+class AssignedSamples:
     """Samples to train on: positions from `start` up to `stop` of an epoch's order.
 
     number, life: under which number they were given, and how often the worker had joined then.
@@ -21,7 +21,7 @@ class Share:
     """
 
     number: int
-    life: int
+    joins: int
     epoch: int
     start: int
     stop: int
@@ -29,11 +29,11 @@ class Share:
 
 
 #: Given the batch size, the size of the dataset, and of how many epochs at most: the next samples, or None.
-Source: TypeAlias = Callable[[int, int, int], Share | None]
+Source: TypeAlias = Callable[[int, int, int], AssignedSamples | None]
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedGradient:
     """What is told of a gradient."""
 
     batch_size: int
@@ -44,11 +44,11 @@ class Computed:
     overflowed: bool = False  # are they of no use?
 
 
-class Link(Protocol):
+class Backend(Protocol):
     """A job, as one process of a worker sees it."""
 
     worker: int
-    life: int  # what was taken in an earlier one is not this worker's any more
+    joins: int  # what was taken in an earlier one is not this worker's any more
     rank: int  # which process of this worker
     ranks: int  # of so many
 
@@ -64,13 +64,13 @@ class Link(Protocol):
     def pushing(self) -> bool:
         """Is a gradient under way that is still being computed?"""
 
-    def watch(self, computing: Callable[[], Computed]) -> None:
+    def watch(self, computing: Callable[[], ComputedGradient]) -> None:
         """computing: tells what is known of a gradient when the first of it is there."""
 
     def source(self) -> Source:
         """Where samples come from."""
 
-    def exchange(self, computed: Computed) -> bool:
+    def exchange(self, computed: ComputedGradient) -> bool:
         """Give the model's gradients for the newest weights. False if they overflowed, here or in another rank."""
 
     def finish(self) -> None:
@@ -90,15 +90,15 @@ class AllAtOnce:
     def pushing(self) -> bool:
         return False
 
-    def watch(self, computing: Callable[[], Computed]) -> None:
+    def watch(self, computing: Callable[[], ComputedGradient]) -> None:
         pass
 
 
-class Alone(AllAtOnce):
+class LocalBackend(AllAtOnce):
     """No job at all: the same script under plain `python`."""
 
     worker = 0
-    life = 1
+    joins = 1
     rank = 0
     ranks = 1
     alone = True
@@ -108,7 +108,7 @@ class Alone(AllAtOnce):
         """All samples, one after the other."""
         number = epoch = position = 0
 
-        def take(batch_size: int, size: int, epochs: int) -> Share | None:
+        def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
             nonlocal number, epoch, position
             if position >= size:
                 epoch, position = epoch + 1, 0
@@ -117,11 +117,11 @@ class Alone(AllAtOnce):
                 epoch -= 1
                 return None
             number, start, position = number + 1, position, min(size, position + batch_size)
-            return Share(number, 1, epoch, start, position, position - start)
+            return AssignedSamples(number, 1, epoch, start, position, position - start)
 
         return take
 
-    def exchange(self, computed: Computed) -> bool:
+    def exchange(self, computed: ComputedGradient) -> bool:
         raise AssertionError("there is nobody to exchange with")
 
     def finish(self) -> None:
@@ -134,34 +134,34 @@ class Alone(AllAtOnce):
         pass
 
 
-class Together(AllAtOnce):
+class JobBackend(AllAtOnce):
     """One worker of a job, of one process."""
 
     rank = 0
     ranks = 1
     alone = False
 
-    def __init__(self, client: Client, flat: Flat) -> None:
+    def __init__(self, client: Client, flat: FlatModel) -> None:
         self._client, self._flat = client, flat
         client.begin(flat.weights_bytes())
         flat.scatter()
-        self.worker, self.life = client.worker, client.life
+        self.worker, self.joins = client.worker, client.joins
         self._since = time.perf_counter()
 
     def source(self) -> Source:
-        def take(batch_size: int, size: int, epochs: int) -> Share | None:
+        def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
             given = self._client.take(self._client.granted.batch_size or batch_size, size, epochs)
-            if self.life != self._client.life:  # It was given up, and has the newest weights of its new life.
+            if self.joins != self._client.joins:  # It was given up, and has the newest weights of its new life.
                 self._flat.scatter()
-                self.life = self._client.life
+                self.joins = self._client.joins
             if given.start == given.stop:
                 return None
             count = given.stop - given.start
-            return Share(given.number, self.life, given.epoch, given.start, given.stop, count)
+            return AssignedSamples(given.number, self.joins, given.epoch, given.start, given.stop, count)
 
         return take
 
-    def exchange(self, computed: Computed) -> bool:
+    def exchange(self, computed: ComputedGradient) -> bool:
         if self._client.mixes:
             self._flat.gather_weights()
         else:
@@ -170,13 +170,13 @@ class Together(AllAtOnce):
         self._take_over()
         return True
 
-    def _exchange(self, computed: Computed, backward: Backward | None = None) -> None:
+    def _exchange(self, computed: ComputedGradient, backward: Backward | None = None) -> None:
         exchange(self._client, self._flat, computed, self._since, backward)
 
     def _take_over(self) -> None:
         """What was pulled is the model."""
         self._flat.scatter()
-        self.life = self._client.life
+        self.joins = self._client.joins
         self._since = time.perf_counter()
 
     @property
@@ -195,7 +195,9 @@ class Together(AllAtOnce):
         self._client.close()
 
 
-def exchange(client: Client, flat: Flat, computed: Computed, since: float, backward: Backward | None = None) -> None:
+def exchange(
+    client: Client, flat: FlatModel, computed: ComputedGradient, since: float, backward: Backward | None = None
+) -> None:
     """Push what is in the flat gradient, or will be when the backward pass is through; pull into the flat weights."""
     client.exchange(
         flat.gradient_bytes(),

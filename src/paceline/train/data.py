@@ -17,18 +17,18 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from paceline.train.backend import Link, Share
+from paceline.train.backend import AssignedSamples, Backend
 from paceline.train.optimizer import PacedOptimizer
 
 
-class Feed:
+class JobBatches:
     """A DataLoader's batches, but of those samples that this worker is given.
 
     Everything else about it stays: dataset, collate_fn, num_workers and so on. With num_workers, samples are taken
     ahead of time, as batches are. Each batch is counted when it is given to the loop, and not before.
     """
 
-    def __init__(self, loader: DataLoader[Any], optimizer: PacedOptimizer, link: Link, seed: int = 0) -> None:
+    def __init__(self, loader: DataLoader[Any], optimizer: PacedOptimizer, link: Backend, seed: int = 0) -> None:
         shuffle, seed = _order_of(loader, seed)
         assert loader.batch_size is not None
         count = len(loader.dataset)  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ class Feed:
         if self.size > count:
             raise ValueError(f"The dataset has {count} samples, fewer than the {unit} that the ranks take at a time.")
         self.epochs = 0  # of how many epochs samples have been asked for
-        self._ahead: deque[Share] = deque()  # taken, and not yet given to the loop
+        self._ahead: deque[AssignedSamples] = deque()  # taken, and not yet given to the loop
 
         @lru_cache(maxsize=2)
         def order(epoch: int) -> torch.Tensor:
@@ -51,7 +51,9 @@ class Feed:
             return torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch))
 
         self._order = order
-        self._loader: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=_Shares(self), **_settings(loader))
+        self._loader: DataLoader[Any] = DataLoader(
+            loader.dataset, batch_sampler=_AssignedBatches(self), **_settings(loader)
+        )
 
     def batches(self, epochs: int) -> Iterator[Any]:
         """The batches of the next so many epochs."""
@@ -59,7 +61,7 @@ class Feed:
         while True:
             for batch in self._loader:
                 share = self._ahead.popleft()
-                if share.life < self._link.life:
+                if share.joins < self._link.joins:
                     continue  # The worker had been given up: others have these samples now.
                 self._optimizer.trains_on(share)
                 yield batch
@@ -86,10 +88,10 @@ class Feed:
         return -(-self.size // self._batch_size)
 
 
-class _Shares:
+class _AssignedBatches:
     """What torch calls a batch sampler."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: JobBatches) -> None:
         self._feed = feed
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -105,7 +107,9 @@ class PacedLoader:
     `len()` counts the batches of an epoch over all workers. All else that is asked of it is asked of the DataLoader.
     """
 
-    def __init__(self, loader: DataLoader[Any], feed: Feed, finish: Callable[[], None], epochs: int | None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], feed: JobBatches, finish: Callable[[], None], epochs: int | None
+    ) -> None:
         self._loader, self._feed, self._finish, self._epochs = loader, feed, finish, epochs
 
     def __iter__(self) -> Iterator[Any]:

@@ -15,7 +15,7 @@ LARGEST_HALF = torch.finfo(torch.float16).max
 SAMPLED = 1024  # elements of each tensor that does not travel that are looked at
 
 
-class Flat:
+class FlatModel:
     """The parameters that an optimizer trains, one after the other, and behind them the model's running statistics.
 
     `weights` is float32 on the host, where pulls land. Contiguous float32 parameters on the CPU become views of it, and

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.train.backend import Computed, Link, Share
+from paceline.train.backend import AssignedSamples, Backend, ComputedGradient
 
 
 class PacedOptimizer(torch.optim.Optimizer):
@@ -19,7 +19,7 @@ class PacedOptimizer(torch.optim.Optimizer):
     one inside. Its state (momentum and the like) is on the server. Without a server, `step` is the wrapped one's.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, link: Link) -> None:
+    def __init__(self, inner: torch.optim.Optimizer, link: Backend) -> None:
         # Not torch's: that would make groups and hooks of our own.
         self.inner = inner
         #: Samples in each gradient, for a loop that does not get its batches from a session. None: all count alike.
@@ -31,7 +31,7 @@ class PacedOptimizer(torch.optim.Optimizer):
         #: Samples that a session has given to the loop, where it trains alone.
         self.handed_out = 0
         self._link = link
-        self._shares: list[Share] = []  # trained on since the last step
+        self._shares: list[AssignedSamples] = []  # trained on since the last step
         self._lost: list[int] = []  # numbers of those whose gradient was thrown away
         self._last = 1  # samples in the last gradient
         self._seen: list[tuple[int, int]] = []  # the gradients when the last share was begun with
@@ -104,12 +104,12 @@ class PacedOptimizer(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
         self._seen = self._gradients()
 
-    def trains_on(self, share: Share) -> None:
+    def trains_on(self, share: AssignedSamples) -> None:
         """The next gradient is of these samples, too."""
         if self._link.alone:
             self.handed_out += share.size
             return
-        if self._shares and self._shares[-1].life < share.life:
+        if self._shares and self._shares[-1].joins < share.joins:
             # The worker was given up in between: what is in the gradient so far is of samples that others have now.
             self._shares, self._lost = [], []
             self.inner.zero_grad()
@@ -159,10 +159,10 @@ class PacedOptimizer(torch.optim.Optimizer):
             self._lost = list(computed.taken)
         return result
 
-    def _computing(self, batch_size: int | None = None) -> Computed:
+    def _computing(self, batch_size: int | None = None) -> ComputedGradient:
         """What is known of a gradient while it is being computed."""
         counted = sum(share.size for share in self._shares) if self._shares else self.batch_size or self._last
-        return Computed(
+        return ComputedGradient(
             batch_size=batch_size if batch_size is not None else counted,
             rates=[float(group["lr"]) for group in self.param_groups],
             taken=[*self._lost, *(share.number for share in self._shares)],

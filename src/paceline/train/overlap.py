@@ -14,8 +14,8 @@ from functools import partial
 import torch
 
 from paceline.serve.worker.client import Client
-from paceline.train.backend import Computed, Together
-from paceline.train.flat_model import Flat
+from paceline.train.backend import ComputedGradient, JobBackend
+from paceline.train.flat_model import FlatModel
 
 ONCE = "With overlap=True a gradient is pushed while backward() makes it, so "
 REMEDY = "; join with overlap=False if that cannot be."
@@ -25,10 +25,10 @@ class Abandoned(RuntimeError):
     """The gradient will never be whole."""
 
 
-class Pass:
+class BackwardPass:
     """One backward pass, as the thread sees it that pushes its gradient (`serve.exchange.Backward`)."""
 
-    def __init__(self, flat: Flat, announced: Computed, since: float) -> None:
+    def __init__(self, flat: FlatModel, announced: ComputedGradient, since: float) -> None:
         self.announced = announced
         self._flat, self._since = flat, since
         self._state = threading.Condition()
@@ -51,7 +51,7 @@ class Pass:
                 self._lowest -= 1
             self._state.notify_all()
 
-    def complete(self, computed: Computed) -> None:
+    def complete(self, computed: ComputedGradient) -> None:
         """The step is there: parameters that got no gradient get none any more."""
         if (computed.batch_size, computed.taken) != (self.announced.batch_size, self.announced.taken):
             raise ValueError(
@@ -92,29 +92,29 @@ class Pass:
                 raise Abandoned("This backward pass came to no end.")
 
 
-class Overlapped(Together):
+class OverlappedBackend(JobBackend):
     """One worker of a job, of one process, whose gradients are pushed as they come."""
 
-    def __init__(self, client: Client, flat: Flat) -> None:
+    def __init__(self, client: Client, flat: FlatModel) -> None:
         super().__init__(client, flat)
-        self._pass: Pass | None = None
+        self._pass: BackwardPass | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._computing: Callable[[], Computed] | None = None
+        self._computing: Callable[[], ComputedGradient] | None = None
         self._first = threading.Lock()  # gradients may come from a thread for each device
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._made, index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(flat.parameters)
         ]
 
-    def watch(self, computing: Callable[[], Computed]) -> None:
+    def watch(self, computing: Callable[[], ComputedGradient]) -> None:
         self._computing = computing
 
     @property
     def pushing(self) -> bool:
         return self._pass is not None
 
-    def exchange(self, computed: Computed) -> bool:
+    def exchange(self, computed: ComputedGradient) -> bool:
         if self._pass is None:  # gradients that no backward pass has made
             return super().exchange(computed)
         assert self._thread is not None
@@ -153,8 +153,8 @@ class Overlapped(Together):
         if self._pass:
             self._pass.made(index)
 
-    def _begin(self, computed: Computed) -> None:
-        backward = self._pass = Pass(self._flat, computed, self._since)
+    def _begin(self, computed: ComputedGradient) -> None:
+        backward = self._pass = BackwardPass(self._flat, computed, self._since)
 
         def push() -> None:
             try:

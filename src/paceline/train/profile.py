@@ -18,7 +18,7 @@ import torch
 
 from paceline.model.optimizer import spec_of
 from paceline.serve.environment import PROBE, PROBE_SECONDS, PROBE_STEPS
-from paceline.train.flat_model import Flat
+from paceline.train.flat_model import FlatModel
 from paceline.train.optimizer import PacedOptimizer
 
 
@@ -27,14 +27,14 @@ def wanted(variables: Mapping[str, str] | None = None) -> bool:
     return bool((os.environ if variables is None else variables).get(PROBE))
 
 
-class Probe:
+class StepProfiler:
     """Times the steps of an optimizer: from the end of one to the gradients of the next being there."""
 
     def __init__(self, model: torch.nn.Module, optimizer: PacedOptimizer, buffers: bool = True) -> None:
         self._path = Path(os.environ[PROBE])
         self._most, self._limit = int(os.environ[PROBE_STEPS]), float(os.environ[PROBE_SECONDS])
         self._optimizer = optimizer
-        flat = Flat(model, optimizer.inner, buffers=buffers)  # so that what a job would refuse is refused now
+        flat = FlatModel(model, optimizer.inner, buffers=buffers)  # so that what a job would refuse is refused now
         self._bytes, self._device = 4 * flat.layout.size, str(flat.device)
         self._seconds: list[float] = []
         self._batches: list[int] = []

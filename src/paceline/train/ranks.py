@@ -23,8 +23,8 @@ from paceline.collectives.named import named
 from paceline.collectives.reduce import AllReduce
 from paceline.serve.environment import RANK, RANKS, REDUCE
 from paceline.serve.worker.client import Client
-from paceline.train.backend import AllAtOnce, Computed, Share, Source, exchange
-from paceline.train.flat_model import Flat
+from paceline.train.backend import AllAtOnce, AssignedSamples, ComputedGradient, Source, exchange
+from paceline.train.flat_model import FlatModel
 
 BACKEND = "PACELINE_RANKS_BACKEND"
 PATIENCE = timedelta(days=7)  # a Grant may be long in coming, and a rank that dies is noticed without a timeout
@@ -42,7 +42,7 @@ def from_environment() -> tuple[int, int]:
     return rank, ranks
 
 
-class Group:
+class RankGroup:
     """The ranks of this worker."""
 
     def __init__(self, rank: int, ranks: int, device: torch.device) -> None:
@@ -130,18 +130,18 @@ class Group:
         return words
 
 
-class Ranked(AllAtOnce):
+class RankedBackend(AllAtOnce):
     """One rank of a worker."""
 
     alone = False
 
-    def __init__(self, connect: Callable[[], Client], flat: Flat, rank: int, ranks: int) -> None:
+    def __init__(self, connect: Callable[[], Client], flat: FlatModel, rank: int, ranks: int) -> None:
         """connect: joins the job; called in rank 0 alone."""
         self._flat, self.rank, self.ranks = flat, rank, ranks
-        self._group = Group(rank, ranks, flat.device)
+        self._group = RankGroup(rank, ranks, flat.device)
         self._sum = torch.empty(flat.layout.size, device=flat.device)
         self._client: Client | None = None
-        self.worker = self.life = 0
+        self.worker = self.joins = 0
 
         def begin() -> None:
             self._client = connect()
@@ -152,22 +152,28 @@ class Ranked(AllAtOnce):
         self._go_on(begin)
 
     def source(self) -> Source:
-        def take(batch_size: int, size: int, epochs: int) -> Share | None:
+        def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
             if self._client is None:
-                number, life, epoch, start, stop = map(int, self._group.listen().split())
+                number, joins, epoch, start, stop = map(int, self._group.listen().split())
             else:
                 count = self._client.granted.batch_size or batch_size * self.ranks
                 given = self._client.take(count, size, epochs)
-                number, life, epoch, start, stop = given.number, self._client.life, given.epoch, given.start, given.stop
-                self._group.say(f"{number} {life} {epoch} {start} {stop}")
-            if life != self.life:  # The worker was given up, and rank 0 has the newest weights of its new life.
-                self.life = life
+                number, joins, epoch, start, stop = (
+                    given.number,
+                    self._client.joins,
+                    given.epoch,
+                    given.start,
+                    given.stop,
+                )
+                self._group.say(f"{number} {joins} {epoch} {start} {stop}")
+            if joins != self.joins:  # The worker was given up, and rank 0 has the newest weights of its new life.
+                self.joins = joins
                 self._spread()
-            return _part(Share(number, life, epoch, start, stop, stop - start), self.rank, self.ranks)
+            return _part(AssignedSamples(number, joins, epoch, start, stop, stop - start), self.rank, self.ranks)
 
         return take
 
-    def exchange(self, computed: Computed) -> bool:
+    def exchange(self, computed: ComputedGradient) -> bool:
         """Add up with the other ranks, by batch size; rank 0 exchanges the sum with the server."""
         size = computed.batch_size
         has_loss = 0.0 if computed.loss is None else float(size)
@@ -199,10 +205,10 @@ class Ranked(AllAtOnce):
             try:
                 ask()
                 assert self._client is not None
-                values = [1, self._client.worker, self._client.life]
+                values = [1, self._client.worker, self._client.joins]
             except BaseException as problem:
                 error = problem
-        good, self.worker, self.life = self._group.hear_words(values)
+        good, self.worker, self.joins = self._group.hear_words(values)
         if error is not None:
             raise error
         if not good:
@@ -245,7 +251,7 @@ class Ranked(AllAtOnce):
             self._client.close()
 
 
-def _part(whole: Share, rank: int, ranks: int) -> Share | None:
+def _part(whole: AssignedSamples, rank: int, ranks: int) -> AssignedSamples | None:
     """A rank's samples of those that all ranks are to train on. Where there is none for it, one that does not count."""
     count = whole.stop - whole.start
     if not count:

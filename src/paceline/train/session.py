@@ -29,17 +29,17 @@ from paceline.serve.environment import CONNECT, LAUNCHED, REFUSAL, REFUSED, TOKE
 from paceline.serve.wire.tls import Tls
 from paceline.serve.worker.client import Client, Refusal
 from paceline.train import profile, ranks
-from paceline.train.backend import Alone, Link, Together
-from paceline.train.data import Feed, PacedLoader, loader_of
-from paceline.train.flat_model import Flat
+from paceline.train.backend import Backend, JobBackend, LocalBackend
+from paceline.train.data import JobBatches, PacedLoader, loader_of
+from paceline.train.flat_model import FlatModel
 from paceline.train.optimizer import PacedOptimizer
-from paceline.train.overlap import Overlapped
+from paceline.train.overlap import OverlappedBackend
 
 GRADIENTS = "PACELINE_GRADIENTS"
 
 
 @contextmanager
-def in_a_sentence() -> Iterator[None]:
+def user_errors() -> Iterator[None]:
     """Under `paceline run`, what a person can put right is said in one sentence, without a traceback.
 
     The job ends with it: to start this worker again would not help.
@@ -74,17 +74,17 @@ def join(
         return _probed(model, optimizer, buffers)
     where = connect or os.environ.get(CONNECT)
     if not where:
-        return Session(model, optimizer, Alone())
-    with in_a_sentence():
+        return Session(model, optimizer, LocalBackend())
+    with user_errors():
         return Session(model, optimizer, _link(model, optimizer, where, token, gradients, buffers, overlap))
 
 
 def _probed(model: torch.nn.Module, optimizer: torch.optim.Optimizer, buffers: bool) -> Session:
     """A session alone, whose steps are timed."""
-    session = Session(model, optimizer, Alone())
-    with in_a_sentence():
+    session = Session(model, optimizer, LocalBackend())
+    with user_errors():
         atexit.register(
-            profile.Probe(model, session.optimizer, buffers).write
+            profile.StepProfiler(model, session.optimizer, buffers).write
         )  # should the script end before it is told
     return session
 
@@ -97,11 +97,11 @@ def _link(
     gradients: str | None,
     buffers: bool,
     overlap: bool,
-) -> Link:
+) -> Backend:
     server = address(where)
     rank, size = ranks.from_environment()
     overlap = overlap and size == 1
-    flat = Flat(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers, apart=overlap)
+    flat = FlatModel(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers, apart=overlap)
     described = Description(flat.layout, spec_of(optimizer), flat.fixed).as_json()
     secret = token.encode() if token is not None else bytes.fromhex(os.environ.get(TOKEN, ""))
 
@@ -109,9 +109,9 @@ def _link(
         return Client(server, described, secret, worker_number(), tls=Tls.from_environment())
 
     if size > 1:
-        return ranks.Ranked(client, flat, rank, size)
+        return ranks.RankedBackend(client, flat, rank, size)
     joined = client()
-    return Overlapped(joined, flat) if overlap and joined.streamed else Together(joined, flat)
+    return OverlappedBackend(joined, flat) if overlap and joined.streamed else JobBackend(joined, flat)
 
 
 def wrap(
@@ -133,12 +133,12 @@ def wrap(
 class Session:
     """One worker's part in a job, or a job of its own."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, link: Link) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, link: Backend) -> None:
         self.model = model
         #: The optimizer, for loops that call its step() and for schedulers, scalers and clipping.
         self.optimizer = PacedOptimizer(optimizer, link)
         self._link = link
-        self._feeds: dict[int, tuple[Any, Feed]] = {}
+        self._feeds: dict[int, tuple[Any, JobBatches]] = {}
         atexit.register(self.close)
 
     @property
@@ -167,10 +167,10 @@ class Session:
 
         return PacedLoader(loader, self._feed(loader, None, seed), over, epochs)
 
-    def _feed(self, data: Any, batch_size: int | None, seed: int) -> Feed:
+    def _feed(self, data: Any, batch_size: int | None, seed: int) -> JobBatches:
         if id(data) not in self._feeds:
-            with in_a_sentence():
-                feed = Feed(loader_of(data, batch_size), self.optimizer, self._link, seed)
+            with user_errors():
+                feed = JobBatches(loader_of(data, batch_size), self.optimizer, self._link, seed)
             self._feeds[id(data)] = data, feed  # the data too, so that its id stays its own
         return self._feeds[id(data)][1]
 

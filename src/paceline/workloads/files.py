@@ -19,14 +19,14 @@ from paceline.workloads.errors import DataError
 #: The environment variable that says where data sets lie when nobody else does.
 VARIABLE = "PACELINE_DATA"
 #: Of one file, unpacked. The largest that is known here has 154 MB; more than this is a mistake or an attack.
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 #: A packed file is read in pieces of this size, so that memory grows with what is there and not with what is claimed.
 PIECE = 2**20
 
 Bytes = NDArray[np.uint8]
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """What can be read, packed or not."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -94,7 +94,7 @@ def _file(place: Path, name: str, packed: bool) -> Path | None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Stream, int | None]]:
+def opened(path: Path) -> Iterator[tuple[ByteStream, int | None]]:
     """The file's content, unpacked, and how many bytes that is: None where only reading to the end would tell.
 
     Whatever goes wrong while it is read is a DataError that names the file.
@@ -112,14 +112,14 @@ def opened(path: Path) -> Iterator[tuple[Stream, int | None]]:
         raise DataError(f"{path} cannot be read ({error.strerror or error}): make it readable") from None
 
 
-def rest(path: Path, stream: Stream, begun: int, size: int) -> Bytes:
+def rest(path: Path, stream: ByteStream, begun: int, size: int) -> Bytes:
     """The `size - begun` bytes that are left of a file which should have `size`, of which `begun` are read already.
 
     `size` is somebody's claim. Memory is taken for what is there; a file of another size is a DataError.
     """
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise DataError(
-            f"{path} should have {size:,} bytes by what it says of itself, more than the {MOST_BYTES:,} that are read: "
+            f"{path} should have {size:,} bytes by what it says of itself, more than the {MAX_BYTES:,} that are read: "
             "fetch it again"
         )
     content = bytearray()

@@ -30,7 +30,7 @@ T5: dict[str, dict[str, int]] = {
 }
 
 
-class Reader(nn.Module):
+class TextClassifier(nn.Module):
     """BERT that says of which class a sequence (N, L) is: its output is (N, classes)."""
 
     everything: torch.Tensor
@@ -88,7 +88,7 @@ def bert(name: str, data: Data) -> nn.Module:
         pad_token_id=None,  # Sequences are all of one length, and token 0 is learnt as any other.
         attn_implementation="eager",
     )
-    return Reader(transformers.BertForSequenceClassification(config), data.inputs.shape[1])
+    return TextClassifier(transformers.BertForSequenceClassification(config), data.inputs.shape[1])
 
 
 def t5(name: str, data: Data) -> nn.Module:

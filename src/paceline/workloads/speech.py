@@ -48,7 +48,7 @@ LOWEST, HIGHEST = 20.0, 8000.0
 SILENCE = 1e-6
 #: Between these lies every feature. A Hann window's squares add up to 3/8 of its length, samples reach to 1, and so, by
 #: Parseval, the powers of one frame at all frequencies that a band takes in add up to no more than that * POINTS / 2.
-LEAST, MOST = math.log(SILENCE), math.log(SILENCE + 3 / 8 * WINDOW * POINTS / 2)
+MIN_LEVEL, MAX_LEVEL = math.log(SILENCE), math.log(SILENCE + 3 / 8 * WINDOW * POINTS / 2)
 #: Clips that are transformed at once: some 250 MB while it lasts, however many there are in all.
 BATCH = 128
 
@@ -136,7 +136,7 @@ def pixels(features: torch.Tensor) -> torch.Tensor:
     So sound is one more set of images to whatever takes those, in a quarter of the room that float32 would need. A
     pixel is off by half a step at most: by 0.048, which is 0.2 dB, where features go from -13.8 to 10.6.
     """
-    return ((features - LEAST) * (255 / (MOST - LEAST))).round().to(torch.uint8)
+    return ((features - MIN_LEVEL) * (255 / (MAX_LEVEL - MIN_LEVEL))).round().to(torch.uint8)
 
 
 def _names(folder: Path) -> list[str]:

@@ -8,9 +8,9 @@ from statistics import mean
 
 import msgspec
 
-from paceline.reproduce.shared.papers import Entry, Paper
-from paceline.reproduce.shared.request import Ask
-from paceline.reproduce.shared.rows import TITLES, Figure, Line, Plot, Row
+from paceline.reproduce.shared.papers import Paper, PaperFigure
+from paceline.reproduce.shared.request import Request
+from paceline.reproduce.shared.rows import TITLES, Figure, Plot, PlotLine, Row
 from paceline.reproduce.shared.runs import Run, Trained
 from paceline.simulate import load_cluster
 from paceline.simulate.task import Goal, Precision
@@ -32,7 +32,7 @@ SSPS = tuple(f"ssp:staleness={threshold}" for threshold in range(3, 16))
 
 
 @dataclass(frozen=True)
-class Case:
+class DsspCase:
     """A network trained for so many epochs; accuracy is tested every few rounds."""
 
     title: str
@@ -41,7 +41,7 @@ class Case:
     missing: tuple[str, ...] = ()
 
 
-def table1(ask: Ask) -> Figure:
+def table1(ask: Request) -> Figure:
     """Two unequal GPUs: time to a test accuracy. The paper's: ResNet-110, CIFAR-100, 0.67 and 0.68."""
     case = _mixed(ask)
     found = {policy: trained for policy in TABLE_1 if (trained := _seeds(ask, case.like, policy))}
@@ -65,7 +65,7 @@ def table1(ask: Ask) -> Figure:
     return Figure("table1", "Two unequal GPUs: time to accuracy (table I, fig. 4)", tuple(rows), (plot,), case.missing)
 
 
-def fig3(ask: Ask) -> Figure:
+def fig3(ask: Request) -> Figure:
     """Four equal workers: BSP, ASP, DSSP and the mean of SSP with thresholds from 3 to 15."""
     rows: list[Row] = []
     plots: list[Plot] = []
@@ -100,34 +100,34 @@ def fig3(ask: Ask) -> Figure:
     return Figure("fig3", title, tuple(rows), tuple(plots), tuple(dict.fromkeys(missing)))
 
 
-def _mixed(ask: Ask) -> Case:
+def _mixed(ask: Request) -> DsspCase:
     cluster = "dssp-mixed"
     if ask.quick or ask.lacks_cifar:
         why = "--quick" if ask.quick else ask.lacks_cifar
         said = f"ResNet-110 on CIFAR-100 was not trained ({why}): an MLP learns the bundled digits."
-        return Case("MLP on digits", _run(cluster, "mlp", "digits", 54, 1437, 0.01, 4), (0.93,), (said,))
+        return DsspCase("MLP on digits", _run(cluster, "mlp", "digits", 54, 1437, 0.01, 4), (0.93,), (said,))
     if not ask.lacks("cifar100"):
         like = _run(cluster, "resnet110", "cifar100", 300, 50_000, 0.05, 50, ask.precision)
-        return Case("ResNet-110", like, (0.67, 0.68))
+        return DsspCase("ResNet-110", like, (0.67, 0.68))
     said = f"{ask.lacks('cifar100')}. ResNet-20 was trained on 10,000 images of CIFAR-10, for 30 epochs."
     like = _run(cluster, "resnet20", "cifar10", 30, 10_000, 0.05, 10, ask.precision)
-    return Case("ResNet-20", like, (0.5, 0.55), (said,))
+    return DsspCase("ResNet-20", like, (0.5, 0.55), (said,))
 
 
-def _equal(ask: Ask) -> list[Case]:
+def _equal(ask: Request) -> list[DsspCase]:
     small, deep = "dssp-homogeneous-alexnet", "dssp-homogeneous-resnet"
     if ask.quick or ask.lacks_cifar:
         why = "--quick" if ask.quick else ask.lacks_cifar
         said = f"AlexNet and ResNets were not trained ({why}): an MLP learns the bundled digits."
-        return [Case("MLP on digits", _run(small, "mlp", "digits", 60, 1437, 0.05, 2), (0.9,), (said,))]
-    cases = [Case("AlexNet, small", _run(small, "alexnet-small", "cifar10", 30, 20_000, 0.01, 4), (0.48,))]
+        return [DsspCase("MLP on digits", _run(small, "mlp", "digits", 60, 1437, 0.05, 2), (0.9,), (said,))]
+    cases = [DsspCase("AlexNet, small", _run(small, "alexnet-small", "cifar10", 30, 20_000, 0.01, 4), (0.48,))]
     if not ask.lacks("cifar100"):
         of = _run(deep, "resnet110", "cifar100", 300, 50_000, 0.05, 20, ask.precision)
         said = "ResNet-50 was not trained: it is for larger images. ResNet-110 was."
-        return [*cases, Case("ResNet-110", of, (0.65,), (said,))]
+        return [*cases, DsspCase("ResNet-110", of, (0.65,), (said,))]
     said = f"{ask.lacks('cifar100')}. ResNet-20 was trained on 20,000 images of CIFAR-10, for 30 epochs."
     of = _run(deep, "resnet20", "cifar10", 30, 20_000, 0.05, 4, ask.precision)
-    return [*cases, Case("ResNet-20", of, (0.5,), (said,))]
+    return [*cases, DsspCase("ResNet-20", of, (0.5,), (said,))]
 
 
 def _run(
@@ -148,7 +148,7 @@ def _run(
     return Run(cluster, "bsp", network, data, rate, rounds, samples, goal=goal, decay=decay, precision=precision)
 
 
-def _seeds(ask: Ask, like: Run, policy: str) -> list[Trained]:
+def _seeds(ask: Request, like: Run, policy: str) -> list[Trained]:
     wanted = [msgspec.structs.replace(like, policy=policy, seed=seed) for seed in ask.seeds]
     found = ask.runs(wanted)
     return [found[run] for run in wanted if run in found]
@@ -161,21 +161,21 @@ def _time(trained: Sequence[Trained], target: float) -> float | None:
     return mean(times) if len(times) == len(trained) else None
 
 
-def _accuracy(trained: Trained, name: str) -> Line:
+def _accuracy(trained: Trained, name: str) -> PlotLine:
     points = sorted(trained.learned.accuracy.items())
-    return Line(name, tuple(trained.seconds[at] for at, _ in points), tuple(value for _, value in points))
+    return PlotLine(name, tuple(trained.seconds[at] for at, _ in points), tuple(value for _, value in points))
 
 
 PAPER = Paper(
     "dssp",
     TITLES["dssp"],
     (
-        Entry(
+        PaperFigure(
             "fig3",
             "Four equal workers: accuracy over time",
             fig3,
             ("fig3a", "fig3b", "fig3c", "fig3d", "fig3e", "fig3f"),
         ),
-        Entry("table1", "Two unequal GPUs: time to accuracy", table1, ("fig4",)),
+        PaperFigure("table1", "Two unequal GPUs: time to accuracy", table1, ("fig4",)),
     ),
 )

@@ -13,11 +13,11 @@ import msgspec
 
 from paceline.policies import make
 from paceline.reproduce.shared.federation import Federated, Federation
-from paceline.reproduce.shared.papers import Entry, Paper
+from paceline.reproduce.shared.papers import Paper, PaperFigure
 from paceline.reproduce.shared.phases import Phases, Span
-from paceline.reproduce.shared.request import Ask
-from paceline.reproduce.shared.rows import TITLES, Figure, Line, Plot, Row
-from paceline.reproduce.shared.simulated import DRAWN, Watch, report, row, watched
+from paceline.reproduce.shared.request import Request
+from paceline.reproduce.shared.rows import TITLES, Figure, Plot, PlotLine, Row
+from paceline.reproduce.shared.simulated import DRAWN, TransferWatcher, report, row, watched
 from paceline.simulate import Cluster, load_cluster
 
 BSP, BSP_FILTERED = "bsp:fraction=0.75,weights=mean", "filtered:policy=(bsp:fraction=0.75,weights=mean)"
@@ -48,7 +48,7 @@ CLIENTS = 128
 # Time
 
 
-def table2(ask: Ask) -> Figure:
+def table2(ask: Request) -> Figure:
     """How much slower a client's transfers are than if it were alone."""
     add = partial(row, "table2")
     rows: list[Row] = []
@@ -64,7 +64,7 @@ def table2(ask: Ask) -> Figure:
     return Figure("table2", "What contention on the server's link costs", tuple(rows))
 
 
-def table5(ask: Ask) -> Figure:
+def table5(ask: Request) -> Figure:
     """Pushes and pulls, with the server's rate calibrated until BSP's are the paper's."""
     add = partial(row, "table5")
     rows: list[Row] = []
@@ -77,7 +77,7 @@ def table5(ask: Ask) -> Figure:
                 add(f"{model}, {scheme}: push", paper[0], push, "s", fitted if not rows else ""),
                 add(f"{model}, {scheme}: pull", paper[1], pull, "s"),
             ]
-            lines.append(Line(f"{model}, {scheme}", ("push", "pull"), (push, pull)))
+            lines.append(PlotLine(f"{model}, {scheme}", ("push", "pull"), (push, pull)))
         for what, paper_less, parts in (
             ("push and pull", less, [sum(each) for each in ours]),
             ("pull", round(100 * (1 - fl[1] / bsp[1]), 1), [each[1] for each in ours]),
@@ -87,7 +87,7 @@ def table5(ask: Ask) -> Figure:
     return Figure("table5", "Time to push and pull, 128 clients", tuple(rows), (plot,))
 
 
-def fig16(ask: Ask) -> Figure:
+def fig16(ask: Request) -> Figure:
     """Who is in which phase when."""
     add = partial(row, "fig16")
     rows, plots = [], []
@@ -103,7 +103,7 @@ def fig16(ask: Ask) -> Figure:
             for phase, share in shares.items()
         ]
         lines = [
-            Line(
+            PlotLine(
                 phase,
                 tuple(at for each in shown for at in (max(each.begin, since), min(each.end, until))),
                 tuple(float(_place(each.client)) for each in shown for _ in range(2)),
@@ -117,7 +117,7 @@ def fig16(ask: Ask) -> Figure:
     return Figure("fig16", "Phases of all clients", tuple(rows), tuple(plots))
 
 
-def fig17(ask: Ask) -> Figure:
+def fig17(ask: Request) -> Figure:
     """The server's uplink, at the rates that the paper states."""
     add = partial(row, "fig17")
     rows, plots = [], []
@@ -136,7 +136,7 @@ def fig17(ask: Ask) -> Figure:
     return Figure("fig17", "The server's uplink over time", tuple(rows), tuple(plots))
 
 
-def fig18(ask: Ask) -> Figure:
+def fig18(ask: Request) -> Figure:
     """How large a group should be."""
     add = partial(row, "fig18")
     rows, lines = [], []
@@ -155,7 +155,9 @@ def fig18(ask: Ask) -> Figure:
         ).mean_iteration_seconds
         rows.append(add(f"{model}: groups of 2 that drop a straggler", None, dropping, "s a round", "Ours."))
         lines.append(
-            Line(model, tuple(float(size) for size in SIZES), tuple(each / seconds[best] for each in seconds.values()))
+            PlotLine(
+                model, tuple(float(size) for size in SIZES), tuple(each / seconds[best] for each in seconds.values())
+            )
         )
     plot = Plot("Round time by group size", "clients in a group", "× the best", tuple(lines), log=True)
     return Figure("fig18", "Group size", tuple(rows), (plot,))
@@ -165,7 +167,7 @@ def fig18(ask: Ask) -> Figure:
 
 
 @dataclass(frozen=True)
-class Case:
+class FederatedCase:
     """A model, and what it learns."""
 
     name: str
@@ -182,26 +184,26 @@ class Case:
         return {name: policy for name, policy in SCHEMES.items() if policy in CORE or not self.core}
 
 
-def cases(ask: Ask) -> tuple[list[Case], list[str]]:
+def cases(ask: Request) -> tuple[list[FederatedCase], list[str]]:
     """What is trained, and what could not be had."""
     if ask.quick or ask.lacks_cifar:
         why = "--quick" if ask.quick else ask.lacks_cifar
         like = Federation("fl-cnn", BSP, "mlp", "digits", 14, 10, rate=0.02, samples=64, every=1)
-        return [Case("CNN", like, "an MLP on digits")], [f"The paper's models were not trained ({why})."]
+        return [FederatedCase("CNN", like, "an MLP on digits")], [f"The paper's models were not trained ({why})."]
     found = [
-        Case("CNN", Federation("fl-cnn", BSP, "cnn", "cifar10", 120, 100, every=2)),
-        Case(
+        FederatedCase("CNN", Federation("fl-cnn", BSP, "cnn", "cifar10", 120, 100, every=2)),
+        FederatedCase(
             "CNN", Federation("fl-cnn", BSP, "cnn", "cifar10", 120, 100, odd=ONE_CLASS, every=2), "97% one class", True
         ),
-        Case("ResNet20", Federation("fl-resnet20", BSP, "resnet20", "cifar10", 60, 100, every=2)),
+        FederatedCase("ResNet20", Federation("fl-resnet20", BSP, "resnet20", "cifar10", 60, 100, every=2)),
     ]
     missing = []
     if not ask.lacks("speech"):
-        found.append(Case("LSTM", Federation("fl-lstm", BSP, "lstm", "speech", 80, 100, rate=0.05, every=2)))
+        found.append(FederatedCase("LSTM", Federation("fl-lstm", BSP, "lstm", "speech", 80, 100, rate=0.05, every=2)))
     elif not (lacks := ask.lacks("fashion-mnist")):
         missing.append("Speech Commands is not there: the LSTM reads Fashion-MNIST's images row by row.")
         like = Federation("fl-lstm", BSP, "lstm", "fashion-mnist", 80, 100, rate=0.05, every=2)
-        found.append(Case("LSTM", like, "Fashion-MNIST by rows"))
+        found.append(FederatedCase("LSTM", like, "Fashion-MNIST by rows"))
     else:
         missing.append(f"The LSTM was not trained: {lacks}")
     return found, missing
@@ -222,7 +224,7 @@ CORE = (BSP, BSP_FILTERED, FL_PLAIN, FL)
 BySeed: TypeAlias = dict[int, Federated]
 
 
-def fig15(ask: Ask) -> Figure:
+def fig15(ask: Request) -> Figure:
     """The accuracy that each scheme ends with; and whom the filter finds."""
     rows: list[Row] = []
     plots: list[Plot] = []
@@ -253,12 +255,12 @@ def fig15(ask: Ask) -> Figure:
                 rows += _judged(ask, case, scheme, judged.values())
         if not case.core:
             like = msgspec.structs.replace(case.like, outliers=0.0)
-            if clean := _trained(ask, Case(case.name, like), (FL,)).get(FL):
+            if clean := _trained(ask, FederatedCase(case.name, like), (FL,)).get(FL):
                 wronged = 100 * mean(run.wronged for run in clean.values())
                 what = f"{case.title}: FL-R²SP, blacklisted where there are no outliers"
                 note = f"seeds: {len(clean)}"
                 rows.append(Row("fig15", what, None, round(wronged, 2), "% of the clients", ask.where, note))
-        bars_line = Line("", tuple(bars), tuple(bars.values()))
+        bars_line = PlotLine("", tuple(bars), tuple(bars.values()))
         plots.append(Plot(f"{case.title}: final accuracy", "", "%", (bars_line,), "bars"))
         curves = [
             _curve(scheme, next(iter(found[policy].values())))
@@ -269,7 +271,7 @@ def fig15(ask: Ask) -> Figure:
     return Figure("fig15", "Accuracy, with outliers filtered and not", tuple(rows), tuple(plots), tuple(missing))
 
 
-def table4(ask: Ask) -> Figure:
+def table4(ask: Request) -> Figure:
     """A round, and the time to an accuracy that BSP and FL-R²SP both come to."""
     add = partial(row, "table4")
     rows: list[Row] = []
@@ -313,7 +315,7 @@ def table4(ask: Ask) -> Figure:
     return Figure("table4", "Round time and time to converge", tuple(rows), missing=tuple(missing))
 
 
-def fractions(ask: Ask) -> Figure:
+def fractions(ask: Request) -> Figure:
     """A sweep of C, which the paper has in its appendix."""
     add = partial(row, "fractions")
     rows, points = [], []
@@ -323,7 +325,9 @@ def fractions(ask: Ask) -> Figure:
         points.append(seconds)
         rows.append(add(f"CNN: C = {fraction:g}, a round", None, seconds, "s", "In the paper's appendix only."))
         rows.append(add(f"CNN: C = {fraction:g}, updates that count", None, _counted(policy, ask.quick), "a second"))
-    plot = Plot("The fraction that a group waits for", "C", "seconds a round", (Line("CNN", FRACTIONS, tuple(points)),))
+    plot = Plot(
+        "The fraction that a group waits for", "C", "seconds a round", (PlotLine("CNN", FRACTIONS, tuple(points)),)
+    )
     return Figure("fractions", "The fraction C", tuple(rows), (plot,))
 
 
@@ -363,7 +367,7 @@ def _place(client: int, groups: int = 8) -> int:
     return client % groups * (CLIENTS // groups) + client // groups
 
 
-def _peak(watch: Watch, seconds: float) -> float:
+def _peak(watch: TransferWatcher, seconds: float) -> float:
     """The largest share of the uplink that was in use over so many seconds on end."""
     steps = [(begin, end, share) for (begin, share), (end, _) in pairwise(watch.uses["out"]) if end >= watch.since]
     best, area, first = 0.0, 0.0, 0
@@ -376,13 +380,13 @@ def _peak(watch: Watch, seconds: float) -> float:
     return best
 
 
-def _uplink(name: str, watch: Watch, most: float = 80.0) -> Line:
+def _uplink(name: str, watch: TransferWatcher, most: float = 80.0) -> PlotLine:
     until = watch.since + most
     shown = [(time - watch.since, 10 * share) for time, share in watch.uses["out"] if watch.since <= time <= until]
-    return Line(name, tuple(time for time, _ in shown), tuple(share for _, share in shown))
+    return PlotLine(name, tuple(time for time, _ in shown), tuple(share for _, share in shown))
 
 
-def _trained(ask: Ask, case: Case, policies: Iterable[str]) -> dict[str, BySeed]:
+def _trained(ask: Request, case: FederatedCase, policies: Iterable[str]) -> dict[str, BySeed]:
     """By policy: what its seeds came to, as far as they were run."""
     wanted = {
         policy: {seed: msgspec.structs.replace(case.like, policy=policy, seed=seed) for seed in ask.seeds}
@@ -405,7 +409,7 @@ def _gained(before: Sequence[Federated], after: Sequence[Federated]) -> float:
     return round(100 * (mean(run.final for run in after) - mean(run.final for run in before)), 2)
 
 
-def _judged(ask: Ask, case: Case, scheme: str, runs: Collection[Federated]) -> list[Row]:
+def _judged(ask: Request, case: FederatedCase, scheme: str, runs: Collection[Federated]) -> list[Row]:
     found, wronged = 100 * mean(run.found for run in runs), 100 * mean(run.wronged for run in runs)
     return [
         Row("fig15", f"{case.title}: {scheme}, outliers that the filter finds", None, round(found, 1), "%", ask.where),
@@ -419,21 +423,21 @@ def _mean_time(runs: Sequence[Federated], target: float) -> float | None:
     return mean(reached) if len(reached) == len(times) else None
 
 
-def _curve(name: str, run: Federated) -> Line:
-    return Line(name, tuple(time for time, _ in run.tests), tuple(accuracy for _, accuracy in run.tests))
+def _curve(name: str, run: Federated) -> PlotLine:
+    return PlotLine(name, tuple(time for time, _ in run.tests), tuple(accuracy for _, accuracy in run.tests))
 
 
 PAPER = Paper(
     "fl-r2sp",
     TITLES["fl-r2sp"],
     (
-        Entry("table2", "What contention costs", table2),
-        Entry("fig15", "Accuracy, with outliers filtered and not", fig15),
-        Entry("table4", "Round time and time to converge", table4),
-        Entry("fig16", "Phases of all clients", fig16),
-        Entry("table5", "Time to push and pull", table5),
-        Entry("fig17", "The server's uplink over time", fig17),
-        Entry("fig18", "Group size", fig18),
-        Entry("fractions", "The fraction C", fractions),
+        PaperFigure("table2", "What contention costs", table2),
+        PaperFigure("fig15", "Accuracy, with outliers filtered and not", fig15),
+        PaperFigure("table4", "Round time and time to converge", table4),
+        PaperFigure("fig16", "Phases of all clients", fig16),
+        PaperFigure("table5", "Time to push and pull", table5),
+        PaperFigure("fig17", "The server's uplink over time", fig17),
+        PaperFigure("fig18", "Group size", fig18),
+        PaperFigure("fractions", "The fraction C", fractions),
     ),
 )

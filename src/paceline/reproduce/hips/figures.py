@@ -8,9 +8,9 @@ from paceline.collectives.algorithms import make
 from paceline.collectives.flows import simulate
 from paceline.collectives.formula import gst
 from paceline.collectives.topology import BCube, Topology, Torus
-from paceline.reproduce.shared.papers import Entry, Paper
-from paceline.reproduce.shared.request import Ask
-from paceline.reproduce.shared.rows import TITLES, Figure, Line, Plot, Row, Where
+from paceline.reproduce.shared.papers import Paper, PaperFigure
+from paceline.reproduce.shared.request import Request
+from paceline.reproduce.shared.rows import TITLES, Figure, Plot, PlotLine, Row, Where
 
 SHAPES = ((4, 2), (8, 3), (16, 4))  # (n, h)
 SIMULATED = 600  # servers: (16, 4) has 65,536, and is by formula alone
@@ -24,7 +24,7 @@ def network(kind: str, n: int, h: int) -> Topology:
     return BCube(n, h) if kind == "BCube" else Torus([n] * h)
 
 
-def table3(ask: Ask) -> Figure:
+def table3(ask: Request) -> Figure:
     """GST by formula, which is the paper's, and simulated, in units of W/B."""
     rows = []
     for kind in ("BCube", "Torus"):
@@ -38,17 +38,17 @@ def table3(ask: Ask) -> Figure:
     return Figure("table3", "GST of HiPS, PSS/MS and RS", tuple(rows), missing=(TABLE_1,))
 
 
-def fig6(ask: Ask) -> Figure:
+def fig6(ask: Request) -> Figure:
     """BCube."""
     return _compared(ask, "fig6", "BCube")
 
 
-def fig7(ask: Ask) -> Figure:
+def fig7(ask: Request) -> Figure:
     """Torus."""
     return _compared(ask, "fig7", "Torus")
 
 
-def _compared(ask: Ask, name: str, kind: str) -> Figure:
+def _compared(ask: Request, name: str, kind: str) -> Figure:
     rows = []
     bars: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
     for n, h in SHAPES:
@@ -65,7 +65,7 @@ def _compared(ask: Ask, name: str, kind: str) -> Figure:
             rows.append(Row(name, what, round(less[0], 1), round(less[1], 1), "%", where, note))
     shapes = tuple(f"({n}, {h})" for n, h in SHAPES)
     plot = Plot(
-        f"GST in {kind}", "(n, h)", "W/B", tuple(Line(each, shapes, tuple(y)) for each, y in bars.items()), "bars"
+        f"GST in {kind}", "(n, h)", "W/B", tuple(PlotLine(each, shapes, tuple(y)) for each, y in bars.items()), "bars"
     )
     return Figure(name, f"GST in {kind}", tuple(rows), (plot,))
 
@@ -100,8 +100,8 @@ PAPER = Paper(
     "hips",
     TITLES["hips"],
     (
-        Entry("table3", "GST of HiPS, PSS/MS and RS", table3),
-        Entry("fig6", "GST in BCube", fig6),
-        Entry("fig7", "GST in Torus", fig7),
+        PaperFigure("table3", "GST of HiPS, PSS/MS and RS", table3),
+        PaperFigure("fig6", "GST in BCube", fig6),
+        PaperFigure("fig7", "GST in Torus", fig7),
     ),
 )

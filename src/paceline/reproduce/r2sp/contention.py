@@ -13,13 +13,13 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from paceline.observe.summary import Summary
-from paceline.reproduce.shared.rows import Figure, Line, Plot, Row
+from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Row
 from paceline.reproduce.shared.simulated import (
     DRAWN,
     JITTER,
     MODELS,
     SCHEMES,
-    Watch,
+    TransferWatcher,
     iterations,
     report,
     row,
@@ -30,7 +30,7 @@ from paceline.simulate import ClusterSpec, load_cluster
 from paceline.simulate.network import Direction
 
 if TYPE_CHECKING:
-    from paceline.reproduce.shared.request import Ask
+    from paceline.reproduce.shared.request import Request
 
 #: Table I: seconds blocked by communication, seconds of an iteration, and per cent.
 TABLE_1 = {
@@ -50,7 +50,7 @@ RESOLUTION = (
 WAYS: tuple[tuple[Direction, str], ...] = (("in", "downlink"), ("out", "uplink"))
 
 
-def table1(ask: Ask) -> Figure:
+def table1(ask: Request) -> Figure:
     """What BSP loses to communication."""
     add = partial(row, "table1")
     rows: list[Row] = []
@@ -66,7 +66,7 @@ def table1(ask: Ask) -> Figure:
             add(f"{model}: communication overhead", overhead, ours[model][2], "%"),
         ]
     lines = tuple(
-        Line(f"{what}, {whose}", tuple(table), tuple(values[at] for values in table.values()))
+        PlotLine(f"{what}, {whose}", tuple(table), tuple(values[at] for values in table.values()))
         for at, what in enumerate(("blocked", "iteration"))
         for whose, table in (("paper", TABLE_1), ("ours", ours))
     )
@@ -74,7 +74,7 @@ def table1(ask: Ask) -> Figure:
     return Figure("table1", "Communication under BSP", tuple(rows), (plot,))
 
 
-def fig1(ask: Ask) -> Figure:
+def fig1(ask: Request) -> Figure:
     """The servers' links under BSP."""
     add = partial(row, "fig1")
     spec = load_cluster("r2sp-table1-vgg16")
@@ -107,7 +107,7 @@ def fig1(ask: Ask) -> Figure:
     return Figure("fig1", "Bandwidth of the servers' links, VGG16 under BSP", tuple(rows), plots)
 
 
-def fig2(ask: Ask) -> Figure:
+def fig2(ask: Request) -> Figure:
     """What one worker gains when the seven others are switched off."""
     add = partial(row, "fig2")
     gains: dict[str, float] = {}
@@ -127,11 +127,13 @@ def fig2(ask: Ask) -> Figure:
         "put all of the communication time down to sharing, and one worker has them to itself."
     )
     rows.append(add("range over the four models", "25 to 60", f"{low:.0f} to {high:.0f}", "%", note))
-    plot = Plot("One worker instead of eight", "", "% of the iteration saved", (Line("ours", *_points(gains)),), "bars")
+    plot = Plot(
+        "One worker instead of eight", "", "% of the iteration saved", (PlotLine("ours", *_points(gains)),), "bars"
+    )
     return Figure("fig2", "Iterations without contention", tuple(rows), (plot,))
 
 
-def fig8(ask: Ask) -> Figure:
+def fig8(ask: Request) -> Figure:
     """Gaps between updates."""
     add = partial(row, "fig8")
     rows: list[Row] = []
@@ -158,7 +160,7 @@ def fig8(ask: Ask) -> Figure:
     return Figure("fig8", "Gaps between updates, VGG16", tuple(rows), tuple(plots))
 
 
-def fig9(ask: Ask) -> Figure:
+def fig9(ask: Request) -> Figure:
     """How fast a worker's own transfers run."""
     add = partial(row, "fig9")
     spec = load_cluster("r2sp-a-vgg16")
@@ -174,12 +176,12 @@ def fig9(ask: Ask) -> Figure:
                 note += " Time spent waiting for the link is not transfer time; 4 would be a worker's whole own link."
             paper = 1.0 if scheme == "BSP" else None
             rows.append(add(f"{name}, {scheme}", paper, rate / rates["BSP"], "× BSP", note))
-        lines.append(Line(name, *_points({scheme: rate / rates["BSP"] for scheme, rate in rates.items()})))
+        lines.append(PlotLine(name, *_points({scheme: rate / rates["BSP"] for scheme, rate in rates.items()})))
     plot = Plot("A worker's bandwidth while it transfers, VGG16", "", "× BSP", tuple(lines), "bars")
     return Figure("fig9", "Bandwidth of a worker that transfers, VGG16", tuple(rows), (plot,))
 
 
-def _watch(ask: Ask, scheme: str, policy: str, jitter: float) -> Watch:
+def _watch(ask: Request, scheme: str, policy: str, jitter: float) -> TransferWatcher:
     return watched(load_cluster("r2sp-a-vgg16").with_jitter(jitter), policy, iterations(scheme, ask.quick))
 
 
@@ -188,12 +190,12 @@ def _drift(paper: float, gaps: Sequence[float]) -> str:
     return f"Ours begin in lockstep and drift apart: {paper:.0%} of the gaps are below {within:.2g} s."
 
 
-def _rates(spec: ClusterSpec, watch: Watch, way: Direction) -> list[float]:
+def _rates(spec: ClusterSpec, watch: TransferWatcher, way: Direction) -> list[float]:
     """Bytes a second of each transfer."""
     return [spec.model_bytes / each.seconds for each in watch.settled(way)]
 
 
-def _use(watch: Watch, way: Direction) -> Line:
+def _use(watch: TransferWatcher, way: Direction) -> PlotLine:
     """All workers' together, from the end of the warm-up on."""
     since = watch.since
     before = [use for time, use in watch.uses[way] if time <= since]
@@ -201,7 +203,7 @@ def _use(watch: Watch, way: Direction) -> Line:
     return _steps("all workers", before[-1], within)
 
 
-def _own(spec: ClusterSpec, watch: Watch, way: Direction, number: int) -> Line:
+def _own(spec: ClusterSpec, watch: TransferWatcher, way: Direction, number: int) -> PlotLine:
     """One worker's, counted from 1 as the paper does: its mean rate while it transfers."""
     links = spec.servers * spec.server_link
     within: list[tuple[float, float]] = []
@@ -214,18 +216,18 @@ def _own(spec: ClusterSpec, watch: Watch, way: Direction, number: int) -> Line:
     return _steps(f"worker {number}", 0.0, within)
 
 
-def _steps(name: str, first: float, then: Sequence[tuple[float, float]]) -> Line:
+def _steps(name: str, first: float, then: Sequence[tuple[float, float]]) -> PlotLine:
     points = [(0.0, first), *then, (WINDOW, then[-1][1] if then else first)]
-    return Line(name, tuple(x for x, _ in points), tuple(y for _, y in points))
+    return PlotLine(name, tuple(x for x, _ in points), tuple(y for _, y in points))
 
 
-def _distribution(name: str, values: Sequence[float], most: int = 200) -> Line:
+def _distribution(name: str, values: Sequence[float], most: int = 200) -> PlotLine:
     """Which share of the values is at most x; so many points are enough."""
     ordered = sorted(values)
     last = len(ordered) - 1
     at = sorted({round(last * i / most) for i in range(most + 1)})
     points = {ordered[i]: (i + 1) / len(ordered) for i in at}  # of equal values the last counts
-    return Line(name, (0.0, *points), (0.0, *points.values()))
+    return PlotLine(name, (0.0, *points), (0.0, *points.values()))
 
 
 def _points(values: dict[str, float]) -> tuple[tuple[str, ...], tuple[float, ...]]:

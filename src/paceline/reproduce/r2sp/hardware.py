@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from paceline.reproduce.shared.rows import Figure, Line, Plot, Row
+from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Row
 from paceline.reproduce.shared.simulated import DRAWN, JITTER, MODELS, SCHEMES, iterations, report, row, throttled
 from paceline.simulate import ClusterSpec, load_cluster
 
 if TYPE_CHECKING:
-    from paceline.reproduce.shared.request import Ask
+    from paceline.reproduce.shared.request import Request
 
 ADDED = {
     "DSSP": "dssp",
@@ -37,7 +37,7 @@ GBIT = (80, 40, 20, 10, 5, 2, 1)  # of the paper's 10: what is drawn; rows are o
 RELAX = (0.01, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
-def fig7a(ask: Ask) -> Figure:
+def fig7a(ask: Request) -> Figure:
     """Hardware efficiency: iteration times by BSP's."""
     add = partial(row, "fig7a")
     rows: list[Row] = []
@@ -64,7 +64,7 @@ def _late(behind: float, quickest: str) -> str:
     )
 
 
-def _seconds(ask: Ask, model: str, jitter: float) -> dict[str, float]:
+def _seconds(ask: Request, model: str, jitter: float) -> dict[str, float]:
     spec = load_cluster(f"r2sp-a-{MODELS[model]}").with_jitter(jitter)
     return {
         scheme: report(spec, policy, iterations(scheme, ask.quick)).mean_iteration_seconds
@@ -72,25 +72,25 @@ def _seconds(ask: Ask, model: str, jitter: float) -> dict[str, float]:
     }
 
 
-def _by_model(ask: Ask) -> Plot:
+def _by_model(ask: Request) -> Plot:
     found = {model: _seconds(ask, model, JITTER) for model in MODELS}
     lines = tuple(
-        Line(scheme, tuple(found), tuple(seconds[scheme] / seconds["BSP"] for seconds in found.values()))
+        PlotLine(scheme, tuple(found), tuple(seconds[scheme] / seconds["BSP"] for seconds in found.values()))
         for scheme in SCHEMES | ADDED
     )
     return Plot(f"An iteration, jitter {JITTER:.0%}", "", "× BSP", lines, "bars")
 
 
-def _by_jitter(ask: Ask) -> Plot:
+def _by_jitter(ask: Request) -> Plot:
     found = {f"{jitter:.0%}": _seconds(ask, "VGG16", jitter) for jitter in JITTERS}
     lines = tuple(
-        Line(scheme, tuple(found), tuple(seconds[scheme] / seconds["BSP"] for seconds in found.values()))
+        PlotLine(scheme, tuple(found), tuple(seconds[scheme] / seconds["BSP"] for seconds in found.values()))
         for scheme in SCHEMES | ADDED
     )
     return Plot("An iteration of VGG16", "jitter", "× BSP", lines, "bars")
 
 
-def fig11(ask: Ask) -> Figure:
+def fig11(ask: Request) -> Figure:
     """R²SP's gain over BSP as links are throttled."""
     add = partial(row, "fig11")
     rows: list[Row] = []
@@ -120,8 +120,8 @@ def fig11(ask: Ask) -> Figure:
             )
         )
         lines += [
-            Line(model, tuple(gains), tuple(gains.values())),
-            Line(f"{model}, by arithmetic", tuple(expected), tuple(expected.values())),
+            PlotLine(model, tuple(gains), tuple(gains.values())),
+            PlotLine(f"{model}, by arithmetic", tuple(expected), tuple(expected.values())),
         ]
     plot = Plot("R²SP's gain over BSP", "Gbit/s, with the fitted rate as 10", "× as quick", tuple(lines), log=True)
     return Figure("fig11", "R²SP's gain over BSP on throttled links", tuple(rows), (plot,))
@@ -132,18 +132,18 @@ def gain(spec: ClusterSpec) -> float:
 
     With one server whose link is like a worker's, S/b is X/N.
     """
-    c, X, own = _terms(spec)
+    c, X, own = _config(spec)
     return (c + 2 * X) / max(c + 2 * own, X)
 
 
-def _terms(spec: ClusterSpec) -> tuple[float, float, float]:
+def _config(spec: ClusterSpec) -> tuple[float, float, float]:
     worker = spec.workers[0]
     X = len(spec.workers) * spec.model_bytes / (spec.servers * spec.server_link)
     return worker.compute_seconds(), X, spec.one_way(worker)
 
 
 def _why(spec: ClusterSpec, gains: dict[float, float]) -> str:
-    c, X, own = _terms(spec)
+    c, X, own = _config(spec)
     best = max(gains, key=lambda gbit: gains[gbit])
     return (
         f"(c + 2X) / max(c + 2S/b, X), with c = {c:.2g} s to compute, X = N·S/(K·B) = {X:.3g} s and S/b = {own:.2g} s: "
@@ -153,7 +153,7 @@ def _why(spec: ClusterSpec, gains: dict[float, float]) -> str:
     )
 
 
-def fig12(ask: Ask) -> Figure:
+def fig12(ask: Request) -> Figure:
     """The relaxation factor."""
     add = partial(row, "fig12")
     count = 60 if ask.quick else 200
@@ -175,8 +175,8 @@ def fig12(ask: Ask) -> Figure:
         sweet = "none: all alike" if flat else best
         note = _shared(seconds, best) if shared else _handed(flat)
         rows.append(add(f"{under}: the quickest relaxation", 0.8 if papers else None, sweet, "", note))
-        quickness.append(Line(under, RELAX, tuple(each / seconds[best] for each in seconds.values())))
-        waits.append(Line(under, RELAX, tuple(blocked.values())))
+        quickness.append(PlotLine(under, RELAX, tuple(each / seconds[best] for each in seconds.values())))
+        waits.append(PlotLine(under, RELAX, tuple(blocked.values())))
     plots = (
         Plot(f"An iteration, jitter {JITTER:.0%}", "relaxation", "× the quickest", tuple(quickness)),
         Plot(f"Blocked in an iteration, jitter {JITTER:.0%}", "relaxation", "seconds", tuple(waits)),

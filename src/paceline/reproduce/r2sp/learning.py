@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from paceline.reproduce.shared.compare import Measured, Scheme, at_own_best, at_rate
-from paceline.reproduce.shared.request import Ask
-from paceline.reproduce.shared.rows import Figure, Line, Plot, Row, Value
+from paceline.reproduce.shared.compare import Scheme, SchemeResult, at_own_best, at_rate
+from paceline.reproduce.shared.request import Request
+from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Row, Value
 from paceline.reproduce.shared.runs import Run, Trained
 from paceline.simulate.task import Goal, Precision
 
@@ -29,7 +29,7 @@ JITTERS = (0.05, 0.2)
 
 
 @dataclass(frozen=True)
-class Case:
+class TrainingCase:
     """A model on a cluster."""
 
     name: str
@@ -47,20 +47,22 @@ class Case:
         return f"{self.name} ({self.stands_for})" if self.stands_for else self.name
 
 
-def paper_cases(ask: Ask) -> tuple[list[Case], list[str]]:
+def paper_cases(ask: Request) -> tuple[list[TrainingCase], list[str]]:
     """The paper's models on its cluster A; and what could not be had."""
     if ask.quick or ask.lacks_cifar:
         why = "--quick" if ask.quick else ask.lacks_cifar
         missing = [f"Convolutional networks on CIFAR-10 were not trained ({why}): an MLP learns the bundled digits."]
         cases = [
-            Case(name, _run(cluster, "mlp", "digits", 50, 0.28), 0.3, (0.01, 0.02, 0.04), "an MLP on digits")
+            TrainingCase(name, _run(cluster, "mlp", "digits", 50, 0.28), 0.3, (0.01, 0.02, 0.04), "an MLP on digits")
             for name, cluster in (("AlexNet", "r2sp-a-alexnet"), ("VGG16", "r2sp-a-vgg16"))
         ]
         return cases, missing
     cases = [
-        Case("AlexNet", _run("r2sp-a-alexnet", "alexnet", "cifar10", 330, 1.4), 1.5, (0.01, 0.0025, 0.00125, 0.000625)),
-        Case("VGG16", _run("r2sp-a-vgg16", "vgg16", "cifar10", 200, 0.9), 1.0, (0.01, 0.005, 0.02, 0.0025)),
-        Case(
+        TrainingCase(
+            "AlexNet", _run("r2sp-a-alexnet", "alexnet", "cifar10", 330, 1.4), 1.5, (0.01, 0.0025, 0.00125, 0.000625)
+        ),
+        TrainingCase("VGG16", _run("r2sp-a-vgg16", "vgg16", "cifar10", 200, 0.9), 1.0, (0.01, 0.005, 0.02, 0.0025)),
+        TrainingCase(
             "ResNet32",
             _run("r2sp-a-resnet32", "resnet32", "cifar10", 240, 0.9, precision=ask.precision),
             1.6,
@@ -70,7 +72,7 @@ def paper_cases(ask: Ask) -> tuple[list[Case], list[str]]:
     return cases, ["Inception-v3 on ImageNet is timed only (fig7a): the data is not to be had."]
 
 
-def fig7b(ask: Ask) -> Figure:
+def fig7b(ask: Request) -> Figure:
     """Statistical efficiency: rounds to the target, normalized by BSP's."""
     cases, missing = paper_cases(ask)
     rows: list[Row] = []
@@ -90,7 +92,7 @@ def fig7b(ask: Ask) -> Figure:
     )
 
 
-def fig7c(ask: Ask) -> Figure:
+def fig7c(ask: Request) -> Figure:
     """Overall efficiency: time to the target, normalized by BSP's, with jitter and without."""
     cases, missing = paper_cases(ask)
     rows: list[Row] = []
@@ -107,14 +109,16 @@ def fig7c(ask: Ask) -> Figure:
     return Figure("fig7c", title, tuple(rows), tuple(plots), tuple(missing))
 
 
-def fig10(ask: Ask) -> Figure:
+def fig10(ask: Request) -> Figure:
     """Batch-size tuning on the unequal cluster B."""
     missing: list[str] = []
     if ask.quick or ask.lacks_cifar:
-        case = Case("ResNet32", _run("r2sp-b", "mlp", "digits", 80, 0.15), 0.2, (0.01, 0.02), "an MLP on digits")
+        case = TrainingCase(
+            "ResNet32", _run("r2sp-b", "mlp", "digits", 80, 0.15), 0.2, (0.01, 0.02), "an MLP on digits"
+        )
         missing.append(f"ResNet32 on CIFAR-10 was not trained ({'--quick' if ask.quick else ask.lacks_cifar}).")
     else:
-        case = Case(
+        case = TrainingCase(
             "ResNet32",
             _run("r2sp-b", "resnet32", "cifar10", 500, 0.9, precision=ask.precision),
             1.4,
@@ -148,7 +152,7 @@ def fig10(ask: Ask) -> Figure:
     return Figure("fig10", "Batch-size tuning in a heterogeneous cluster", tuple(rows), (curves,), tuple(missing))
 
 
-def optimizers(ask: Ask) -> Figure:
+def optimizers(ask: Request) -> Figure:
     """Ours: momentum and Adam, with staleness corrected for and not."""
     rows: list[Row] = []
     plots: list[Plot] = []
@@ -175,7 +179,7 @@ def optimizers(ask: Ask) -> Figure:
     return Figure("optimizers", title, tuple(rows), tuple(plots), tuple(missing))
 
 
-def optimizer_cases(ask: Ask) -> tuple[list[Case], list[str]]:
+def optimizer_cases(ask: Request) -> tuple[list[TrainingCase], list[str]]:
     """Momentum 0.9 and Adam, on the cluster where AlexNet's traffic counts most."""
     if ask.quick or ask.lacks_cifar:
         why = "--quick" if ask.quick else ask.lacks_cifar
@@ -196,11 +200,11 @@ def optimizer_cases(ask: Ask) -> tuple[list[Case], list[str]]:
 
 def _momentum_and_adam(
     name: str, like: Run, target: float, rates: tuple[tuple[float, ...], tuple[float, ...]], on: str
-) -> list[Case]:
+) -> list[TrainingCase]:
     momentum, adam = (msgspec.structs.replace(like, **of) for of in ({"momentum": 0.9}, {"optimizer": "Adam"}))
     return [
-        Case(f"{name}, momentum 0.9", momentum, target, rates[0], on),
-        Case(f"{name}, Adam", adam, target, rates[1], on),
+        TrainingCase(f"{name}, momentum 0.9", momentum, target, rates[0], on),
+        TrainingCase(f"{name}, Adam", adam, target, rates[1], on),
     ]
 
 
@@ -221,7 +225,7 @@ def _run(
     return Run(cluster, "bsp", network, data, 0.01, rounds, goal=goal, samples=samples, precision=precision)
 
 
-def _both(ask: Ask, case: Case, schemes: Sequence[Scheme] = ()) -> list[tuple[str, list[Measured]]]:
+def _both(ask: Request, case: TrainingCase, schemes: Sequence[Scheme] = ()) -> list[tuple[str, list[SchemeResult]]]:
     rate, schemes = case.rates[0], schemes or SCHEMES
     return [
         (f"rate {rate:g}", at_rate(ask.runs, case.like, schemes, rate, ask.seeds, case.goal)),
@@ -229,7 +233,7 @@ def _both(ask: Ask, case: Case, schemes: Sequence[Scheme] = ()) -> list[tuple[st
     ]
 
 
-def _times(case: Case, how: str, table: Sequence[Measured], ask: Ask) -> list[Row]:
+def _times(case: TrainingCase, how: str, table: Sequence[SchemeResult], ask: Request) -> list[Row]:
     rows, base = [], _base(table)
     for each in table:
         sooner = _ratio(base.seconds if base else None, each.seconds)
@@ -240,7 +244,14 @@ def _times(case: Case, how: str, table: Sequence[Measured], ask: Ask) -> list[Ro
 
 
 def _row(
-    id: str, case: Case, how: str, each: Measured, ours: float | None, unit: str, ask: Ask, paper: Value = None
+    id: str,
+    case: TrainingCase,
+    how: str,
+    each: SchemeResult,
+    ours: float | None,
+    unit: str,
+    ask: Request,
+    paper: Value = None,
 ) -> Row:
     seeds = f"{each.seeds} seed" + ("s" if each.seeds > 1 else "")
     if each.seconds is None:
@@ -254,7 +265,7 @@ def _row(
     return Row(id, what, paper, None if ours is None else round(ours, 3), unit, ask.where, note)
 
 
-def _base(table: Sequence[Measured]) -> Measured | None:
+def _base(table: Sequence[SchemeResult]) -> SchemeResult | None:
     """BSP's, which others are compared with; None where it was not run."""
     return next((each for each in table if each.scheme == BSP), None)
 
@@ -263,12 +274,12 @@ def _ratio(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one / other
 
 
-def _bars(title: str, table: Sequence[Measured], of: Callable[[Measured], float | None]) -> list[Plot]:
+def _bars(title: str, table: Sequence[SchemeResult], of: Callable[[SchemeResult], float | None]) -> list[Plot]:
     """One picture; none of what was not run."""
-    bars = Line("", tuple(each.scheme.name for each in table), tuple(of(each) for each in table))
+    bars = PlotLine("", tuple(each.scheme.name for each in table), tuple(of(each) for each in table))
     return [Plot(title, "", "", (bars,), kind="bars")] if table else []
 
 
-def _curve(trained: Trained, name: str, most: int = 100) -> Line:
+def _curve(trained: Trained, name: str, most: int = 100) -> PlotLine:
     step = max(1, len(trained.seconds) // most)
-    return Line(name, trained.seconds[::step], trained.learned.loss[::step])
+    return PlotLine(name, trained.seconds[::step], trained.learned.loss[::step])

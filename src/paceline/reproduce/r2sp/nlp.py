@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from paceline.reproduce.shared.compare import Measured, Scheme, at_own_best
-from paceline.reproduce.shared.request import Ask
-from paceline.reproduce.shared.rows import Figure, Line, Plot, Row
+from paceline.reproduce.shared.compare import Scheme, SchemeResult, at_own_best
+from paceline.reproduce.shared.request import Request
+from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Row
 from paceline.reproduce.shared.runs import Run
 from paceline.simulate.task import Goal
 
@@ -25,7 +25,7 @@ SYNTHETIC = (
 
 
 @dataclass(frozen=True)
-class Case:
+class LanguageCase:
     """A network on its cluster."""
 
     name: str
@@ -36,7 +36,7 @@ class Case:
     target: float  # loss
     paper: float  # % less time than the second best
 
-    def like(self, ask: Ask) -> Run:
+    def like(self, ask: Request) -> Run:
         """All but the scheme and the rate."""
         stop = Goal("loss", 0.9 * self.target)
         network = self.network if ask.where == "gpu" else f"{self.network.split('-')[0]}-tiny"
@@ -47,12 +47,12 @@ class Case:
 
 
 CASES = (
-    Case("BERT", "r2sp-nlp-bert", "bert", "tokens", (3e-5, 1e-5, 3e-6), 0.5, 16.9),
-    Case("T5-small", "r2sp-nlp-t5", "t5-small", "translation", (3e-4, 1e-4, 3e-5), 2.0, 18.8),
+    LanguageCase("BERT", "r2sp-nlp-bert", "bert", "tokens", (3e-5, 1e-5, 3e-6), 0.5, 16.9),
+    LanguageCase("T5-small", "r2sp-nlp-t5", "t5-small", "translation", (3e-4, 1e-4, 3e-5), 2.0, 18.8),
 )
 
 
-def fig14(ask: Ask) -> Figure:
+def fig14(ask: Request) -> Figure:
     """Hardware, statistical and overall efficiency, normalized by BSP, each scheme at its own best rate (Adam)."""
     rows: list[Row] = []
     plots: list[Plot] = []
@@ -73,13 +73,13 @@ def fig14(ask: Ask) -> Figure:
             if left := [scheme.name for scheme in SCHEMES if scheme not in [each.scheme for each in table]]:
                 missing.append(f"{case.name}: left out, since not trained at all rates: {'; '.join(left)}.")
             rows += _trained(case, like.network, table, ask)
-            bars = Line("", tuple(each.scheme.name for each in table), tuple(each.seconds for each in table))
+            bars = PlotLine("", tuple(each.scheme.name for each in table), tuple(each.seconds for each in table))
             plots.append(Plot(f"{case.name} ({like.network}): s to loss {case.target:g}", "", "", (bars,), kind="bars"))
     title = "Transformers: BERT and T5-small, four of eight workers held up"
     return Figure("fig14", title, tuple(rows), tuple(plots), tuple(missing))
 
 
-def _iterations(case: Case, like: Run) -> list[Row]:
+def _iterations(case: LanguageCase, like: Run) -> list[Row]:
     runs = [msgspec.structs.replace(like, policy=scheme.policy) for scheme in SCHEMES]
     seconds = [run.schedule().report.mean_iteration_seconds for run in runs]
     return [
@@ -95,7 +95,7 @@ def _iterations(case: Case, like: Run) -> list[Row]:
     ]
 
 
-def _trained(case: Case, network: str, table: Sequence[Measured], ask: Ask) -> list[Row]:
+def _trained(case: LanguageCase, network: str, table: Sequence[SchemeResult], ask: Request) -> list[Row]:
     rows = []
     base = next((each for each in table if each.scheme == SCHEMES[0]), None)
     for each in table:

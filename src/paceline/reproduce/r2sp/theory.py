@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from paceline.reproduce.shared.rows import Figure, Line, Plot, Row
+from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Row
 from paceline.reproduce.shared.simulated import JITTER, MODELS, SCHEMES, report, row
 from paceline.simulate import ClusterSpec, WorkerSpec, load_cluster
 
 if TYPE_CHECKING:
-    from paceline.reproduce.shared.request import Ask
+    from paceline.reproduce.shared.request import Request
 
 BEYOND = 1.1  # a gain that is worth the name
 WORKERS = (2, 4, 8, 16, 32)
@@ -18,7 +18,7 @@ RATIOS = tuple(10 ** (-1 + step / 4) for step in range(9))  # of computing to co
 PIPELINED = "bsp:pipeline=true"
 
 
-def staleness(ask: Ask) -> Figure:
+def staleness(ask: Request) -> Figure:
     """Staleness on cluster A, by the scheme and by what the links do to it."""
     add = partial(row, "staleness")
     count = 24 if ask.quick else 60
@@ -45,7 +45,7 @@ def staleness(ask: Ask) -> Figure:
         "three times (the iteration by which it is behind, and two more), so 3(N−1) = 45 is possible."
     )
     rows.append(add("ResNet32, SSP(1), jitter 20%: worst", 30.0, worst, "updates", note))
-    lines = tuple(Line(scheme, tuple(MODELS), tuple(values)) for scheme, values in means.items())
+    lines = tuple(PlotLine(scheme, tuple(MODELS), tuple(values)) for scheme, values in means.items())
     plot = Plot(f"Mean staleness, jitter {JITTER:.0%}", "", "updates", lines, "bars")
     title = f"Staleness on cluster A against theory, jitter {JITTER:.0%}"
     return Figure("staleness", title, tuple(rows), (plot,))
@@ -64,7 +64,7 @@ def _waited(spec: ClusterSpec) -> str:
     )
 
 
-def map(ask: Ask) -> Figure:
+def map(ask: Request) -> Figure:
     """Where R²SP pays: its gain over pipelined and plain BSP, by how much is computed and by how many."""
     add = partial(row, "map")
     clusters = {f"{workers} workers": (workers, max(1, workers // 4)) for workers in WORKERS}
@@ -109,10 +109,10 @@ def map(ask: Ask) -> Figure:
         ours = _region([ratio for ratio, over in zip(RATIOS, each, strict=True) if over >= BEYOND])
         note = f"{added} At most {max(each):.2f} times as quick."
         rows.append(add(f"{name}: compute/communication at which R²SP gains 10% or more", None, ours, "ratio", note))
-    lines = [Line(name, RATIOS, tuple(each)) for name, each in gains.items()]
+    lines = [PlotLine(name, RATIOS, tuple(each)) for name, each in gains.items()]
     for name in ("16 workers", "16 workers, 1 server"):
         by_arithmetic = tuple(expected(even(*clusters[name], ratio)) for ratio in RATIOS)
-        lines.append(Line(f"{name}, by arithmetic", RATIOS, by_arithmetic))
+        lines.append(PlotLine(f"{name}, by arithmetic", RATIOS, by_arithmetic))
     axis = "seconds to compute / seconds for all pushes, C = N·S/(K·B)"
     plots = (
         Plot("R²SP's gain over pipelined BSP", axis, "× as quick", tuple(lines), log=True),
@@ -120,7 +120,7 @@ def map(ask: Ask) -> Figure:
             "R²SP's gain over plain BSP",
             axis,
             "× as quick",
-            tuple(Line(name, RATIOS, tuple(each)) for name, each in plain.items()),
+            tuple(PlotLine(name, RATIOS, tuple(each)) for name, each in plain.items()),
             log=True,
         ),
     )

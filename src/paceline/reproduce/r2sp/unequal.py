@@ -7,12 +7,12 @@ from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from paceline.reproduce.shared.rows import Figure, Line, Plot, Row
+from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Row
 from paceline.reproduce.shared.simulated import DRAWN, report, row
 from paceline.simulate import ClusterSpec, load_cluster
 
 if TYPE_CHECKING:
-    from paceline.reproduce.shared.request import Ask
+    from paceline.reproduce.shared.request import Request
 
 #: Instance type → its workers in cluster B; then table II: seconds blocked, samples a second, tuned batch.
 KINDS = {"g2.2xlarge": (0, 1), "p2.xlarge": (2, 3), "g3.4xlarge": (4, 5, 6, 7)}
@@ -21,7 +21,7 @@ BATCHES = (128, 256, 512, 1000, 1500, 2000, 2500)
 AS_LONG = {"p2.xlarge": 1500.0, "g3.4xlarge": 2200.0}  # the text to figure 5: as long as g2.2xlarge with 1000
 
 
-def fig5(ask: Ask) -> Figure:
+def fig5(ask: Request) -> Figure:
     """Iteration time against batch size."""
     add = partial(row, "fig5")
     spec = load_cluster("r2sp-b")
@@ -46,13 +46,13 @@ def fig5(ask: Ask) -> Figure:
         )
     off = max(_off_line(times) for times in seconds.values())
     rows.append(add("departure from a straight line, at most", "linear", round(100 * off, 6), "%", "By construction."))
-    lines = tuple(Line(kind, BATCHES, tuple(times)) for kind, times in seconds.items())
+    lines = tuple(PlotLine(kind, BATCHES, tuple(times)) for kind, times in seconds.items())
     plot = Plot("ResNet32, one worker alone", "batch size", "seconds an iteration", lines)
     missing = ("Figure 5b, Inception-v3: the paper gives no speed of these instances for it.",)
     return Figure("fig5", "Iteration time against batch size", tuple(rows), (plot,), missing)
 
 
-def table2(ask: Ask) -> Figure:
+def table2(ask: Request) -> Figure:
     """Batch-size tuning."""
     add = partial(row, "table2")
     spec = load_cluster("r2sp-b")
@@ -73,12 +73,12 @@ def table2(ask: Ask) -> Figure:
     rows.append(add("samples a second, with tuning", None, gain, "× without", note))
     kinds = tuple(KINDS)
     lines = tuple(
-        Line(name, kinds, tuple(mean(each.blocking_by_worker[worker] for worker in KINDS[kind]) for kind in kinds))
+        PlotLine(name, kinds, tuple(mean(each.blocking_by_worker[worker] for worker in KINDS[kind]) for kind in kinds))
         for name, each in (("without tuning", plain), ("with tuning", tuned))
     )
     batches = (
-        Line("paper", kinds, tuple(TABLE_2[kind][2] for kind in kinds)),
-        Line("ours", kinds, tuple(mean(tuned.batch_sizes[worker] for worker in KINDS[kind]) for kind in kinds)),
+        PlotLine("paper", kinds, tuple(TABLE_2[kind][2] for kind in kinds)),
+        PlotLine("ours", kinds, tuple(mean(tuned.batch_sizes[worker] for worker in KINDS[kind]) for kind in kinds)),
     )
     plots = (
         Plot("Blocked in an iteration", "", "seconds", lines, "bars"),

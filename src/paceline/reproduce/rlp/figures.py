@@ -17,9 +17,9 @@ from paceline.model.optimizer import OptimizerSpec
 from paceline.observe.observer import Observer
 from paceline.policies import Policy, Update, make
 from paceline.policies.contract import Decisions
-from paceline.reproduce.shared.papers import Entry, Paper
-from paceline.reproduce.shared.request import Ask
-from paceline.reproduce.shared.rows import TITLES, Figure, Line, Plot, Row
+from paceline.reproduce.shared.papers import Paper, PaperFigure
+from paceline.reproduce.shared.request import Request
+from paceline.reproduce.shared.rows import TITLES, Figure, Plot, PlotLine, Row
 from paceline.rlp.evaluate import FIXED, Times, best_fixed, interval, judged, ratios
 from paceline.rlp.instance import Instance, drawn, unseen
 from paceline.simulate.cluster_spec import ClusterSpec
@@ -101,7 +101,7 @@ SEVERITIES = (
 # The figures
 
 
-def regimes(ask: Ask) -> Figure:
+def regimes(ask: Request) -> Figure:
     """Updates and time to the target over learning rate, stragglers and momentum."""
     if ask.lacks("mnist"):
         return Figure("map", "Where staleness costs anything", (), missing=(NO_MNIST,))
@@ -132,7 +132,7 @@ def regimes(ask: Ask) -> Figure:
             for spec in MAPPED:
                 for kind in severities:
                     y = tuple(of(times, spec, cases.index((m, kind, rate))) for rate in rates)
-                    lines.append(Line(f"{NAMES[spec]}, {kind}", tuple(f"{rate:g}" for rate in rates), y))
+                    lines.append(PlotLine(f"{NAMES[spec]}, {kind}", tuple(f"{rate:g}" for rate in rates), y))
             plots.append(Plot(f"Momentum {m:g}: {what}", "learning rate", "", tuple(lines), "cells"))
     rows += _like_table_1(ask, cases, times)
     return Figure("map", "Where staleness costs anything", tuple(rows), tuple(plots))
@@ -154,7 +154,7 @@ def _slower(times: dict[str, Times], spec: str, case: int) -> float | None:
     return float(times[spec].mean[case]) / best
 
 
-def _like_table_1(ask: Ask, cases: list[tuple[float, str, float]], times: dict[str, Times]) -> list[Row]:
+def _like_table_1(ask: Request, cases: list[tuple[float, str, float]], times: dict[str, Times]) -> list[Row]:
     """Does ASP ever need twice BSP's updates, and BSP less time than ASP?"""
     both = [
         case for case in range(len(cases)) if all(times[spec].reached[case].mean() > 0.5 for spec in ("bsp", "asp"))
@@ -178,7 +178,7 @@ def _like_table_1(ask: Ask, cases: list[tuple[float, str, float]], times: dict[s
     return rows
 
 
-def fig2(ask: Ask) -> Figure:
+def fig2(ask: Request) -> Figure:
     """RLP beside BSP, ASP and the best SSP, in the paper's own regime."""
     if ask.lacks("mnist"):
         return Figure("fig2", "Performance comparison", (), missing=(NO_MNIST,))
@@ -206,7 +206,7 @@ def fig2(ask: Ask) -> Figure:
     return Figure("fig2", "Performance comparison in the paper's regime", tuple(rows))
 
 
-def fig3(ask: Ask) -> Figure:
+def fig3(ask: Request) -> Figure:
     """Unseen numbers of workers, a deeper network, another data set, and both together."""
     if ask.lacks("mnist"):
         return Figure("fig3", "Generalization", (), missing=(NO_MNIST,))
@@ -252,7 +252,7 @@ def _elsewhere(seed: int, workers: int, hidden: int, dataset: str) -> Instance:
     return replace(made, rate=made.rate / 2) if hidden > 3 else made
 
 
-def hundred(ask: Ask) -> Figure:
+def hundred(ask: Request) -> Figure:
     """The hundred unseen instances, over all regimes."""
     if ask.lacks("mnist"):
         return Figure("unseen", "A hundred unseen instances", (), missing=(NO_MNIST,))
@@ -276,14 +276,14 @@ def hundred(ask: Ask) -> Figure:
     ]
     least = min(float(ratio[spec].mean()) for spec in FIXED) / float(ratio["rlp"].mean())
     rows.append(_row("unseen", "the best single fixed policy's mean by RLP's", None, least, "×", ask))
-    line = Line(
+    line = PlotLine(
         "mean ratio", tuple(NAMES[spec] for spec in ratio), tuple(float(each.mean()) for each in ratio.values())
     )
     plot = Plot("Time by that of the best fixed policy for each instance", "", "×", (line,), "bars")
     return Figure("unseen", "A hundred unseen instances", tuple(rows), (plot,))
 
 
-def table1(ask: Ask) -> Figure:
+def table1(ask: Request) -> Figure:
     """Iterations of each worker, idle time, and what deciding costs."""
     data, missing = _any_data(ask)
     rows: list[Row] = []
@@ -298,7 +298,7 @@ def table1(ask: Ask) -> Figure:
     return Figure("table1", "What each policy did", tuple(rows), missing=missing)
 
 
-def fig4(ask: Ask) -> Figure:
+def fig4(ask: Request) -> Figure:
     """When each worker computed."""
     data, missing = _any_data(ask)
     plots, rows = [], []
@@ -306,7 +306,7 @@ def fig4(ask: Ask) -> Figure:
         run = _executed(spec, data, ask.quick)
         shown = [span for span in run.spans if span[1] < 120]
         lines = tuple(
-            Line(
+            PlotLine(
                 f"W{worker + 1}",
                 tuple(edge for who, began, ended in shown if who == worker for edge in (began, ended)),
                 tuple(float(worker + 1) for who, *_ in shown if who == worker for _ in range(2)),
@@ -321,7 +321,7 @@ def fig4(ask: Ask) -> Figure:
 # What they are made of
 
 
-class _Run(Observer):
+class _WatchedTraining(Observer):
     """Watches one training."""
 
     def __init__(self) -> None:
@@ -371,11 +371,11 @@ def _timed(policy: Policy) -> list[float]:
 
 
 @cache
-def _executed(spec: str, data: Data, quick: bool) -> _Run:
+def _executed(spec: str, data: Data, quick: bool) -> _WatchedTraining:
     """Train on table 1's workers until the target."""
     _, sleeps = severe("table 1")
     instance = Instance(1, tuple(0.75 * step for step in STEPS), tuple((p, 5 * mu, 5 * d) for p, mu, d in sleeps), 1)
-    watch, policy = _Run(), make(spec)
+    watch, policy = _WatchedTraining(), make(spec)
     spent = _timed(policy)
     goal = Goal("accuracy", 0.88, every=1)
     task = Task("dnn1", data, OptimizerSpec("SGD", ({"lr": instance.rate},)), 1)
@@ -390,25 +390,25 @@ def _executed(spec: str, data: Data, quick: bool) -> _Run:
     return watch
 
 
-def _any_data(ask: Ask) -> tuple[Data, tuple[str, ...]]:
+def _any_data(ask: Request) -> tuple[Data, tuple[str, ...]]:
     if ask.lacks("mnist"):
         return load("digits"), ("MNIST is not there: digits take its place.",)
     return load("mnist", ask.folder), ()
 
 
-def _judged(ask: Ask, instances: Sequence[Instance], seeds: int, specs: Sequence[str]) -> dict[str, Times]:
+def _judged(ask: Request, instances: Sequence[Instance], seeds: int, specs: Sequence[str]) -> dict[str, Times]:
     if ask.quick:
         instances = [replace(each, budget=min(each.budget, 400)) for each in instances]
     jobs = 1 if ask.quick else ask.runs.jobs
     return judged(instances, seeds, specs, lambda name: _loaded(name, ask), ask.device, ask.runs.said, jobs)
 
 
-def _seeds(ask: Ask) -> int:
+def _seeds(ask: Request) -> int:
     """Of each instance: chance changes a time by 15%, and on a CPU a hundred instances take hours as it is."""
     return 1 if ask.quick else 20 if ask.where == "gpu" else 5
 
 
-def _loaded(name: str, ask: Ask) -> Data:
+def _loaded(name: str, ask: Request) -> Data:
     return _cached(name, str(ask.folder) if ask.folder else "")
 
 
@@ -435,7 +435,7 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def _row(
-    id: str, what: str, paper: float | str | None, ours: float | str | None, unit: str, ask: Ask, note: str = ""
+    id: str, what: str, paper: float | str | None, ours: float | str | None, unit: str, ask: Request, note: str = ""
 ) -> Row:
     short = float(f"{ours:.4g}") if isinstance(ours, float) else ours
     return Row(id, what, round(paper, 2) if isinstance(paper, float) else paper, short, unit, ask.where, note)
@@ -446,11 +446,11 @@ PAPER = Paper(
     "rlp",
     TITLES["rlp"],
     (
-        Entry("map", "Where staleness costs anything", regimes),
-        Entry("unseen", "A hundred unseen instances", hundred),
-        Entry("fig2", "Performance comparison in the paper's regime", fig2),
-        Entry("fig3", "Generalization", fig3),
-        Entry("fig4", "The execution of each policy", fig4),
-        Entry("table1", "What each policy did", table1),
+        PaperFigure("map", "Where staleness costs anything", regimes),
+        PaperFigure("unseen", "A hundred unseen instances", hundred),
+        PaperFigure("fig2", "Performance comparison in the paper's regime", fig2),
+        PaperFigure("fig3", "Generalization", fig3),
+        PaperFigure("fig4", "The execution of each policy", fig4),
+        PaperFigure("table1", "What each policy did", table1),
     ),
 )

@@ -28,7 +28,7 @@ class Scheme(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(run, policy=self.policy, correct=self.correct, rate=rate, seed=seed)
 
 
-class Measured(msgspec.Struct, frozen=True):
+class SchemeResult(msgspec.Struct, frozen=True):
     """One scheme at one learning rate: the mean over the seeds. None: not every seed reached the goal."""
 
     scheme: Scheme
@@ -43,13 +43,13 @@ class Measured(msgspec.Struct, frozen=True):
     staleness: float
 
 
-def measured(trained: Sequence[Trained], scheme: Scheme, goal: Goal) -> Measured:
+def measured(trained: Sequence[Trained], scheme: Scheme, goal: Goal) -> SchemeResult:
     """What these runs of one scheme, one for each seed, came to."""
     ends = [(each, each.reaches(goal)) for each in trained]
     reached = [(each, at) for each, at in ends if at is not None]
     whole = len(reached) == len(trained) and bool(reached)
     bests = [each.best(goal.kind) for each in trained]
-    return Measured(
+    return SchemeResult(
         scheme,
         trained[0].run.rate,
         mean(at + 1 for _, at in reached) if whole else None,
@@ -65,7 +65,7 @@ def measured(trained: Sequence[Trained], scheme: Scheme, goal: Goal) -> Measured
 
 def at_rate(
     runs: Runs, like: Run, schemes: Sequence[Scheme], rate: float, seeds: Sequence[int], goal: Goal
-) -> list[Measured]:
+) -> list[SchemeResult]:
     """Every scheme at this one rate."""
     wanted = {scheme: [scheme.of(like, rate, seed) for seed in seeds] for scheme in schemes}
     return _measured(runs, wanted, goal)
@@ -73,7 +73,7 @@ def at_rate(
 
 def at_own_best(
     runs: Runs, like: Run, schemes: Sequence[Scheme], rates: Sequence[float], seeds: Sequence[int], goal: Goal
-) -> list[Measured]:
+) -> list[SchemeResult]:
     """Every scheme at whichever rate brings it to the goal in the fewest samples, found with the first seed.
 
     A scheme that was not run at all of them, because there was no time, has no best: it is left out.
@@ -89,7 +89,7 @@ def at_own_best(
     return _measured(runs, wanted, goal)
 
 
-def _measured(runs: Runs, wanted: Mapping[Scheme, Sequence[Run]], goal: Goal) -> list[Measured]:
+def _measured(runs: Runs, wanted: Mapping[Scheme, Sequence[Run]], goal: Goal) -> list[SchemeResult]:
     found = runs(run for each in wanted.values() for run in each)
     complete = {scheme: [found[run] for run in each if run in found] for scheme, each in wanted.items()}
     return [measured(trained, scheme, goal) for scheme, trained in complete.items() if trained]

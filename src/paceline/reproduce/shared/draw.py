@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from paceline.reproduce.shared.rows import Line, Plot
+from paceline.reproduce.shared.rows import Plot, PlotLine
 
 #: Readable on white and on black.
 COLOURS = ("#3b7dd8", "#e07b39", "#4aa564", "#c65fb0", "#b8912b", "#7d6bd6", "#2fa3b0", "#d0555a")
@@ -152,7 +152,7 @@ def _words(plot: Plot) -> list[str]:
     return list(dict.fromkeys(str(x) for line in plot.lines for x in line.x))
 
 
-def _gaps(line: Line) -> list[float]:
+def _gaps(line: PlotLine) -> list[float]:
     """Where there is no value, the curve is broken."""
     return [math.nan if y is None else y for y in line.y]
 

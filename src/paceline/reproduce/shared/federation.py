@@ -16,7 +16,7 @@ from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.policies import make
 from paceline.policies.filtered import Filtered
 from paceline.simulate import load_cluster
-from paceline.simulate.task import Goal, Local, Precision, Task
+from paceline.simulate.task import Goal, LocalSettings, Precision, Task
 from paceline.simulate.training import Shares, train
 from paceline.workloads.data import Data, load
 
@@ -105,7 +105,7 @@ def federate(run: Federation, folder: Path | None, device: str) -> Federated:
         OptimizerSpec("SGD", ({"lr": run.rate},)),
         run.seed,
         device=device,
-        local=Local(run.steps, run.batch, run.proximal),
+        local=LocalSettings(run.steps, run.batch, run.proximal),
         precision=run.precision,
     )
     policy = make(run.policy)

@@ -7,23 +7,23 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.reproduce.shared.request import Ask
+from paceline.reproduce.shared.request import Request
 from paceline.reproduce.shared.rows import TITLES, Figure
 
 PAPERS = tuple(TITLES)
 
 
-class UnknownError(ValueError):
+class UnknownFigureError(ValueError):
     """One sentence with the names that there are."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class PaperFigure:
     """A table or figure: what it shows, and the function that reproduces it."""
 
     id: str
     title: str
-    make: Callable[[Ask], Figure]
+    make: Callable[[Request], Figure]
     also: tuple[str, ...] = ()  # its numbers in another version of the paper
 
 
@@ -31,14 +31,14 @@ class Entry:
 class Paper:
     name: str
     title: str
-    entries: tuple[Entry, ...]
+    entries: tuple[PaperFigure, ...]
 
-    def named(self, wanted: Sequence[str]) -> list[Entry]:
+    def named(self, wanted: Sequence[str]) -> list[PaperFigure]:
         """The entries of these names, in the paper's order; all if none is named."""
         known = {name: entry for entry in self.entries for name in (entry.id, *entry.also)}
         for name in wanted:
             if name not in known:
-                raise UnknownError(_unknown(f"{self.title} has nothing of the name", name, list(known)))
+                raise UnknownFigureError(_unknown(f"{self.title} has nothing of the name", name, list(known)))
         ids = {known[name].id for name in wanted}
         return [entry for entry in self.entries if not wanted or entry.id in ids]
 
@@ -46,7 +46,7 @@ class Paper:
 def paper(name: str) -> Paper:
     """The paper of that name."""
     if name not in PAPERS:
-        raise UnknownError(_unknown("There is no paper", name, PAPERS))
+        raise UnknownFigureError(_unknown("There is no paper", name, PAPERS))
     found: Paper = importlib.import_module(
         f"paceline.reproduce.{name.replace('-', '_')}.figures"
     ).PAPER  # only now: it brings torch along

@@ -15,7 +15,7 @@ SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
-class Ask:
+class Request:
     """Given to every figure's function."""
 
     runs: Runs

@@ -32,7 +32,7 @@ class Row(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class Line(msgspec.Struct, frozen=True):
+class PlotLine(msgspec.Struct, frozen=True):
     """To be drawn: a curve, or one set of bars."""
 
     name: str
@@ -46,7 +46,7 @@ class Plot(msgspec.Struct, frozen=True):
     title: str
     x: str
     y: str
-    lines: tuple[Line, ...]
+    lines: tuple[PlotLine, ...]
     kind: Literal["lines", "bars", "steps", "spans", "cells"] = "lines"
     log: bool = False  # along x
 

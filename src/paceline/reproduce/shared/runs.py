@@ -25,9 +25,9 @@ from paceline.policies import make
 from paceline.reproduce.shared.federation import Federated, Federation, federate
 from paceline.simulate import load_cluster
 from paceline.simulate.cluster_spec import ClusterSpec
-from paceline.simulate.task import Goal, Outcome, Precision, Task, TrainingError
+from paceline.simulate.task import Goal, Precision, Task, TrainingError, TrainingOutcome
 from paceline.simulate.training import train
-from paceline.simulate.update_schedule import Schedule, schedule
+from paceline.simulate.update_schedule import UpdateSchedule, update_schedule
 from paceline.workloads.data import Data, load
 
 
@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True):
         spec = load_cluster(self.cluster)
         return spec.with_jitter(self.jitter) if self.jitter else spec
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> UpdateSchedule:
         return _schedule(self.cluster, self.policy, self.rounds, self.jitter, self.seed if self.jitter else 0)
 
     def task(self, data: Data, device: str) -> Task:
@@ -77,7 +77,7 @@ class Run(msgspec.Struct, frozen=True):
         return ", ".join(parts)
 
 
-class Learned(msgspec.Struct, frozen=True):
+class TrainingCurve(msgspec.Struct, frozen=True):
     """What a training came to, round by round, whenever that was."""
 
     key: str  # what it depends on
@@ -93,7 +93,7 @@ class Trained(msgspec.Struct, frozen=True):
     """A Run, done."""
 
     run: Run
-    learned: Learned
+    learned: TrainingCurve
     seconds: tuple[float, ...]  # when each round was over
     iteration_seconds: float
     staleness: float
@@ -123,7 +123,9 @@ def key_of(run: Run) -> str:
     return msgspec.json.encode(same, order="sorted").decode()
 
 
-def learn(run: Run, folder: Path | None, device: str, progress: Callable[[Outcome], None] | None = None) -> Learned:
+def learn(
+    run: Run, folder: Path | None, device: str, progress: Callable[[TrainingOutcome], None] | None = None
+) -> TrainingCurve:
     """Train."""
     data = _data(run.data, folder, run.samples)
     policy = make(run.policy)
@@ -132,7 +134,7 @@ def learn(run: Run, folder: Path | None, device: str, progress: Callable[[Outcom
     if outcome.ended == "interrupted":
         raise KeyboardInterrupt
     curve = outcome.curve
-    return Learned(
+    return TrainingCurve(
         key_of(run),
         tuple(float(f"{point.loss:.5g}") for point in curve if math.isfinite(point.loss)),
         tuple(point.samples for point in curve),
@@ -165,7 +167,7 @@ class Runs:
         self._folder, self._device, self.jobs, self._kept = folder, device, jobs, kept
         self._say = say or (lambda done, of, what: None)
         self._stop_at = stop_at or (lambda: False)
-        self._learned: dict[str, Learned | Federated] = {}
+        self._learned: dict[str, TrainingCurve | Federated] = {}
         self._pool: ProcessPoolExecutor | None = None
         self.left_out: set[str] = set()  # trainings that were asked for and not begun, by key
         if kept and kept.exists():
@@ -181,7 +183,7 @@ class Runs:
         wanted = {run: key_of(run) for run in runs}
         self._do({key: run for run, key in wanted.items()})
         found = ((run, self._learned.get(key)) for run, key in wanted.items())
-        return {run: self._timed(run, learned) for run, learned in found if isinstance(learned, Learned)}
+        return {run: self._timed(run, learned) for run, learned in found if isinstance(learned, TrainingCurve)}
 
     def federated(self, runs: Iterable[Federation]) -> dict[Federation, Federated]:
         """All of them, done; but for what was stopped."""
@@ -237,7 +239,7 @@ class Runs:
             self.close()
             raise
 
-    def _timed(self, run: Run, learned: Learned) -> Trained:
+    def _timed(self, run: Run, learned: TrainingCurve) -> Trained:
         planned = run.schedule()
         workers = len(run.spec().workers)
         rounds = range(len(learned.loss))
@@ -245,7 +247,7 @@ class Runs:
         report = planned.report
         return Trained(run, learned, seconds, report.mean_iteration_seconds, planned.mean_staleness)
 
-    def _note(self, learned: Learned | Federated) -> None:
+    def _note(self, learned: TrainingCurve | Federated) -> None:
         if learned.key in self._learned:
             return
         self._learned[learned.key] = learned
@@ -254,16 +256,16 @@ class Runs:
                 file.write(msgspec.json.encode(learned) + b"\n")
 
 
-def _read(line: bytes) -> Learned | Federated | None:
+def _read(line: bytes) -> TrainingCurve | Federated | None:
     """What was kept; None of the last line, of one that was interrupted."""
     with contextlib.suppress(msgspec.DecodeError):
-        return msgspec.json.decode(line, type=Learned)
+        return msgspec.json.decode(line, type=TrainingCurve)
     with contextlib.suppress(msgspec.DecodeError):
         return msgspec.json.decode(line, type=Federated)
     return None
 
 
-def _carried_out(run: AnyRun, folder: Path | None, device: str) -> Learned | Federated:
+def _carried_out(run: AnyRun, folder: Path | None, device: str) -> TrainingCurve | Federated:
     try:
         return federate(run, folder, device) if isinstance(run, Federation) else learn(run, folder, device)
     except torch.OutOfMemoryError:
@@ -278,6 +280,6 @@ def _data(name: str, folder: Path | None, samples: int) -> Data:
 
 
 @cache
-def _schedule(cluster: str, policy: str, rounds: int, jitter: float, seed: int) -> Schedule:
+def _schedule(cluster: str, policy: str, rounds: int, jitter: float, seed: int) -> UpdateSchedule:
     spec = load_cluster(cluster)
-    return schedule(spec.with_jitter(jitter) if jitter else spec, make(policy), rounds, seed)
+    return update_schedule(spec.with_jitter(jitter) if jitter else spec, make(policy), rounds, seed)

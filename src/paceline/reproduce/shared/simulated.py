@@ -54,7 +54,7 @@ def throttled(spec: ClusterSpec, factor: float) -> ClusterSpec:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class ModelTransfer:
     """A whole model, from or to one worker."""
 
     worker: int
@@ -67,12 +67,12 @@ class Transfer:
         return self.ended - self.began
 
 
-class Watch(Observer):
+class TransferWatcher(Observer):
     """Notes when updates arrived, what was transferred, and how full the servers' links were."""
 
     def __init__(self) -> None:
         self.arrivals: list[float] = []
-        self.transfers: list[Transfer] = []
+        self.transfers: list[ModelTransfer] = []
         # From when on which share; nothing until something is said of it.
         self.uses: dict[Direction, list[tuple[float, float]]] = {"in": [(0.0, 0.0)], "out": [(0.0, 0.0)]}
         self._began: dict[tuple[int, Direction], float] = {}
@@ -107,7 +107,7 @@ class Watch(Observer):
     def _ended(self, time: float, worker: int, direction: Direction) -> None:
         began = self._began.pop((worker, direction), None)
         if began is not None:  # who has the newest model already pulls none
-            self.transfers.append(Transfer(worker, direction, began, time))
+            self.transfers.append(ModelTransfer(worker, direction, began, time))
 
     # Of what followed the warm-up
 
@@ -122,7 +122,7 @@ class Watch(Observer):
         settled = self.arrivals[len(self.arrivals) // 4 - 1 :]
         return [after - before for before, after in pairwise(settled)]
 
-    def settled(self, direction: Direction) -> list[Transfer]:
+    def settled(self, direction: Direction) -> list[ModelTransfer]:
         """Transfers that began after it."""
         return [each for each in self.transfers if each.direction == direction and each.began >= self.since]
 
@@ -139,9 +139,9 @@ class Watch(Observer):
 
 
 @cache
-def watched(spec: ClusterSpec, policy: str, iterations: int, seed: int = 0) -> Watch:
+def watched(spec: ClusterSpec, policy: str, iterations: int, seed: int = 0) -> TransferWatcher:
     """The same run, watched. Not to be written to."""
-    watch = Watch()
+    watch = TransferWatcher()
     Cluster(spec, make(policy), iterations, seed, observer=watch).run()
     return watch
 

@@ -6,17 +6,17 @@ from paceline.model.checkpoint import Checkpoint, CheckpointError
 from paceline.model.correction import Correction, chosen, momentum_of
 from paceline.model.description import Description
 from paceline.policies import Policy
-from paceline.serve.coordinator.config import Terms
+from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import Ranges
 
 
-class Agreement:
+class ModelAgreement:
     """What is trained, and how it is cut into pieces."""
 
-    def __init__(self, terms: Terms, policy: Policy, restored: Checkpoint | None) -> None:
-        self._terms, self._restored = terms, restored
-        self._mixes, self._streams = policy.mixes, terms.streams(policy)
+    def __init__(self, config: ServerConfig, policy: Policy, restored: Checkpoint | None) -> None:
+        self._config, self._restored = config, restored
+        self._mixes, self._streams = policy.mixes, config.streams(policy)
         self._described: Description | None = None
         self.text = b""  # the description, as it was sent
         self.correct: Correction = "none"  # how staleness is corrected for; until it is known what is trained, not
@@ -44,7 +44,7 @@ class Agreement:
             raise WireError(f"The description of the model cannot be read: {error}.") from None
         if self._described is None:
             try:
-                described.deal(self._terms.shards, 1)
+                described.deal(self._config.shards, 1)
             except ValueError as error:
                 raise WireError(f"The model cannot be cut: {error}; use fewer servers.") from None
             try:
@@ -66,11 +66,11 @@ class Agreement:
         """The pieces of the model that each shard holds: one, or where they are streamed, several."""
         if self._described is None:
             return []
-        return self._described.deal(self._terms.shards, self._terms.slices if self._streams else 1)
+        return self._described.deal(self._config.shards, self._config.slices if self._streams else 1)
 
     def _take(self, described: Description, text: bytes) -> None:
         """ValueError if staleness cannot be corrected for as was asked."""
-        asked = self._terms.correct
+        asked = self._config.correct
         try:
             # Where workers make their own steps, there is no momentum on the server.
             self.correct = "none" if self._mixes else chosen(asked, described.optimizer)

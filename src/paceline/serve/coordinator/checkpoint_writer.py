@@ -12,7 +12,7 @@ from paceline.model import checkpoint
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckpointPlan:
     """Where checkpoints go, and how often there is one: every so many updates of the model, or so many seconds."""
 
     folder: Path
@@ -20,10 +20,10 @@ class Plan:
     seconds: float | None = None
 
 
-class Writer:
+class CheckpointWriter:
     """Writes one checkpoint at a time. Its methods return an error in a sentence, or nothing."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CheckpointPlan) -> None:
         self._plan = plan
         self._snapshot: Mapping[str, Any] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.model.similarity import Products
 from paceline.policies import Apply
-from paceline.serve.wire.messages import Compared
+from paceline.serve.wire.messages import UpdateProducts
 
 
 class Comparison:
@@ -16,11 +16,11 @@ class Comparison:
         none = (0.0,) * len(apply.updates)
         self._products = Products(none, none, 0.0)
 
-    def fits(self, part: Compared) -> bool:
+    def fits(self, part: UpdateProducts) -> bool:
         """Is it of as many updates?"""
         return len(part.with_whole) == len(part.with_itself) == len(self.updates)
 
-    def add(self, part: Compared) -> None:
+    def add(self, part: UpdateProducts) -> None:
         self.parts += 1
         self._products += Products(part.with_whole, part.with_itself, part.whole)
 

@@ -6,21 +6,21 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.job import JobTerms, SaveEvery
+from paceline.job import JobConfig, SaveEvery
 from paceline.model.correction import Asked, checked
 from paceline.policies import Policy
-from paceline.serve.coordinator.checkpoint_writer import Plan
+from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 
 
 @dataclass(frozen=True)
-class Terms:
+class ServerConfig:
     """What a server is told when it starts."""
 
     shards: int = 1
     workers: int = 1  # the job begins when so many have come; more may come later
     token: bytes = b""
     lease: float = 30.0  # seconds of silence before a worker is given up
-    saving: Plan | None = None
+    saving: CheckpointPlan | None = None
     record: Path | None = None  # a folder that shards write every update to
     policy: str = ""  # its name, for the checkpoint and the trace
     streamed: bool = False  # is each piece of an update applied as it comes, where the policy allows it?
@@ -39,9 +39,9 @@ class Terms:
         """Is each piece of an update applied as it comes, under this policy?"""
         return bool(self.shards) and (policy.pipelined or (self.streamed and policy.streamable))
 
-    def of_job(self, policy: Policy, generation: str) -> JobTerms:
+    def job_config(self, policy: Policy, generation: str) -> JobConfig:
         """The part of them that the job itself is run under."""
-        return JobTerms(
+        return JobConfig(
             shards=self.shards,
             workers=self.workers,
             lease=self.lease,

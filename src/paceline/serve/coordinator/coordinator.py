@@ -27,25 +27,25 @@ from paceline.observe.journal import Journal
 from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.observe.trace import Began, Event
 from paceline.policies import Policy
-from paceline.serve.coordinator.agreement import Agreement
-from paceline.serve.coordinator.checkpoint_writer import Writer
-from paceline.serve.coordinator.config import Terms
-from paceline.serve.coordinator.listener import Listener
-from paceline.serve.coordinator.shard_connections import Shards
-from paceline.serve.coordinator.subscribers import Onlookers
-from paceline.serve.coordinator.timer import Alarm
+from paceline.serve.coordinator.agreement import ModelAgreement
+from paceline.serve.coordinator.checkpoint_writer import CheckpointWriter
+from paceline.serve.coordinator.config import ServerConfig
+from paceline.serve.coordinator.listener import CoordinatorListener
+from paceline.serve.coordinator.shard_connections import ShardConnections
+from paceline.serve.coordinator.subscribers import Subscribers
+from paceline.serve.coordinator.timer import Timer
 from paceline.serve.coordinator.translation import LAST_WORDS, TO_SHARDS, TO_WORKER, event_of
 from paceline.serve.wire import handshake
-from paceline.serve.wire.async_channel import Peer
+from paceline.serve.wire.async_channel import AsyncChannel
 from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import (
-    Drop,
-    Inspect,
-    Inspected,
+    DropUpdate,
+    Exclusions,
+    InspectExclusions,
     Join,
     Register,
     Resume,
-    Save,
+    SavePart,
     Setup,
     Stop,
     Subscribe,
@@ -59,58 +59,58 @@ class Coordinator:
     """The job, at a listening socket."""
 
     def __init__(
-        self, policy: Policy, terms: Terms, observer: Observer | None = None, restored: Checkpoint | None = None
+        self, policy: Policy, config: ServerConfig, observer: Observer | None = None, restored: Checkpoint | None = None
     ) -> None:
-        self.terms = terms
-        policy.streamed = terms.streamed and policy.streamable
-        self._streams = terms.streams(policy)
-        self._start = time.monotonic() if terms.began is None else terms.began
+        self.config = config
+        policy.streamed = config.streamed and policy.streamable
+        self._streams = config.streams(policy)
+        self._start = time.monotonic() if config.began is None else config.began
         self._loop = asyncio.get_running_loop()
         self.generation = secrets.token_hex(8)
         self._key = secrets.token_bytes(32)  # for workers' tickets
-        self._listener = Listener(self.generation, terms.token, terms.shard_token, terms.tls, self._serve)
-        self._peers: dict[int, Peer] = {}  # workers, by the number of their connection
+        self._listener = CoordinatorListener(self.generation, config.token, config.shard_token, config.tls, self._serve)
+        self._peers: dict[int, AsyncChannel] = {}  # workers, by the number of their connection
         self._numbers = itertools.count(1)
-        self._onlookers = Onlookers()
-        self.agreement = Agreement(terms, policy, restored)
+        self._subscribers = Subscribers()
+        self.agreement = ModelAgreement(config, policy, restored)
         self._restored = restored
-        watching = Recorder(self._onlookers.broadcast)
+        watching = Recorder(self._subscribers.broadcast)
         watcher = Tee(observer, watching) if observer else watching
         self._journal: IO[str] | None = None
-        of_job = terms.of_job(policy, self.generation)
-        if terms.record:
-            terms.record.mkdir(parents=True, exist_ok=True)
-            self._journal = (terms.record / f"decisions-{self.generation}.jsonl").open("w")
-            policy = cast(Policy, Journal(policy, terms.policy, self._write_journal))
-        self.state = JobState(policy, of_job, watcher, restored.job if restored else None, self.now)
+        job_config = config.job_config(policy, self.generation)
+        if config.record:
+            config.record.mkdir(parents=True, exist_ok=True)
+            self._journal = (config.record / f"decisions-{self.generation}.jsonl").open("w")
+            policy = cast(Policy, Journal(policy, config.policy, self._write_journal))
+        self.state = JobState(policy, job_config, watcher, restored.job if restored else None, self.now)
         self.done = asyncio.Event()  # everybody who took part has left of their own accord
         self.failed = asyncio.Event()  # a shard is lost, or cannot work
         self.reason = ""  # why it failed
         self._refused = 0  # workers that were turned away
-        self.shards = Shards(terms.shards, self.tell, self.fail)
-        self._writer = Writer(terms.saving) if terms.saving else None
+        self.shards = ShardConnections(config.shards, self.tell, self.fail)
+        self._writer = CheckpointWriter(config.saving) if config.saving else None
         self._writing: asyncio.Task[None] | None = None  # a checkpoint's last step
         self._closing = False
         self._ticking: asyncio.Task[None] | None = None
-        self._alarm = Alarm(self._loop, lambda: self.tell(events.Woke()))
+        self._timer = Timer(self._loop, lambda: self.tell(events.TimerFired()))
         self._due: deque[events.Event] = deque()  # events that wait until the one before is dealt with
         self._do: dict[type, Callable[[Any], None]] = {
             **dict.fromkeys(TO_WORKER, self._to_worker),
             **dict.fromkeys(TO_SHARDS, self._to_shards),
-            instructions.Welcome: self._welcome,
+            instructions.SendWelcome: self._welcome,
             instructions.HangUp: lambda hang_up: self._hang_up(hang_up.to, at_once=True),
-            instructions.Apply: self._apply,
-            instructions.Drop: self._drop,
-            instructions.Save: self._save,
-            instructions.Store: self._store,
-            instructions.Forget: lambda forget: self._writer.forget(forget.version) if self._writer else None,
-            instructions.WakeAt: lambda wake: self._alarm.set(self._start + wake.time),
-            instructions.Log: lambda line: log.log(logging.WARNING if line.warns else logging.INFO, line.text),
-            instructions.Fail: lambda fail: self.fail(fail.reason),
-            instructions.Done: lambda _: self.done.set(),
+            instructions.OrderApply: self._apply,
+            instructions.OrderDrop: self._drop,
+            instructions.OrderSave: self._save,
+            instructions.StoreCheckpoint: self._store,
+            instructions.ForgetCheckpoint: lambda forget: self._writer.forget(forget.version) if self._writer else None,
+            instructions.SetTimer: lambda wake: self._timer.set(self._start + wake.time),
+            instructions.LogLine: lambda line: log.log(logging.WARNING if line.warns else logging.INFO, line.text),
+            instructions.FailGeneration: lambda fail: self.fail(fail.reason),
+            instructions.JobDone: lambda _: self.done.set(),
         }
         if self.agreement.is_known:
-            self.tell(events.Described(self.agreement.momentum))
+            self.tell(events.ModelDescribed(self.agreement.momentum))
 
     @property
     def now(self) -> float:
@@ -143,7 +143,7 @@ class Coordinator:
     @property
     def _at_a_time(self) -> int:
         """Where workers take turns: as many transfers as a worker has shards to talk to at once. 0: any number."""
-        return self.terms.shards if self.ledger.policy.takes_turns and not self._streams else 0
+        return self.config.shards if self.ledger.policy.takes_turns and not self._streams else 0
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Begin to listen; the port."""
@@ -158,7 +158,7 @@ class Coordinator:
             if not self.state.is_saving:
                 if asked or self.state.checkpoints.saved == self.state.version:
                     return
-                self.tell(events.SaveNow())
+                self.tell(events.SaveRequested())
                 asked = True
             await asyncio.sleep(0.01)
 
@@ -167,7 +167,7 @@ class Coordinator:
         self._closing = self.shards.closing = True
         if self._ticking:
             self._ticking.cancel()
-        self._alarm.cancel()
+        self._timer.cancel()
         self._listener.stop()
         self.shards.send(Stop())
         if self._writing:
@@ -205,12 +205,12 @@ class Coordinator:
         while True:
             due = self.now + pause
             await asyncio.sleep(pause)
-            self.tell(events.Tick(due))
+            self.tell(events.TimePassed(due))
 
     def _to_worker(self, instruction: Any) -> None:
         peer, kind = self._peers.get(instruction.to), type(instruction)
-        self._refused += kind is instructions.Refused
-        if peer is None or (kind is instructions.Turned and not self.ledger.policy.streamed):
+        self._refused += kind is instructions.SendRefused
+        if peer is None or (kind is instructions.SendPushNow and not self.ledger.policy.streamed):
             return
         peer.send(TO_WORKER[kind](instruction))
         if kind in LAST_WORDS:
@@ -221,7 +221,7 @@ class Coordinator:
         if peer:
             peer.abort() if at_once else peer.close()
 
-    def _welcome(self, welcome: instructions.Welcome) -> None:
+    def _welcome(self, welcome: instructions.SendWelcome) -> None:
         peer, policy = self._peers.get(welcome.to), self.ledger.policy
         if peer is None:
             return
@@ -231,73 +231,73 @@ class Coordinator:
         )
         ticket = handshake.ticket(self._key, worker, incarnation)
         gated, asks = policy.streamed and policy.takes_turns, self._at_a_time > 0
-        lease, mixes = self.terms.lease, policy.mixes
+        lease, mixes = self.config.lease, policy.mixes
         peer.send(Welcome(worker, incarnation, shards, lease, gated, ticket, mixes, asks, self._streams))
 
     def _to_shards(self, instruction: Any) -> None:
         self.shards.send(TO_SHARDS[type(instruction)](instruction))
 
-    def _apply(self, apply: instructions.Apply) -> None:
+    def _apply(self, apply: instructions.OrderApply) -> None:
         if self._streams:
             return  # the shards have applied it already
         if apply.compare:
             self.shards.expect_comparison(apply.version, apply.decision)
         self._to_shards(apply)
 
-    def _drop(self, drop: instructions.Drop) -> None:
+    def _drop(self, drop: instructions.OrderDrop) -> None:
         if drop.shard is None:
-            self.shards.send(Drop(drop.update))
+            self.shards.send(DropUpdate(drop.update))
         else:
-            self.shards.send_to(drop.shard, Drop(drop.update))
+            self.shards.send_to(drop.shard, DropUpdate(drop.update))
 
-    def _save(self, save: instructions.Save) -> None:
+    def _save(self, save: instructions.OrderSave) -> None:
         assert self._writer is not None
         error = self._writer.begin(save.version, {**save.snapshot, "description": json.loads(self.agreement.text)})
         if error:
-            self.tell(events.Stored(save.version, error))
+            self.tell(events.CheckpointStored(save.version, error))
         else:
-            self.shards.send(Save(save.version, str(self._writer.folder(save.version).resolve())))
+            self.shards.send(SavePart(save.version, str(self._writer.folder(save.version).resolve())))
 
-    def _store(self, store: instructions.Store) -> None:
+    def _store(self, store: instructions.StoreCheckpoint) -> None:
         async def write() -> None:
             assert self._writer is not None
             error = await asyncio.to_thread(self._writer.finish, store.version)
-            self.tell(events.Stored(store.version, error))
+            self.tell(events.CheckpointStored(store.version, error))
 
         self._writing = self._loop.create_task(write())
 
     # Callers
 
-    async def _serve(self, peer: Peer, first: Any, is_shard: bool) -> None:
+    async def _serve(self, peer: AsyncChannel, first: Any, is_shard: bool) -> None:
         match first:
             case Register() if is_shard:
                 await self.shards.serve(peer, first, self._set_up_shards)
             case Join() | Resume():
                 await self._serve_worker(peer, first)
             case Subscribe():
-                so_far: list[Event] = [Began(self.now, "", self.terms.policy, self.apply, 0)]
+                so_far: list[Event] = [Began(self.now, "", self.config.policy, self.apply, 0)]
                 self.state.introduce(Recorder(so_far.append))
-                await self._onlookers.serve(peer, so_far)
-            case Inspect():
+                await self._subscribers.serve(peer, so_far)
+            case InspectExclusions():
                 peer.send(self._inspected(first))
             case _:
                 raise WireError(f"A {type(first).__name__} is out of place here.")
 
-    async def _serve_worker(self, peer: Peer, first: Join | Resume) -> None:
+    async def _serve_worker(self, peer: AsyncChannel, first: Join | Resume) -> None:
         if isinstance(first, Join):
             await self.shards.complete.wait()
         connection = next(self._numbers)
-        if isinstance(first, Join) and self.terms.shards and self.agreement.agree(peer.body):
-            self.tell(events.Described(self.agreement.momentum))
+        if isinstance(first, Join) and self.config.shards and self.agreement.agree(peer.body):
+            self.tell(events.ModelDescribed(self.agreement.momentum))
             self._set_up_shards()
         self._peers[connection] = peer
         try:
             if isinstance(first, Join):
-                self.tell(events.Join(connection, first.worker))
+                self.tell(events.WorkerJoined(connection, first.worker))
             else:
                 who = (first.worker, first.incarnation)
                 genuine = handshake.is_ticket(self._key, *who, first.ticket)
-                self.tell(events.Resume(connection, *who, first.generation, genuine))
+                self.tell(events.WorkerResumed(connection, *who, first.generation, genuine))
             while connection in self._peers:
                 message = await peer.receive()
                 event = event_of(message, connection)
@@ -305,11 +305,11 @@ class Coordinator:
                     raise WireError(f"A {type(message).__name__} is out of place here.")
                 self.tell(event)
         except WireError:
-            self.tell(events.Misbehaved(connection))
+            self.tell(events.WorkerMisbehaved(connection))
             raise
         finally:
             self._peers.pop(connection, None)
-            self.tell(events.Disconnected(connection))  # merely that: the lease decides
+            self.tell(events.ConnectionLost(connection))  # merely that: the lease decides
 
     def _set_up_shards(self) -> None:
         """Tell each shard which part of which model it holds, once that is known."""
@@ -319,17 +319,17 @@ class Coordinator:
         version = self._restored.version if self._restored else 0
         how = (self._key, self._streams, self._at_a_time, self.agreement.correct)
         for number, pieces in enumerate(self.agreement.pieces()):
-            record = f"{self.terms.record}/shard-{number}-{self.generation}.rec" if self.terms.record else ""
+            record = f"{self.config.record}/shard-{number}-{self.generation}.rec" if self.config.record else ""
             self.shards.send_to(number, Setup(pieces, folder, version, record, *how), self.agreement.text)
 
     def _write_journal(self, line: str) -> None:
         if self._journal:
             self._journal.write(line + "\n")
 
-    def _inspected(self, asked: Inspect) -> Inspected:
+    def _inspected(self, asked: InspectExclusions) -> Exclusions:
         """The workers that the policy leaves out, when it has taken back those who were named."""
         blacklist = self.state.blacklist()
         pardoned = sorted(blacklist) if asked.everyone else [each for each in asked.pardon if each in blacklist]
-        self.tell(events.Pardon(tuple(pardoned)))
+        self.tell(events.WorkersPardoned(tuple(pardoned)))
         left = tuple(sorted(self.state.blacklist().items()))
-        return Inspected(self.ledger.policy.compares, left, tuple(pardoned))
+        return Exclusions(self.ledger.policy.compares, left, tuple(pardoned))

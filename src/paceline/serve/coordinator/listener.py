@@ -10,44 +10,64 @@ from typing import Any
 
 from paceline.model.description import Description
 from paceline.serve.wire import handshake
-from paceline.serve.wire.async_channel import Peer
+from paceline.serve.wire.async_channel import AsyncChannel
 from paceline.serve.wire.endpoint import CALLERS
-from paceline.serve.wire.frames import Reader, WireError
+from paceline.serve.wire.frames import MessageDecoder, WireError
 from paceline.serve.wire.messages import (
     Accepted,
-    Arrived,
-    Beat,
-    Begun,
-    Compared,
-    Failed,
-    Faulted,
-    Finish,
-    Inspect,
+    CheckpointLoaded,
+    FinishTraining,
+    GradientReady,
+    GradientStarted,
+    Heartbeat,
+    InitialWeightsReceived,
+    InspectExclusions,
     Join,
     Leave,
-    Loaded,
-    Measured,
+    PartSaved,
+    PeerRejected,
     Proof,
-    Ready,
     Refused,
     Register,
+    ReportMetric,
+    RequestSamples,
     Resume,
-    Saved,
-    Soon,
+    ShardFailed,
     Subscribe,
-    Want,
+    UpdateProducts,
+    UpdateReceived,
 )
 
 log = logging.getLogger(__name__)
 
-FROM_WORKER = Proof | Join | Resume | Want | Soon | Ready | Measured | Finish | Beat | Leave
-FROM_SHARD = Register | Loaded | Begun | Arrived | Compared | Saved | Failed | Faulted
-HEARD_HERE = Reader(FROM_WORKER | FROM_SHARD | Subscribe | Inspect)
+FROM_WORKER = (
+    Proof
+    | Join
+    | Resume
+    | RequestSamples
+    | GradientStarted
+    | GradientReady
+    | ReportMetric
+    | FinishTraining
+    | Heartbeat
+    | Leave
+)
+FROM_SHARD = (
+    Register
+    | CheckpointLoaded
+    | InitialWeightsReceived
+    | UpdateReceived
+    | UpdateProducts
+    | PartSaved
+    | ShardFailed
+    | PeerRejected
+)
+HEARD_HERE = MessageDecoder(FROM_WORKER | FROM_SHARD | Subscribe | InspectExclusions)
 GREETING_SECONDS = 10.0
 HANGING_UP = 2.0  # seconds for the last words to get out
 
 
-class Listener:
+class CoordinatorListener:
     """Meets every caller in a task of its own."""
 
     def __init__(
@@ -56,7 +76,7 @@ class Listener:
         token: bytes,
         shard_token: bytes,
         tls: ssl.SSLContext | None,
-        serve: Callable[[Peer, Any, bool], Awaitable[None]],
+        serve: Callable[[AsyncChannel, Any, bool], Awaitable[None]],
     ) -> None:
         """serve(peer, first, is_shard): talks to a caller, from its first message on. It may raise WireError.
 
@@ -65,7 +85,7 @@ class Listener:
         self._generation, self._token, self._shard_token, self._tls = generation, token, shard_token, tls
         self._serve = serve
         self.faults = 0  # peers that were turned away
-        self._meetings: dict[asyncio.Task[None], Peer] = {}  # every connection there is
+        self._meetings: dict[asyncio.Task[None], AsyncChannel] = {}  # every connection there is
         self._server: asyncio.Server | None = None
         self._closing = False
 
@@ -95,7 +115,7 @@ class Listener:
             await asyncio.gather(*slow, return_exceptions=True)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = Peer(reader, writer, HEARD_HERE)
+        peer = AsyncChannel(reader, writer, HEARD_HERE)
         meeting = asyncio.current_task()
         assert meeting is not None
         if self._closing:
@@ -119,7 +139,7 @@ class Listener:
             await peer.closed()
             del self._meetings[meeting]
 
-    async def _greet(self, peer: Peer) -> tuple[Any, bool]:
+    async def _greet(self, peer: AsyncChannel) -> tuple[Any, bool]:
         """A caller's first message, and whether it is one of our shards. Strangers do not get past this."""
         asked = handshake.challenge(self._generation)
         peer.send(asked)
@@ -131,5 +151,5 @@ class Listener:
         if isinstance(verdict, Refused):
             raise WireError(verdict.reason)
         peer.send(verdict)
-        peer.most_body = Description.MOST
+        peer.most_body = Description.MAX_BYTES
         return await peer.receive(), is_shard

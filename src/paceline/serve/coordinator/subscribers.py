@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.observe.trace import Event, as_line
-from paceline.serve.wire.async_channel import Peer
-from paceline.serve.wire.messages import Happened
+from paceline.serve.wire.async_channel import AsyncChannel
+from paceline.serve.wire.messages import TraceLine
 
 
-class Onlookers:
+class Subscribers:
     """Everybody who has subscribed."""
 
     def __init__(self) -> None:
-        self._peers: set[Peer] = set()
+        self._peers: set[AsyncChannel] = set()
 
     def broadcast(self, event: Event) -> None:
         if self._peers:
-            happened = Happened(as_line(event))
+            happened = TraceLine(as_line(event))
             for peer in self._peers:
                 peer.send(happened)
 
-    async def serve(self, peer: Peer, so_far: Iterable[Event]) -> None:
+    async def serve(self, peer: AsyncChannel, so_far: Iterable[Event]) -> None:
         """Send how things stand, and then everything that happens, until the subscriber goes."""
         for event in so_far:
-            peer.send(Happened(as_line(event)))
+            peer.send(TraceLine(as_line(event)))
         self._peers.add(peer)
         try:
             while True:

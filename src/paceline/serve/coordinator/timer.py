@@ -9,7 +9,7 @@ from collections.abc import Callable
 EARLY = 1.2e-3  # seconds before the moment that the loop is asked to wake us; the rest is spun away
 
 
-class Alarm:
+class Timer:
     """Calls a function once, at the moment that was set last, by `time.monotonic`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
-"""Between the wire and the job: a worker's messages as events, and instructions as messages.
+"""Translate a worker's messages to the job's events, and the job's instructions to messages.
 
-Most of them have the same names and fields on both sides. An event has its connection in front.
+Most events and instructions have the fields of a message. Events and instructions of a worker also name a connection.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from paceline.job.identity import identity_of
 from paceline.serve.wire import messages
 from paceline.serve.wire.messages import Message
 
-#: A worker's messages that are events as they are.
+#: The event for each message that a member may send.
 EVENTS: dict[type, Callable[..., events.Event]] = {
-    messages.Want: events.Want,
-    messages.Soon: events.Soon,
-    messages.Ready: events.Ready,
-    messages.Measured: events.Measured,
-    messages.Finish: events.Finish,
-    messages.Beat: events.Beat,
-    messages.Leave: events.Leave,
+    messages.RequestSamples: events.SamplesRequested,
+    messages.GradientStarted: events.GradientBegun,
+    messages.GradientReady: events.GradientComputed,
+    messages.ReportMetric: events.MetricReported,
+    messages.FinishTraining: events.WorkerFinished,
+    messages.Heartbeat: events.WorkerAlive,
+    messages.Leave: events.WorkerLeft,
 }
 
 
 def event_of(message: Any, connection: int) -> events.Event | None:
-    """The event that a worker's message is; None if a worker may not say that once it takes part."""
+    """The event for a worker's message, or None if a member may not send that message."""
     kind = EVENTS.get(type(message))
     return kind(connection, *msgspec.structs.astuple(message)) if kind else None
 
 
-def _as_it_is(kind: type, message: type[Message]) -> Callable[[Any], Message]:
-    """How an instruction becomes the message with the same fields, but for the connection in front."""
+def _copy(kind: type, message: type[Message]) -> Callable[[Any], Message]:
+    """A function that copies an instruction's fields into a message, except for the connection."""
     names = [field.name for field in fields(kind) if field.name != "to"]
     if not names:
         return lambda _: message()
@@ -47,41 +47,50 @@ def _as_it_is(kind: type, message: type[Message]) -> Callable[[Any], Message]:
     return lambda instruction: message(*several(instruction))
 
 
-def _apply(apply: instructions.Apply) -> Message:
+def _apply(apply: instructions.OrderApply) -> Message:
     decision = apply.decision
     updates = tuple([identity_of(update) for update in decision.updates])
     weights, mix, sums = decision.weights, decision.mix, decision.sums
-    return messages.Apply(apply.version, updates, weights, mix, apply.turns, apply.compare, sums)
+    return messages.ApplyUpdates(apply.version, updates, weights, mix, apply.turns, apply.compare, sums)
 
 
-def _keep(keep: instructions.Keep) -> Message:
-    return messages.Keep(identity_of(keep.decision.update), keep.decision.slot)
+def _keep(keep: instructions.OrderKeep) -> Message:
+    return messages.KeepUpdate(identity_of(keep.decision.update), keep.decision.slot)
 
 
-def _same(*kinds: type) -> dict[type, Callable[[Any], Message]]:
-    return {kind: _as_it_is(kind, getattr(messages, kind.__name__)) for kind in kinds}
+def _copies(pairs: dict[type, type[Message]]) -> dict[type, Callable[[Any], Message]]:
+    return {kind: _copy(kind, message) for kind, message in pairs.items()}
 
 
 #: Instructions that are sent to one worker.
-TO_WORKER = _same(
-    instructions.Resumed,
-    instructions.Refused,
-    instructions.Expelled,
-    instructions.Give,
-    instructions.Granted,
-    instructions.Turned,
-    instructions.Cancelled,
-    instructions.Given,
-    instructions.Barred,
-    instructions.Finished,
-    instructions.Beat,
-    instructions.Leave,
+TO_WORKER = _copies(
+    {
+        instructions.SendResumed: messages.Resumed,
+        instructions.SendRefused: messages.Refused,
+        instructions.SendExpelled: messages.Expelled,
+        instructions.SendWeightsRequest: messages.ProvideWeights,
+        instructions.SendGrant: messages.GrantIteration,
+        instructions.SendPushNow: messages.PushNow,
+        instructions.SendCancel: messages.CancelIteration,
+        instructions.SendSamples: messages.SampleRange,
+        instructions.SendExcluded: messages.Excluded,
+        instructions.SendFinished: messages.TrainingFinished,
+        instructions.SendHeartbeat: messages.Heartbeat,
+        instructions.SendLeave: messages.Leave,
+    }
 )
 #: Instructions that are sent to all shards.
-TO_SHARDS = _same(instructions.Giver, instructions.Stream, instructions.Add, instructions.Fence) | {
-    instructions.Apply: _apply,
-    instructions.Discard: lambda discard: messages.Drop(identity_of(discard.decision.update)),
-    instructions.Keep: _keep,
+TO_SHARDS = _copies(
+    {
+        instructions.OrderInitialWeights: messages.InitialWeightsFrom,
+        instructions.OrderStream: messages.StreamUpdates,
+        instructions.OrderAdd: messages.AddToSum,
+        instructions.OrderFence: messages.Fence,
+    }
+) | {
+    instructions.OrderApply: _apply,
+    instructions.OrderDiscard: lambda discard: messages.DropUpdate(identity_of(discard.decision.update)),
+    instructions.OrderKeep: _keep,
 }
-#: After these a worker's connection is closed.
-LAST_WORDS = frozenset({instructions.Refused, instructions.Expelled, instructions.Leave})
+#: The driver closes a worker's connection after these.
+LAST_WORDS = frozenset({instructions.SendRefused, instructions.SendExpelled, instructions.SendLeave})

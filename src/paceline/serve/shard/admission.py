@@ -26,13 +26,13 @@ NEARLY = 1 << 18  # bytes before the end of a transfer, when the next is let beg
 FIRST_PROBE = 4  # windows before one more is tried; twice as many after each try in vain
 
 
-class Pass:
+class AdmittedTransfer:
     """One transfer that was let in."""
 
     __slots__ = ("_turnstile", "counts", "moved_at")
 
-    def __init__(self, turnstile: Turnstile, now: float) -> None:
-        self._turnstile = turnstile
+    def __init__(self, admission: Admission, now: float) -> None:
+        self._turnstile = admission
         self.counts = True  # does it take up a slot?
         self.moved_at = now
 
@@ -45,7 +45,7 @@ class Pass:
         self._turnstile._leave(self)
 
 
-class Turnstile:
+class Admission:
     """First come, first served. Any thread may call."""
 
     def __init__(
@@ -60,11 +60,11 @@ class Turnstile:
         self.slots = slots
         self._clock, self._stuck = clock, stuck
         self._state = threading.Lock()
-        self._inside: set[Pass] = set()
+        self._inside: set[AdmittedTransfer] = set()
         self._queue: deque[threading.Event] = deque()  # of those who wait, by which each is woken alone
         self._pace = _Pace() if adapts else None
 
-    def enter(self) -> Pass:
+    def enter(self) -> AdmittedTransfer:
         """Wait until it is our turn."""
         called = threading.Event()
         with self._state:
@@ -76,7 +76,7 @@ class Turnstile:
                 first = self._queue[0] is called
                 if first and self._has_room():
                     self._queue.popleft()
-                    entered = Pass(self, self._clock())
+                    entered = AdmittedTransfer(self, self._clock())
                     self._inside.add(entered)
                     self._call_next()
                     return entered
@@ -96,12 +96,12 @@ class Turnstile:
             inside.counts = False
         return len(self._inside) < self.slots
 
-    def _moved(self, who: Pass, size: int) -> None:
+    def _moved(self, who: AdmittedTransfer, size: int) -> None:
         who.moved_at = self._clock()
         if self._pace:
             self._pace.moved += size
 
-    def _leave(self, who: Pass) -> None:
+    def _leave(self, who: AdmittedTransfer) -> None:
         with self._state:
             if who.counts:
                 who.counts = False

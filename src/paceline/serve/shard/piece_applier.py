@@ -11,24 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.serve.shard.store import Held
-from paceline.serve.shard.streamed_store import Streams, Work
+from paceline.serve.shard.store import HeldUpdate
+from paceline.serve.shard.streamed_store import PieceWork, StreamedStore
 from paceline.serve.wire.frames import Channel, WireError
-from paceline.serve.wire.messages import Arrived, Drop, Hello, Identity, Returned, Stream, Weights
+from paceline.serve.wire.messages import (
+    DropUpdate,
+    Hello,
+    Identity,
+    StreamUpdates,
+    UpdatedPiece,
+    UpdateReceived,
+    Weights,
+)
 
 if TYPE_CHECKING:
-    from paceline.serve.shard.worker_connection import Visit
+    from paceline.serve.shard.worker_connection import WorkerConnection
 
 
-class Flow:
+class PieceApplier:
     """A shard's Streams, and the workers that its pieces go back to. Any thread may call."""
 
-    def __init__(self, streams: Streams, state: threading.Condition, tell: Callable[[Any], None]) -> None:
+    def __init__(self, streams: StreamedStore, state: threading.Condition, tell: Callable[[Any], None]) -> None:
         """state: guards the streams. tell: says something to the coordinator."""
         self._streams, self._state, self._tell = streams, state, tell
-        self._visits: dict[tuple[int, int], Visit] = {}  # worker, incarnation → its newest connection
+        self._visits: dict[tuple[int, int], WorkerConnection] = {}  # worker, incarnation → its newest connection
 
-    def visited(self, visit: Visit, hello: Hello) -> None:
+    def visited(self, visit: WorkerConnection, hello: Hello) -> None:
         """From now on a worker's pieces go back over this connection."""
         with self._state:
             self._visits[hello.worker, hello.incarnation] = visit
@@ -40,7 +48,7 @@ class Flow:
             if known and known.channel is channel:
                 del self._visits[hello.worker, hello.incarnation]
 
-    def put(self, update: Identity, piece: int, held: Held) -> None:
+    def put(self, update: Identity, piece: int, held: HeldUpdate) -> None:
         """A piece of an update is in. It is applied when its turn comes, and goes back then."""
         with self._state:
             if self._streams.is_over(update, piece):  # sent again, since the answer was lost; or it came too late
@@ -54,9 +62,9 @@ class Flow:
     def carry_out(self, order: Any) -> None:
         """What the log says."""
         with self._state:
-            if isinstance(order, Stream):
+            if isinstance(order, StreamUpdates):
                 works = self._streams.order(order)
-            elif isinstance(order, Drop):
+            elif isinstance(order, DropUpdate):
                 works, here = self._streams.drop(order.update)
                 for piece in here:
                     self._return(order.update, piece)
@@ -65,7 +73,7 @@ class Flow:
         for work in works:
             self._go_on(work)
 
-    def pull(self, visit: Visit, version: int, expected: int | None) -> None:
+    def pull(self, visit: WorkerConnection, version: int, expected: int | None) -> None:
         """Send all pieces, each as it is now, or as it will be. All that the log counts is in them.
 
         What a piece has of pushes under way is not told from what the log counts, so it is predicted over a few steps
@@ -84,20 +92,20 @@ class Flow:
             while not self._streams.is_quiet:
                 self._state.wait(1.0)
 
-    def _go_on(self, work: Work | None) -> None:
+    def _go_on(self, work: PieceWork | None) -> None:
         """Apply what can be applied to a piece, one after the other, and send it back."""
         while work:
             work.apply()
             sent = self._after(len(work.updates), work.piece, work.copy)
             with self._state:
                 following, whole = self._streams.applied(work)
-                visits = [self._visits.get((update.worker, update.incarnation)) for update in work.updates]
+                push_order = [self._visits.get((update.worker, update.incarnation)) for update in work.updates]
                 self._state.notify_all()
-            for update, visit in zip(work.updates, visits, strict=True):
+            for update, visit in zip(work.updates, push_order, strict=True):
                 if visit:
-                    visit.give(Returned(update.iteration, work.piece), work.copy, sent)
+                    visit.give(UpdatedPiece(update.iteration, work.piece), work.copy, sent)
             for update in whole:
-                self._tell(Arrived(update))
+                self._tell(UpdateReceived(update))
             work = following
 
     def _after(self, times: int, piece: int, buffer: torch.Tensor) -> Callable[[], None]:
@@ -118,7 +126,7 @@ class Flow:
         visit = self._visits.get((update.worker, update.incarnation))
         if visit:
             self._until_still(piece)
-            visit.give(Returned(update.iteration, piece), self._streams.copy_for(update, piece))
+            visit.give(UpdatedPiece(update.iteration, piece), self._streams.copy_for(update, piece))
 
     def _until_still(self, piece: int) -> None:
         """Until nobody is moving it."""

@@ -12,13 +12,13 @@ import threading
 
 import torch
 
-from paceline.serve.shard.store import Store
+from paceline.serve.shard.store import WholeStore
 
 
-class Foreseen:
+class PredictedWeights:
     """The weights of a version as they will be so many steps later, and how many are sending them."""
 
-    def __init__(self, store: Store, steps: int, buffer: torch.Tensor) -> None:
+    def __init__(self, store: WholeStore, steps: int, buffer: torch.Tensor) -> None:
         self.version, self.steps, self.buffer = store.version, steps, buffer
         self.users = 0
         self._store = store
@@ -37,23 +37,23 @@ class Foreseen:
                 self._made = True
 
 
-class Foresight:
+class Predictor:
     """Predictions of one shard's weights."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: WholeStore) -> None:
         self._store = store
-        self._last: Foreseen | None = None
+        self._last: PredictedWeights | None = None
 
-    def take(self, steps: int) -> Foreseen:
+    def take(self, steps: int) -> PredictedWeights:
         """The weights of now as they will be so many steps later. To be made, used and given back."""
         last, store = self._last, self._store
         if last is None or (last.version, last.steps) != (store.version, steps):
             buffer = last.buffer if last and not last.users else store.room()
-            last = self._last = Foreseen(store, steps, buffer)
+            last = self._last = PredictedWeights(store, steps, buffer)
         last.users += 1
         return last
 
-    def give_back(self, foreseen: Foreseen) -> None:
+    def give_back(self, foreseen: PredictedWeights) -> None:
         foreseen.users -= 1
         if not foreseen.users and foreseen is not self._last:
             self._store.free(0, foreseen.buffer)

@@ -16,20 +16,20 @@ from collections.abc import Callable
 
 import torch
 
-from paceline.serve.shard.admission import NEARLY, Pass, Turnstile
-from paceline.serve.shard.prediction import Foreseen, Foresight
-from paceline.serve.shard.store import Store
-from paceline.serve.wire.frames import Channel, Closed, Pieces
+from paceline.serve.shard.admission import NEARLY, Admission, AdmittedTransfer
+from paceline.serve.shard.prediction import PredictedWeights, Predictor
+from paceline.serve.shard.store import WholeStore
+from paceline.serve.wire.frames import Channel, ConnectionClosed, PiecedBody
 from paceline.serve.wire.messages import Weights
 
 
 class _Copy:
     """A copy of weights, and the pulls that it is for."""
 
-    def __init__(self, buffer: torch.Tensor, pulls: set[Pieces]) -> None:
+    def __init__(self, buffer: torch.Tensor, pulls: set[PiecedBody]) -> None:
         self.buffer, self._pulls = buffer, pulls
 
-    def given_up(self, pull: Pieces, store: Store) -> None:
+    def given_up(self, pull: PiecedBody, store: WholeStore) -> None:
         """A pull is done with it. After the last, the buffer may be used again: new pages cost more than the copy."""
         self._pulls.discard(pull)
         if not self._pulls:
@@ -40,7 +40,7 @@ class PullServer:
     """Sends a shard's weights to workers, each from its own thread, between the updates that the shard applies."""
 
     def __init__(
-        self, store: Store, state: threading.Condition, over: threading.Event, link: Turnstile | None, threads: int
+        self, store: WholeStore, state: threading.Condition, over: threading.Event, link: Admission | None, threads: int
     ) -> None:
         """state: guards the store. over: is the shard closing? link: where pulls take turns on it.
 
@@ -48,19 +48,19 @@ class PullServer:
         """
         self.store = store
         self._state, self._over, self._link, self._threads = state, over, link, threads
-        self._foresight = Foresight(store)
+        self._predictor = Predictor(store)
         self._foreseeing = 0  # predictions that are being made
         self._paused = False  # is an update being applied?
-        self._pulls: set[Pieces] = set()  # under way, of the weights themselves
-        self._copies: dict[Pieces, _Copy] = {}  # under way, of a copy
+        self._pulls: set[PiecedBody] = set()  # under way, of the weights themselves
+        self._copies: dict[PiecedBody, _Copy] = {}  # under way, of a copy
 
     def send(self, channel: Channel, version: int, expected: int | None = None) -> None:
         """Send the weights when they are of this version or newer.
 
         expected: as they will be so many versions after this one. What has become of those versions by then is known.
         """
-        entered: Pass | None = None
-        pull: Pieces | None = None
+        entered: AdmittedTransfer | None = None
+        pull: PiecedBody | None = None
         foreseen = self._foresee(version, expected)  # before it is let onto the link, which would be idle meanwhile
         try:
             if self._link:
@@ -71,10 +71,10 @@ class PullServer:
                 foreseen = self._foresee(version, expected)
             with self._state:
                 if foreseen:
-                    newest, pull = foreseen.version, Pieces(foreseen.bytes)
+                    newest, pull = foreseen.version, PiecedBody(foreseen.bytes)
                 else:
                     self._await(version)
-                    newest, pull = self.store.version, Pieces(self.store.slice.buffer)
+                    newest, pull = self.store.version, PiecedBody(self.store.slice.buffer)
                     self._pulls.add(pull)
             channel.send_pieces(Weights(newest), pull, _hand_on(entered, pull) if entered else None)
         finally:
@@ -103,10 +103,10 @@ class PullServer:
         """Until the weights are of this version or newer, and no update is being applied. The state is held."""
         while self.store.version < version or self._paused:
             if self._over.is_set():
-                raise Closed("The shard is closing.")
+                raise ConnectionClosed("The shard is closing.")
             self._state.wait(1.0)
 
-    def _foresee(self, version: int, expected: int | None) -> Foreseen | None:
+    def _foresee(self, version: int, expected: int | None) -> PredictedWeights | None:
         """The weights as they will be, when they are of this version or newer. None: they are to be sent as they are.
 
         It is waited for in any case.
@@ -116,7 +116,7 @@ class PullServer:
             steps = self.store.steps_ahead(expected, self.store.version - version)
             if not steps:
                 return None
-            foreseen = self._foresight.take(steps)
+            foreseen = self._predictor.take(steps)
             self._foreseeing += 1
         try:
             torch.set_num_threads(self._threads)  # of this thread
@@ -131,10 +131,10 @@ class PullServer:
                 self._state.notify_all()
         return foreseen
 
-    def _forget(self, foreseen: Foreseen) -> None:
+    def _forget(self, foreseen: PredictedWeights) -> None:
         """It has been sent, or is not wanted."""
         with self._state:
-            self._foresight.give_back(foreseen)
+            self._predictor.give_back(foreseen)
 
     def _part_from_pulls(self) -> None:
         """Give pulls under way a copy of what they have not sent of the weights, so that these may change."""
@@ -152,7 +152,7 @@ class PullServer:
             self._copies[pull] = copy
         self._pulls.clear()
 
-    def _sent(self, pull: Pieces) -> None:
+    def _sent(self, pull: PiecedBody) -> None:
         """A pull is over, all of it sent or not."""
         with self._state:
             self._pulls.discard(pull)
@@ -160,7 +160,7 @@ class PullServer:
                 copy.given_up(pull, self.store)
 
 
-def _hand_on(entered: Pass, pull: Pieces) -> Callable[[int], None]:
+def _hand_on(entered: AdmittedTransfer, pull: PiecedBody) -> Callable[[int], None]:
     """Told how many bytes are out as they go, it lets the next one onto the link when nearly all of them are."""
 
     def sent(size: int) -> None:

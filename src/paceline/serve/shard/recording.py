@@ -19,32 +19,43 @@ import torch
 from paceline.model import checkpoint
 from paceline.model.description import Description
 from paceline.model.slice import Slice
-from paceline.serve.shard.store import Held, Store
-from paceline.serve.wire.frames import PREFIX, Reader, WireError, decode_prefix, encode
-from paceline.serve.wire.messages import Add, Apply, Begin, Drop, Identity, Keep, Message, Setup
+from paceline.serve.shard.store import HeldUpdate, WholeStore
+from paceline.serve.wire.frames import PREFIX, MessageDecoder, WireError, decode_prefix, encode
+from paceline.serve.wire.messages import (
+    AddToSum,
+    ApplyUpdates,
+    DropUpdate,
+    Identity,
+    InitialWeights,
+    KeepUpdate,
+    Message,
+    Setup,
+)
 
 
-class Put(Message, frozen=True):
+class RecordedUpdate(Message, frozen=True):
     """An update that the next order names; the body is its gradient in float32."""
 
     update: Identity
     rates: tuple[float, ...]
 
 
-class End(Message, frozen=True):
+class RecordingEnd(Message, frozen=True):
     """The version that was reached, and the SHA-256 of the weights."""
 
     version: int
     digest: str
 
 
-FRAMES = Reader(Setup | Begin | Put | Add | Apply | Drop | Keep | End)
+FRAMES = MessageDecoder(
+    Setup | InitialWeights | RecordedUpdate | AddToSum | ApplyUpdates | DropUpdate | KeepUpdate | RecordingEnd
+)
 
 
 class Recording:
     """Writes it. Nothing of it is lost but what the process had not yet given to the system when it was killed."""
 
-    def __init__(self, path: Path, setup: Setup, description: bytes, number: int, store: Store) -> None:
+    def __init__(self, path: Path, setup: Setup, description: bytes, number: int, store: WholeStore) -> None:
         """number: the shard's. store: what it holds."""
         self._store = store
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,20 +67,20 @@ class Recording:
 
     def begin(self) -> None:
         """Write down the weights that the model begins with."""
-        self._write(Begin(), self._store.slice.buffer)
+        self._write(InitialWeights(), self._store.slice.buffer)
 
     def order(self, order: Any) -> None:
         """Write down an order before it is carried out."""
         match order:
-            case Apply():
+            case ApplyUpdates():
                 for update in () if order.sums else order.updates:
                     self._put_once(update)
-            case Add(update):
+            case AddToSum(update):
                 self._put_once(update)
-            case Keep(update):
+            case KeepUpdate(update):
                 self._put_once(update)
                 self._put.add(update)
-            case Drop(update) if self._store.is_added(update):
+            case DropUpdate(update) if self._store.is_added(update):
                 pass
             case _:
                 return
@@ -77,13 +88,13 @@ class Recording:
 
     def close(self) -> None:
         """Write down what the model has come to."""
-        self._write(End(self._store.version, digest(self._store)))
+        self._write(RecordingEnd(self._store.version, digest(self._store)))
         self._file.close()
 
     def _put_once(self, update: Identity) -> None:
         if update not in self._put:
             held = self._store.held(update)
-            self._write(Put(update, held.rates), held.gradient.numpy().data.cast("B"))
+            self._write(RecordedUpdate(update, held.rates), held.gradient.numpy().data.cast("B"))
 
     def _write(self, message: Message, body: bytes | memoryview = b"") -> None:
         self._file.write(encode(message, len(body)))
@@ -98,12 +109,12 @@ class Replayed:
     digest: str
     expected: str
     updates: int
-    store: Store
+    store: WholeStore
 
 
 def replay(path: Path) -> Replayed:
     """Run a recording again, by the same code that a shard runs. WireError if it cannot be read."""
-    store: Store | None = None
+    store: WholeStore | None = None
     expected, updates = "", 0
     for message, body in _frames(path):
         if isinstance(message, Setup):
@@ -112,25 +123,25 @@ def replay(path: Path) -> Replayed:
         if store is None:
             raise WireError(f"The recording {path} does not begin with a Setup.")
         match message:
-            case Begin():
+            case InitialWeights():
                 store.slice.weights.copy_(_tensor(body))
                 store.version = 0
-            case Put(update, rates):
-                store.put(update, Held(_tensor(body), rates))
+            case RecordedUpdate(update, rates):
+                store.put(update, HeldUpdate(_tensor(body), rates))
                 updates += 1
-            case Apply():
+            case ApplyUpdates():
                 store.apply(message)
                 store.applied(message)
-            case Add() | Drop() | Keep():
+            case AddToSum() | DropUpdate() | KeepUpdate():
                 store.carry_out(message)
-            case End():
+            case RecordingEnd():
                 expected = message.digest
     if store is None:
         raise WireError(f"The recording {path} is empty.")
     return Replayed(store.version, digest(store), expected, updates, store)
 
 
-def digest(store: Store) -> str:
+def digest(store: WholeStore) -> str:
     """SHA-256 of the weights, in hex."""
     return hashlib.sha256(store.slice.buffer).hexdigest()
 
@@ -140,10 +151,10 @@ def start_of(path: Path) -> Path:
     return path.with_suffix(".start.safetensors")
 
 
-def _set_up(setup: Setup, description: bytes, path: Path) -> Store:
+def _set_up(setup: Setup, description: bytes, path: Path) -> WholeStore:
     described = Description.from_json(description)
     ((start, stop),) = setup.pieces
-    store = Store(Slice(described.layout, start, stop, described.optimizer), setup.correct)
+    store = WholeStore(Slice(described.layout, start, stop, described.optimizer), setup.correct)
     if setup.checkpoint:
         arrays, meta = checkpoint.load(start_of(path))
         store.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)

@@ -34,56 +34,68 @@ from paceline.model.description import Description
 from paceline.model.optimizer import without_compiler
 from paceline.model.slice import Slice
 from paceline.serve.environment import SHARD_TOKEN, TOKEN
-from paceline.serve.shard.admission import Pass, Turnstile
-from paceline.serve.shard.piece_applier import Flow
+from paceline.serve.shard.admission import Admission, AdmittedTransfer
+from paceline.serve.shard.piece_applier import PieceApplier
 from paceline.serve.shard.pulls import PullServer
 from paceline.serve.shard.recording import Recording
-from paceline.serve.shard.store import Fenced, Held, Store
-from paceline.serve.shard.streamed_store import Streams
+from paceline.serve.shard.store import Fenced, HeldUpdate, WholeStore
+from paceline.serve.shard.streamed_store import StreamedStore
 from paceline.serve.shard.worker_listener import WorkerListener
-from paceline.serve.wire.endpoint import Door
-from paceline.serve.wire.frames import Reader, WireError
+from paceline.serve.wire.endpoint import Endpoint
+from paceline.serve.wire.frames import MessageDecoder, WireError
 from paceline.serve.wire.messages import (
     Accepted,
-    Add,
-    Apply,
-    Arrived,
-    Beat,
-    Begun,
+    AddToSum,
+    ApplyUpdates,
     Challenge,
-    Compared,
-    Drop,
-    Failed,
+    CheckpointLoaded,
+    DropUpdate,
     Fence,
-    Giver,
+    Heartbeat,
     Hello,
     Identity,
-    Keep,
-    Loaded,
+    InitialWeightsFrom,
+    InitialWeightsReceived,
+    KeepUpdate,
+    PartSaved,
     Refused,
     Register,
-    Save,
-    Saved,
+    SavePart,
     Setup,
+    ShardFailed,
     Stop,
-    Stream,
+    StreamUpdates,
+    UpdateProducts,
+    UpdateReceived,
 )
 from paceline.serve.wire.tls import Tls
 
 log = logging.getLogger(__name__)
 
-FROM_COORDINATOR = Reader(
-    Challenge | Accepted | Refused | Setup | Giver | Add | Apply | Stream | Drop | Keep | Fence | Save | Stop
+FROM_COORDINATOR = MessageDecoder(
+    Challenge
+    | Accepted
+    | Refused
+    | Setup
+    | InitialWeightsFrom
+    | AddToSum
+    | ApplyUpdates
+    | StreamUpdates
+    | DropUpdate
+    | KeepUpdate
+    | Fence
+    | SavePart
+    | Stop
 )
 BEAT_SECONDS = 1.0
 AT_ONCE = 1 << 28  # bytes of pushes that are received at a time; the others wait in their sockets
-LEAST_AT_ONCE = 64  # pushes that are, however large
+MIN_AT_ONCE = 64  # pushes that are, however large
 SLOW = 10.0  # seconds without a stretch of a push, after which it keeps nobody waiting any more
 WORTH_A_THREAD = 1 << 23  # elements: with less, threads spend more time waiting for each other, and spin meanwhile
 NAMING_SECONDS = 30.0  # that first weights wait for the coordinator to name the worker that gives them
 
 
-class Unwanted(WireError):
+class ShardRefused(WireError):
     """The coordinator would not have this shard; the message is its reason."""
 
 
@@ -93,7 +105,7 @@ class Shard:
     def __init__(
         self,
         number: int,
-        coordinator: Door,
+        coordinator: Endpoint,
         host: str = "127.0.0.1",
         token: bytes | None = None,
         threads: int = 1,
@@ -111,18 +123,18 @@ class Shard:
         self._state = threading.Condition()  # guards all that follows
         known = coordinator.token if token is None else token
         self._listener = WorkerListener(self, self._state, host, known, generation, tls)
-        self._store: Store | Streams | None = None
+        self._store: WholeStore | StreamedStore | None = None
         self._giver: tuple[int, int] | None = None  # the worker that gives the weights that the model begins with
         self._given = False  # has it?
         self._given_pieces: set[int] = set()  # of those weights
         self._recording: Recording | None = None
-        self.flow: Flow | None = None  # where updates are streamed
+        self.flow: PieceApplier | None = None  # where updates are streamed
         self.pulls: PullServer | None = None  # where they are not
-        self.pushes: Turnstile | None = None  # where workers take turns on the link
-        self.receiving = Turnstile(LEAST_AT_ONCE, stuck=SLOW, adapts=False)  # where they take none
+        self.pushes: Admission | None = None  # where workers take turns on the link
+        self.receiving = Admission(MIN_AT_ONCE, stuck=SLOW, adapts=False)  # where they take none
         self._alone = False  # is there no other shard?
         self._adds = False  # are updates added up as they come, and wait for no other shard before?
-        self._places: dict[Identity, Pass] = {}  # of those that have come and are not added up yet
+        self._places: dict[Identity, AdmittedTransfer] = {}  # of those that have come and are not added up yet
 
     def run(self) -> None:
         """Serve until the coordinator says stop, or is gone. Unwanted: it would not have this shard."""
@@ -135,9 +147,9 @@ class Shard:
                 if isinstance(order, Stop):
                     return
                 if isinstance(order, Refused):
-                    raise Unwanted(order.reason)
+                    raise ShardRefused(order.reason)
                 self._carry_out(order)
-        except Unwanted:
+        except ShardRefused:
             raise
         except OSError:
             log.info("the coordinator is gone")
@@ -156,11 +168,11 @@ class Shard:
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_SECONDS):
-            self.tell(Beat())
+            self.tell(Heartbeat())
 
     # What workers ask for; each from its own thread
 
-    def opened(self) -> Store | Streams:
+    def opened(self) -> WholeStore | StreamedStore:
         """The store, as soon as there is one: a worker may be quicker than the coordinator's Setup."""
         with self._state:
             while self._store is None:
@@ -206,12 +218,14 @@ class Shard:
             if self._recording:
                 self._recording.begin()
             self._state.notify_all()
-        self.tell(Begun(hello.worker, hello.incarnation))
+        self.tell(InitialWeightsReceived(hello.worker, hello.incarnation))
 
     def _is_over(self, hello: Hello) -> bool:
         return self._over.is_set() or not self.opened().accepts(hello.worker, hello.incarnation)
 
-    def put(self, update: Identity, piece: int, held: Held, total: float, place: Pass | None = None) -> bool:
+    def put(
+        self, update: Identity, piece: int, held: HeldUpdate, total: float, place: AdmittedTransfer | None = None
+    ) -> bool:
         """An update is in, of this sum. A NaN in it, and it is as if it had never come.
 
         place: it has among those that are received; it is left when the update is held for good, or decided.
@@ -227,7 +241,7 @@ class Shard:
                 place.leave()
             self.flow.put(update, piece, held)
             return True
-        assert isinstance(store, Store)
+        assert isinstance(store, WholeStore)
         with self._state:
             new = store.put(update, held)
             if place and new and self._adds:
@@ -235,13 +249,13 @@ class Shard:
             elif place:
                 place.leave()
         if new:
-            self.tell(Arrived(update))
+            self.tell(UpdateReceived(update))
         return False
 
     # What the coordinator orders
 
     def _description(self, message: Any, size: int) -> memoryview:
-        if not isinstance(message, Setup) or size > Description.MOST:
+        if not isinstance(message, Setup) or size > Description.MAX_BYTES:
             raise WireError("Only a Setup has a body.")
         self._body = bytearray(size)
         return memoryview(self._body)
@@ -252,13 +266,13 @@ class Shard:
             try:
                 self._set_up(order)
             except (ValueError, OSError, RuntimeError, MemoryError) as error:  # RuntimeError: torch's lack of memory
-                self.tell(Failed(str(error)))
+                self.tell(ShardFailed(str(error)))
             return
         store = self.opened()
         if self._recording:
             self._recording.order(order)
         match order:
-            case Giver(worker, incarnation):
+            case InitialWeightsFrom(worker, incarnation):
                 with self._state:
                     self._giver, self._given = (worker, incarnation), False
                     self._given_pieces.clear()
@@ -268,17 +282,17 @@ class Shard:
                     store.fence(worker, incarnation)
                     self._listener.hang_up_on(worker, incarnation)
                     self._state.notify_all()
-            case Save():
+            case SavePart():
                 self._save(store, order)
             case _ if self.flow:
                 self.flow.carry_out(order)
-            case Apply() if self.pulls:
+            case ApplyUpdates() if self.pulls:
                 self._apply(self.pulls, order)
-            case _ if isinstance(store, Store):
+            case _ if isinstance(store, WholeStore):
                 with self._state:
                     store.carry_out(order)
-                    self._adds = self._adds or (isinstance(order, Add) and self._alone)
-                    if isinstance(order, Add | Drop) and (place := self._places.pop(order.update, None)):
+                    self._adds = self._adds or (isinstance(order, AddToSum) and self._alone)
+                    if isinstance(order, AddToSum | DropUpdate) and (place := self._places.pop(order.update, None)):
                         place.leave()
 
     def _set_up(self, order: Setup) -> None:
@@ -288,29 +302,29 @@ class Shard:
         threads = min(self._threads, max(1, largest // WORTH_A_THREAD))
         torch.set_num_threads(threads)  # of this thread, which applies
         slices = [Slice(described.layout, start, stop, described.optimizer) for start, stop in order.pieces]
-        store = Streams(slices, order.correct) if order.streamed else Store(slices[0], order.correct)
+        store = StreamedStore(slices, order.correct) if order.streamed else WholeStore(slices[0], order.correct)
         if order.checkpoint:
             arrays, meta = checkpoint.load_shard(Path(order.checkpoint), self._number)
             store.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
             store.version = order.version
-        if order.record and isinstance(store, Store):
+        if order.record and isinstance(store, WholeStore):
             kept = msgspec.structs.replace(order, key=b"")
             self._recording = Recording(Path(order.record), kept, bytes(self._body), self._number, store)
         with self._state:
             self._store, self._listener.key = store, order.key
-            self.pushes = Turnstile(order.at_a_time) if order.at_a_time else None
-            if isinstance(store, Streams):
-                self.flow = Flow(store, self._state, self.tell)
+            self.pushes = Admission(order.at_a_time) if order.at_a_time else None
+            if isinstance(store, StreamedStore):
+                self.flow = PieceApplier(store, self._state, self.tell)
             else:
-                link = Turnstile(order.at_a_time) if order.at_a_time else None
+                link = Admission(order.at_a_time) if order.at_a_time else None
                 self.pulls = PullServer(store, self._state, self._over, link, threads)
             self._alone = order.pieces[-1][1] - order.pieces[0][0] == described.layout.size
-            self.receiving.slots = max(LEAST_AT_ONCE, AT_ONCE // max(1, 4 * largest))
+            self.receiving.slots = max(MIN_AT_ONCE, AT_ONCE // max(1, 4 * largest))
             self._state.notify_all()
         if order.checkpoint:
-            self.tell(Loaded())
+            self.tell(CheckpointLoaded())
 
-    def _apply(self, pulls: PullServer, order: Apply) -> None:
+    def _apply(self, pulls: PullServer, order: ApplyUpdates) -> None:
         store = pulls.store
         pulls.pause()
         store.apply(order)
@@ -318,9 +332,9 @@ class Shard:
             store.applied(order)
             pulls.resume()
         if found := store.products:
-            self.tell(Compared(order.version, found.with_whole, found.with_itself, found.whole))
+            self.tell(UpdateProducts(order.version, found.with_whole, found.with_itself, found.whole))
 
-    def _save(self, store: Store | Streams, order: Save) -> None:
+    def _save(self, store: WholeStore | StreamedStore, order: SavePart) -> None:
         """Copy what there is now, and write it while the log goes on."""
         with self._state:
             if self.flow:
@@ -334,7 +348,7 @@ class Shard:
                 checkpoint.save_shard(Path(order.folder), self._number, arrays, meta)
             except (OSError, ValueError, SafetensorError) as error:
                 fault = str(error)
-            self.tell(Saved(order.version, fault))
+            self.tell(PartSaved(order.version, fault))
 
         threading.Thread(target=write, daemon=True).start()
 
@@ -351,8 +365,8 @@ def main() -> None:
     without_compiler()
     token, own = (bytes.fromhex(os.environ.get(name, "")) for name in (TOKEN, SHARD_TOKEN))
     try:
-        door = Door(asked.host, asked.port, own or token, Tls.from_environment())
-        Shard(asked.number, door, asked.listen, token, asked.threads).run()
+        endpoint = Endpoint(asked.host, asked.port, own or token, Tls.from_environment())
+        Shard(asked.number, endpoint, asked.listen, token, asked.threads).run()
     except OSError as error:
         over = isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, WireError)
         sys.exit(None if over else f"Shard {asked.number}: {error}")  # a server that is gone needs no words

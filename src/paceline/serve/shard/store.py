@@ -16,14 +16,14 @@ import torch
 from paceline.model.correction import Correction
 from paceline.model.similarity import Products, products
 from paceline.model.slice import Slice
-from paceline.serve.wire.messages import Add, Apply, Drop, Fence, Identity, Keep
+from paceline.serve.wire.messages import AddToSum, ApplyUpdates, DropUpdate, Fence, Identity, KeepUpdate
 
 
 class Fenced(ValueError):
     """An update of an incarnation that is over."""
 
 
-class Held(NamedTuple):
+class HeldUpdate(NamedTuple):
     """An update that has arrived, and the learning rate of each parameter group that came with it."""
 
     gradient: torch.Tensor
@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
 
 @dataclass
-class Sum:
+class RunningSum:
     """Updates added up, and the learning rates of the last of them."""
 
     total: torch.Tensor
@@ -44,7 +44,7 @@ def in_step(correct: Correction, turns: int) -> Correction:
     return correct if turns > 1 else "none"
 
 
-class Shared:
+class Store:
     """What all shards have: slices of the model at a version, and whom they accept updates from."""
 
     def __init__(self, slices: Sequence[Slice], correct: Correction = "none") -> None:
@@ -72,7 +72,7 @@ class Shared:
         """Of this worker, nothing older than this incarnation is accepted any more."""
         self._fence[worker] = max(incarnation, self._fence.get(worker, 0))
 
-    def fault(self, held: Held, piece: int = 0, looked_at: bool = False) -> str | None:
+    def fault(self, held: HeldUpdate, piece: int = 0, looked_at: bool = False) -> str | None:
         """One sentence if an update must not come near the model. looked_at: its elements are known to be finite."""
         part = self.slices[piece]
         groups = len(part.spec.settings_of_groups)
@@ -104,21 +104,21 @@ class Shared:
             part.load({name.removeprefix(prefix): each for name, each in mine.items()}, its)
 
 
-class Store(Shared):
+class WholeStore(Store):
     """One slice of the model, and updates that count when they are whole."""
 
     def __init__(self, part: Slice, correct: Correction = "none") -> None:
         super().__init__((part,), correct)
         self.slice = part
-        self._waiting: dict[Identity, Held] = {}
+        self._waiting: dict[Identity, HeldUpdate] = {}
         self._newest: dict[int, tuple[int, int]] = {}  # worker → the newest (incarnation, iteration) that is in
-        self._kept: dict[int, Held] = {}
+        self._kept: dict[int, HeldUpdate] = {}
         self._slot_of: dict[Identity, int] = {}
-        self._sums: dict[int, Sum] = {}
+        self._sums: dict[int, RunningSum] = {}
         self._sum_of: dict[Identity, int] = {}
         self.products: Products | None = None  # of the updates last applied, if they were to be compared
 
-    def put(self, update: Identity, held: Held) -> bool:
+    def put(self, update: Identity, held: HeldUpdate) -> bool:
         """An update is in, whole. False if it was in already: sent twice, it is applied once."""
         if not self.accepts(update.worker, update.incarnation):
             self.free(0, held.gradient)
@@ -134,15 +134,15 @@ class Store(Shared):
         """Is it in a running sum?"""
         return update in self._sum_of
 
-    def held(self, update: Identity) -> Held:
+    def held(self, update: Identity) -> HeldUpdate:
         """An update that the log names."""
         slot = self._slot_of.get(update)
         return self._waiting[update] if slot is None else self._kept[slot]
 
-    def apply(self, order: Apply) -> None:
+    def apply(self, order: ApplyUpdates) -> None:
         """Change the weights. The version follows with `applied`, so that both can be done under different locks."""
         if order.sums:
-            parts = [Held(each.total, each.rates) for each in (self._sums[number] for number, _ in order.sums)]
+            parts = [HeldUpdate(each.total, each.rates) for each in (self._sums[number] for number, _ in order.sums)]
             weights = tuple(factor for _, factor in order.sums)
         else:
             parts, weights = [self.held(update) for update in order.updates], order.weights
@@ -154,20 +154,20 @@ class Store(Shared):
         else:
             self.slice.mix(gradients, weights, order.mix)
 
-    def applied(self, order: Apply) -> None:
+    def applied(self, order: ApplyUpdates) -> None:
         """The weights have changed: this is the new version."""
         self.version = order.version
         for update in order.updates:
             self._release(update)
 
-    def carry_out(self, order: Add | Drop | Keep | Fence) -> None:
+    def carry_out(self, order: AddToSum | DropUpdate | KeepUpdate | Fence) -> None:
         """The orders that do not touch the weights."""
         match order:
-            case Add(update, number, weight):
+            case AddToSum(update, number, weight):
                 self._add(update, number, weight)
-            case Drop(update):
+            case DropUpdate(update):
                 self._release(update)
-            case Keep(update, slot):
+            case KeepUpdate(update, slot):
                 if slot in self._kept:
                     self.free(0, self._kept[slot].gradient)
                 self._kept[slot] = self._waiting.pop(update)
@@ -193,7 +193,7 @@ class Store(Shared):
         known = self._sums.get(number)
         if known is None:
             held.gradient.mul_(weight)
-            self._sums[number] = Sum(held.gradient, held.rates)
+            self._sums[number] = RunningSum(held.gradient, held.rates)
         else:
             known.total.add_(held.gradient, alpha=weight)
             known.count, known.rates = known.count + 1, held.rates

@@ -20,15 +20,15 @@ import torch
 
 from paceline.model.correction import Correction
 from paceline.model.slice import Slice
-from paceline.serve.shard.store import Fenced, Held, Shared, in_step
-from paceline.serve.wire.messages import Identity, Stream
+from paceline.serve.shard.store import Fenced, HeldUpdate, Store, in_step
+from paceline.serve.wire.messages import Identity, StreamUpdates
 
 
 @dataclass
 class _Entry:
     """One Stream of the log, as far as it is not done."""
 
-    order: Stream
+    order: StreamUpdates
     weights: dict[Identity, float]  # of those that are in it still
     done: int = 0  # pieces
 
@@ -40,7 +40,7 @@ class _Piece:
     slice: Slice
     at: int = 1  # the number of the Stream that comes next
     busy: bool = False  # is it being applied to?
-    held: dict[Identity, Held] = field(default_factory=dict)
+    held: dict[Identity, HeldUpdate] = field(default_factory=dict)
     loose: deque[_Entry] = field(default_factory=deque)  # complete, and bound to no order
     # worker → the last (incarnation, iteration) of it that was applied, or is being applied
     newest: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class Work:
+class PieceWork:
     """A piece to be moved by updates whose pieces are all in."""
 
     piece: int
@@ -70,7 +70,7 @@ class Work:
         self.slice.ahead(self.steps, self.correct, self.copy)
 
 
-class Streams(Shared):
+class StreamedStore(Store):
     """The pieces of one shard."""
 
     def __init__(self, slices: Sequence[Slice], correct: Correction = "none") -> None:
@@ -114,7 +114,7 @@ class Streams(Shared):
                 if update.incarnation < incarnation:
                     self.free(number, piece.held.pop(update).gradient)
 
-    def put(self, update: Identity, number: int, held: Held) -> Work | None:
+    def put(self, update: Identity, number: int, held: HeldUpdate) -> PieceWork | None:
         """A piece of an update is in; what can be done then. It must not be over."""
         if not self.accepts(update.worker, update.incarnation):
             self.free(number, held.gradient)
@@ -128,7 +128,7 @@ class Streams(Shared):
             self._if_complete(piece, entry)
         return self._next(number)
 
-    def order(self, stream: Stream) -> list[Work]:
+    def order(self, stream: StreamUpdates) -> list[PieceWork]:
         """The log goes on; what can be done then. What was dropped before is left out: it would be waited for."""
         named = zip(stream.updates, stream.weights, strict=True)
         entry = _Entry(stream, {update: weight for update, weight in named if not self._is_gone(update)})
@@ -142,7 +142,7 @@ class Streams(Shared):
                 self._if_complete(piece, entry)
         return self._all_next()
 
-    def drop(self, update: Identity) -> tuple[list[Work], list[int]]:
+    def drop(self, update: Identity) -> tuple[list[PieceWork], list[int]]:
         """What is not applied of an update never will be. What can be done then, and which of its pieces were here."""
         self._gone[update.worker] = max(_key(update), self._gone.get(update.worker, (0, 0)))
         self._whole.pop(update, None)
@@ -159,7 +159,7 @@ class Streams(Shared):
                     self._if_complete(piece, entry)
         return self._all_next(), here
 
-    def applied(self, work: Work) -> tuple[Work | None, list[Identity]]:
+    def applied(self, work: PieceWork) -> tuple[PieceWork | None, list[Identity]]:
         """What was to be done is done. What can be done next to that piece, and which updates are in whole now."""
         piece = self._pieces[work.piece]
         piece.busy = False
@@ -178,7 +178,7 @@ class Streams(Shared):
     def _is_gone(self, update: Identity) -> bool:
         return _key(update) <= self._gone.get(update.worker, (0, 0))
 
-    def _all_next(self) -> list[Work]:
+    def _all_next(self) -> list[PieceWork]:
         return [work for number in range(len(self._pieces)) if (work := self._next(number))]
 
     def _if_complete(self, piece: _Piece, entry: _Entry) -> None:
@@ -186,7 +186,7 @@ class Streams(Shared):
         if _is_complete(entry, piece) and not any(entry is known for known in piece.loose):
             piece.loose.append(entry)
 
-    def _next(self, number: int) -> Work | None:
+    def _next(self, number: int) -> PieceWork | None:
         """What can be applied to a piece now. It is busy then, until `applied`."""
         piece = self._pieces[number]
         if piece.busy:
@@ -206,7 +206,7 @@ class Streams(Shared):
             piece.newest[update.worker] = _key(update)
             piece.due[update.worker] = piece.moves + steps
         piece.busy = True
-        return Work(
+        return PieceWork(
             number,
             piece.slice,
             entry,

@@ -12,23 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.job.saving import MOST_STALENESS
+from paceline.job.saving import MAX_STALENESS
 from paceline.model.half_precision import WIDTH, widen
-from paceline.serve.shard.admission import NEARLY, Pass
-from paceline.serve.shard.store import Held
-from paceline.serve.wire.frames import Channel, Reader, WireError
-from paceline.serve.wire.messages import Begin, Begun, Go, Hello, Identity, May, Proof, Pull, Push, Pushed
+from paceline.serve.shard.admission import NEARLY, AdmittedTransfer
+from paceline.serve.shard.store import HeldUpdate
+from paceline.serve.wire.frames import Channel, MessageDecoder, WireError
+from paceline.serve.wire.messages import (
+    AllowPush,
+    Hello,
+    Identity,
+    InitialWeights,
+    InitialWeightsReceived,
+    Proof,
+    Pull,
+    Push,
+    PushReceived,
+    RequestPush,
+)
 
 if TYPE_CHECKING:
     from paceline.serve.shard.shard import Shard
 
-FROM_WORKER = Reader(Proof | Hello | Begin | May | Push | Pull)
+FROM_WORKER = MessageDecoder(Proof | Hello | InitialWeights | RequestPush | Push | Pull)
 STRETCH = 1 << 18  # elements of a gradient that are looked at together, while they are in the cache
-MOST_UNREAD = 4  # times what the shard holds, that may wait to be sent to a worker; one who keeps step has half of it
+MAX_UNREAD = 4  # times what the shard holds, that may wait to be sent to a worker; one who keeps step has half of it
 LAST_WORDS = 5.0  # seconds for what is being sent to get out, before the reason why the connection ends follows it
 
 
-class Visit:
+class WorkerConnection:
     """One worker's connection."""
 
     def __init__(self, shard: Shard, channel: Channel, hello: Hello) -> None:
@@ -39,7 +50,7 @@ class Visit:
         self._narrow: memoryview | None = None  # where two-byte elements are received
         self._looked_at, self._sum = 0, math.nan  # elements that have come, and their sum if it is known
         self._size = self._seen = 0  # bytes of a body, and those that have come
-        self._pass: Pass | None = None  # it may push, or what it pushes is being received
+        self._pass: AdmittedTransfer | None = None  # it may push, or what it pushes is being received
         self._out: queue.SimpleQueue[tuple[Any, torch.Tensor | None, Callable[[], None] | None] | None]
         self._out = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
@@ -67,12 +78,12 @@ class Visit:
                             self._flow.pull(self, version, expected)
                         elif self._shard.pulls:
                             self._shard.pulls.send(self.channel, version, expected)
-                    case May():
+                    case RequestPush():
                         self._let_push()
-                        self.give(Go())
-                    case Begin(piece):
+                        self.give(AllowPush())
+                    case InitialWeights(piece):
                         self._shard.begin(self._hello, piece, self._received("A Begin"))
-                        self.give(Begun(self._hello.worker, self._hello.incarnation))
+                        self.give(InitialWeightsReceived(self._hello.worker, self._hello.incarnation))
                     case _:
                         raise WireError(f"A {type(message).__name__} is out of place here.")
         finally:
@@ -101,7 +112,7 @@ class Visit:
 
     def _until_read(self) -> None:
         """Of one who asks and asks and does not read what it is answered, nothing more is heard: it would be kept."""
-        while self._sender and self._sender.is_alive() and self._out.qsize() > MOST_UNREAD * len(self._elements):
+        while self._sender and self._sender.is_alive() and self._out.qsize() > MAX_UNREAD * len(self._elements):
             time.sleep(0.01)
 
     def _let_push(self) -> None:
@@ -115,7 +126,7 @@ class Visit:
 
     def _into(self, message: Any, size: int) -> memoryview:
         """Where a body goes: its size is known before a byte of it is read."""
-        if not isinstance(message, Push | Begin):
+        if not isinstance(message, Push | InitialWeights):
             raise WireError(f"A {type(message).__name__} has no body.")
         if not 0 <= message.piece < len(self._elements):
             raise WireError(f"There are {len(self._elements)} pieces here, and no number {message.piece}.")
@@ -164,12 +175,12 @@ class Visit:
         if push.dtype != "float32" and self._narrow is not None:
             widen(self._narrow[: buffer.numel() * WIDTH[push.dtype]], push.dtype, buffer.numpy())
         update = Identity(self._hello.worker, self._hello.incarnation, push.iteration)
-        returned = self._shard.put(update, push.piece, Held(buffer, push.rates), self._sum, self._pass)
+        returned = self._shard.put(update, push.piece, HeldUpdate(buffer, push.rates), self._sum, self._pass)
         self._pass = None
         if not returned:
-            self.channel.send(Pushed(push.iteration))
+            self.channel.send(PushReceived(push.iteration))
 
 
 def _check_expected(expected: int | None) -> None:
-    if expected is not None and not 0 <= expected <= MOST_STALENESS:
-        raise WireError(f"An update may be expected to be 0 to {MOST_STALENESS} versions stale, not {expected}.")
+    if expected is not None and not 0 <= expected <= MAX_STALENESS:
+        raise WireError(f"An update may be expected to be 0 to {MAX_STALENESS} versions stale, not {expected}.")

@@ -14,11 +14,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from paceline.serve.shard.store import Fenced
-from paceline.serve.shard.worker_connection import FROM_WORKER, Visit
+from paceline.serve.shard.worker_connection import FROM_WORKER, WorkerConnection
 from paceline.serve.wire import handshake
 from paceline.serve.wire.endpoint import CALLERS, answer
-from paceline.serve.wire.frames import Channel, Closed, WireError
-from paceline.serve.wire.messages import Expelled, Faulted, Hello, Refused
+from paceline.serve.wire.frames import Channel, ConnectionClosed, WireError
+from paceline.serve.wire.messages import Expelled, Hello, PeerRejected, Refused
 
 if TYPE_CHECKING:
     from paceline.serve.shard.shard import Shard
@@ -112,10 +112,10 @@ class WorkerListener:
                 self._strangers.release()
             if not isinstance(hello, Hello):
                 raise WireError("The first message of a worker must be Hello.")
-            channel.bear_cut(CUT_SECONDS)
+            channel.limit_cut(CUT_SECONDS)
             self._admit(channel, hello)
-            Visit(self._shard, channel, hello).run()
-        except Closed:
+            WorkerConnection(self._shard, channel, hello).run()
+        except ConnectionClosed:
             pass
         except (OSError, ValueError) as error:
             log.info("a worker's connection ended: %s", error)
@@ -152,4 +152,4 @@ class WorkerListener:
             with contextlib.suppress(OSError):
                 channel.send(Expelled(str(error)) if isinstance(error, Fenced) else Refused(str(error)))
         if isinstance(error, WireError):
-            self._shard.tell(Faulted(str(error)))
+            self._shard.tell(PeerRejected(str(error)))

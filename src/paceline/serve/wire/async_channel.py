@@ -8,18 +8,18 @@ import logging
 import socket
 from typing import Any
 
-from paceline.serve.wire.frames import PREFIX, Reader, WireError, decode_prefix, encode
+from paceline.serve.wire.frames import PREFIX, MessageDecoder, WireError, decode_prefix, encode
 from paceline.serve.wire.messages import Join
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 1 << 20  # bytes that a peer may leave unread before it is given up
+MAX_WAITING = 1 << 20  # bytes that a peer may leave unread before it is given up
 
 
-class Peer:
+class AsyncChannel:
     """Somebody at the other end. Nobody waits for a peer to read: what it leaves unread is bounded."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, taken: Reader) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, taken: MessageDecoder) -> None:
         self._reader, self._writer, self._taken = reader, writer, taken
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -42,7 +42,7 @@ class Peer:
         """Send without waiting; a peer that does not read is cut off."""
         if self._writer.is_closing():
             return
-        if self._writer.transport.get_write_buffer_size() > MOST_WAITING + self._large:
+        if self._writer.transport.get_write_buffer_size() > MAX_WAITING + self._large:
             log.warning("a peer at %s does not read; its connection is cut", self.host)
             self._writer.transport.abort()
             return

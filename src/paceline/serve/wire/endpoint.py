@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from paceline.serve.wire import handshake
-from paceline.serve.wire.frames import Channel, Reader
+from paceline.serve.wire.frames import Channel, MessageDecoder
 from paceline.serve.wire.tls import Tls, TlsSocket
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ CALLERS = 4096  # that may wait to be let in, if the system allows so many: who 
 
 
 @dataclass(frozen=True)
-class Door:
+class Endpoint:
     """Where to call, and how to prove oneself there."""
 
     host: str
@@ -26,11 +26,11 @@ class Door:
     token: bytes = b""
     tls: Tls | None = None
 
-    def at(self, host: str, port: int) -> Door:
+    def at(self, host: str, port: int) -> Endpoint:
         """Another door of the same job; an empty host is this one's."""
         return replace(self, host=host or self.host, port=port)
 
-    def open(self, reader: Reader) -> tuple[Channel, str]:
+    def open(self, reader: MessageDecoder) -> tuple[Channel, str]:
         """A channel that has been greeted, and the server's generation."""
         sock = socket.create_connection((self.host, self.port), SECONDS)
         try:
@@ -41,7 +41,7 @@ class Door:
 
 
 def answer(
-    sock: socket.socket, reader: Reader, token: bytes, generation: str, context: ssl.SSLContext | None
+    sock: socket.socket, reader: MessageDecoder, token: bytes, generation: str, context: ssl.SSLContext | None
 ) -> Channel:
     """The listener's side of `Door.open`."""
     sock.settimeout(SECONDS)
@@ -50,7 +50,9 @@ def answer(
     return channel
 
 
-def _channel(sock: socket.socket, reader: Reader, context: ssl.SSLContext | None, *, listening: bool) -> Channel:
+def _channel(
+    sock: socket.socket, reader: MessageDecoder, context: ssl.SSLContext | None, *, listening: bool
+) -> Channel:
     try:
         return Channel(TlsSocket(sock, context, listening=listening) if context else sock, reader)
     except BaseException:

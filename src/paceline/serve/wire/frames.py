@@ -23,7 +23,7 @@ import msgspec
 MAGIC = b"pcln"
 VERSION = 1
 PREFIX = struct.Struct("!4sBxHQ")
-MOST_HEAD = 0xFFFF
+MAX_HEAD = 0xFFFF
 CHUNK = 1 << 18  # bytes asked of the kernel at a time
 PIECE = 1 << 22  # bytes of a body sent at a time
 
@@ -52,14 +52,14 @@ class WireError(ConnectionError):
     """What came over the wire is not what was agreed; the connection is of no use any more."""
 
 
-class Closed(ConnectionError):
+class ConnectionClosed(ConnectionError):
     """The connection is lost, though nothing wrong was said."""
 
 
 def encode(message: msgspec.Struct, body_size: int = 0) -> bytes:
     """A frame up to its body."""
     head = msgspec.msgpack.encode(message)
-    if len(head) > MOST_HEAD:
+    if len(head) > MAX_HEAD:
         raise WireError(f"A {type(message).__name__} of {len(head)} bytes does not fit into a head.")
     return PREFIX.pack(MAGIC, VERSION, len(head), body_size) + head
 
@@ -74,7 +74,7 @@ def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
     return head_size, body_size
 
 
-class Reader:
+class MessageDecoder:
     """Decodes heads of the messages that are taken here, and no others."""
 
     def __init__(self, messages: Any) -> None:
@@ -89,7 +89,7 @@ class Reader:
             raise WireError(f"The peer sent a message that is not taken here: {error}.") from None
 
 
-class Pieces:
+class PiecedBody:
     """A body that is sent in pieces, and may be exchanged for a copy of itself in between.
 
     The lock is held while a piece is copied out, and never while anybody waits.
@@ -103,7 +103,7 @@ class Pieces:
 class Channel:
     """Frames over a blocking socket. One thread may send while another receives."""
 
-    def __init__(self, sock: Any, reader: Reader) -> None:
+    def __init__(self, sock: Any, reader: MessageDecoder) -> None:
         """`sock`: a socket.socket or a TlsSocket."""
         self._socket = sock
         self._is_plain = isinstance(sock, socket.socket)
@@ -130,7 +130,7 @@ class Channel:
         for start in range(0, len(body), PIECE):  # a timeout is one of a piece, however much there is to send
             self._socket.sendall(body[start : start + PIECE])
 
-    def send_pieces(self, message: msgspec.Struct, body: Pieces, sent: Callable[[int], None] | None = None) -> None:
+    def send_pieces(self, message: msgspec.Struct, body: PiecedBody, sent: Callable[[int], None] | None = None) -> None:
         """Send a frame whose body may be exchanged for a copy of itself while it is being sent.
 
         sent: is told how many bytes more are out, as they go.
@@ -163,7 +163,7 @@ class Channel:
             self._deadline = None
             self._socket.settimeout(None if self._is_plain else self._timeout)
 
-    def bear_silence(self, seconds: float) -> None:
+    def limit_silence(self, seconds: float) -> None:
         """From now on, silence for so long is an OSError."""
         self._timeout = seconds
         if not self._is_plain:
@@ -174,7 +174,7 @@ class Channel:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
 
-    def bear_cut(self, seconds: float) -> None:
+    def limit_cut(self, seconds: float) -> None:
         """A connection over which nothing gets through for about so long ends with an error, though nobody sends."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         pause = max(1, int(seconds / 4))
@@ -239,8 +239,8 @@ class Channel:
                 count = self._socket.recv_into(place, min(len(place), CHUNK))
             if count == 0:
                 if start and len(place) == PREFIX.size:
-                    raise Closed("The peer has closed the connection.")
-                raise Closed("The connection was cut in the midst of a message.")
+                    raise ConnectionClosed("The peer has closed the connection.")
+                raise ConnectionClosed("The connection was cut in the midst of a message.")
             place, start = place[count:], False
             if seen:
                 seen(size - len(place))

@@ -1,17 +1,22 @@
-"""What is said on the wire, by whom to whom. Every message is a small typed struct; bytes travel beside it as a body.
+"""The messages of the wire protocol. Each is a small typed struct; tensor bytes travel beside it as its body.
 
-    worker ── Join, Resume, Want, Soon, Ready, Measured, Finish, Beat, Leave ──▶ coordinator
-    worker ◀── Welcome, Resumed, Give, Granted, Given, Turned, Cancelled, Barred, Finished ── coordinator
-    worker ◀── Beat, Leave, Expelled ── coordinator
-    worker ── Begin (+ weights), May, Push (+ gradient), Pull ──▶ shard
-    worker ◀── Begun, Go, Pushed or Returned (+ weights), Weights (+ weights), Expelled ── shard
-    shard ── Register, Loaded, Begun, Arrived, Compared, Saved, Failed, Beat ──▶ coordinator
-    shard ◀── Setup, Giver, Add, Apply or Stream, Drop, Keep, Fence, Save, Stop ── coordinator
-    anybody ── Subscribe, Inspect ──▶ coordinator ── Happened …, Inspected ──▶ anybody
+    worker → coordinator    Join, Resume, RequestSamples, GradientStarted, GradientReady, ReportMetric, FinishTraining,
+                            Heartbeat, Leave
+    coordinator → worker    Welcome, Resumed, ProvideWeights, GrantIteration, SampleRange, PushNow, CancelIteration,
+                            Excluded, TrainingFinished, Heartbeat, Leave, Expelled
+    worker → shard          Hello, InitialWeights (+ weights), RequestPush, Push (+ gradient), Pull
+    shard → worker          InitialWeightsReceived, AllowPush, PushReceived, UpdatedPiece (+ weights),
+                            Weights (+ weights), Expelled
+    shard → coordinator     Register, CheckpointLoaded, InitialWeightsReceived, UpdateReceived, UpdateProducts,
+                            PartSaved, ShardFailed, PeerRejected, Heartbeat
+    coordinator → shard     Setup, InitialWeightsFrom, AddToSum, ApplyUpdates, StreamUpdates, DropUpdate, KeepUpdate,
+                            Fence, SavePart, Stop
+    observer → coordinator  Subscribe, InspectExclusions
+    coordinator → observer  TraceLine, Exclusions
 
-An update's identity is (worker, incarnation, iteration): sent twice, it is applied once. An incarnation is a number
-that the coordinator gives a worker when it joins; of an older one nothing is accepted any more. A worker whose
-connection is lost comes back as the same incarnation with Resume, and both sides repeat what was not answered.
+Worker, incarnation and iteration identify an update. A shard applies an update once, even if the worker sends it twice.
+The coordinator gives a worker a new incarnation number each time it joins, and refuses messages of older incarnations.
+A worker that loses its connection sends Resume on a new one. Both sides then repeat what was not answered.
 """
 
 from __future__ import annotations
@@ -65,7 +70,7 @@ class Expelled(Message, frozen=True):
     reason: str
 
 
-class Beat(Message, frozen=True):
+class Heartbeat(Message, frozen=True):
     """I am alive."""
 
 
@@ -105,11 +110,11 @@ class Resumed(Message, frozen=True):
     """It still takes part."""
 
 
-class Give(Message, frozen=True):
+class ProvideWeights(Message, frozen=True):
     """Give the shards the weights that the model begins with."""
 
 
-class Soon(Message, frozen=True):
+class GradientStarted(Message, frozen=True):
     """A gradient is being computed, and its first pieces can be pushed: Ready will follow."""
 
     iteration: int
@@ -117,7 +122,7 @@ class Soon(Message, frozen=True):
     batch_size: int
 
 
-class Ready(Message, frozen=True):
+class GradientReady(Message, frozen=True):
     """A gradient is computed, of the samples that were given under these numbers."""
 
     iteration: int
@@ -128,13 +133,13 @@ class Ready(Message, frozen=True):
     taken: tuple[int, ...] = ()
 
 
-class Turned(Message, frozen=True):
+class PushNow(Message, frozen=True):
     """Push now."""
 
     iteration: int
 
 
-class Granted(Message, frozen=True):
+class GrantIteration(Message, frozen=True):
     """Pull this version or a newer one, and run this iteration with so many samples (None: your own)."""
 
     iteration: int
@@ -144,20 +149,20 @@ class Granted(Message, frozen=True):
     expected: int | None = None  # versions that will follow this one before the update is applied, if that is known
 
 
-class Cancelled(Message, frozen=True):
+class CancelIteration(Message, frozen=True):
     """Abandon this iteration; its update will not count."""
 
     iteration: int
 
 
-class Measured(Message, frozen=True):
+class ReportMetric(Message, frozen=True):
     """Something was measured outside of training: an accuracy, a validation loss."""
 
     kind: str
     value: float
 
 
-class Want(Message, frozen=True):
+class RequestSamples(Message, frozen=True):
     """Samples to train on: so many, of a dataset of this size, of so many epochs. A worker numbers what it asks for."""
 
     number: int
@@ -166,7 +171,7 @@ class Want(Message, frozen=True):
     epochs: int
 
 
-class Given(Message, frozen=True):
+class SampleRange(Message, frozen=True):
     """Positions of an epoch's order to train on; none when there are no more."""
 
     number: int
@@ -175,17 +180,17 @@ class Given(Message, frozen=True):
     stop: int = 0
 
 
-class Finish(Message, frozen=True):
+class FinishTraining(Message, frozen=True):
     """I have no more to train on: leave me out of the order, and tell me when the others are done too."""
 
 
-class Barred(Message, frozen=True):
+class Excluded(Message, frozen=True):
     """Until further notice there will be no Grant, and this is why."""
 
-    why: str
+    reason: str
 
 
-class Finished(Message, frozen=True):
+class TrainingFinished(Message, frozen=True):
     """All is done; this is the last version of the model."""
 
     version: int
@@ -206,17 +211,17 @@ class Hello(Message, frozen=True):
     ticket: bytes
 
 
-class Begin(Message, frozen=True):
+class InitialWeights(Message, frozen=True):
     """The weights the model begins with, a piece of this shard's. The body is float32."""
 
     piece: int = 0
 
 
-class May(Message, frozen=True):
+class RequestPush(Message, frozen=True):
     """May I push?"""
 
 
-class Go(Message, frozen=True):
+class AllowPush(Message, frozen=True):
     """You may."""
 
 
@@ -239,13 +244,13 @@ class Pull(Message, frozen=True):
     expected: int | None = None
 
 
-class Pushed(Message, frozen=True):
+class PushReceived(Message, frozen=True):
     """It is here (or was already)."""
 
     iteration: int
 
 
-class Returned(Message, frozen=True):
+class UpdatedPiece(Message, frozen=True):
     """Streamed: the piece that was pushed has been applied; the body is that piece of the model, in float32."""
 
     iteration: int
@@ -282,31 +287,31 @@ class Setup(Message, frozen=True):
     correct: Correction = "none"  # how staleness that is known in advance is taken into account
 
 
-class Loaded(Message, frozen=True):
+class CheckpointLoaded(Message, frozen=True):
     """The model of the checkpoint is here."""
 
 
-class Giver(Message, frozen=True):
+class InitialWeightsFrom(Message, frozen=True):
     """The weights the model begins with come from this worker, and are taken from nobody else."""
 
     worker: int
     incarnation: int
 
 
-class Begun(Message, frozen=True):
+class InitialWeightsReceived(Message, frozen=True):
     """The weights the model begins with are here, from this worker. The worker is told too."""
 
     worker: int
     incarnation: int
 
 
-class Arrived(Message, frozen=True):
+class UpdateReceived(Message, frozen=True):
     """This shard's part of an update is in, whole."""
 
     update: Identity
 
 
-class Compared(Message, frozen=True):
+class UpdateProducts(Message, frozen=True):
     """Of this shard's part of what was applied as this version: each update's product with the whole and with itself,
     and that of the whole with itself."""
 
@@ -316,19 +321,19 @@ class Compared(Message, frozen=True):
     whole: float
 
 
-class Failed(Message, frozen=True):
+class ShardFailed(Message, frozen=True):
     """This shard cannot go on, in one sentence why."""
 
     reason: str
 
 
-class Faulted(Message, frozen=True):
+class PeerRejected(Message, frozen=True):
     """A peer was turned away by this shard, in one sentence why. For the count."""
 
     reason: str
 
 
-class Add(Message, frozen=True):
+class AddToSum(Message, frozen=True):
     """Add an update to a running sum, times this weight, and hold it no longer."""
 
     update: Identity
@@ -336,7 +341,7 @@ class Add(Message, frozen=True):
     weight: float
 
 
-class Apply(Message, frozen=True):
+class ApplyUpdates(Message, frozen=True):
     """Number `version` of the order log: change the model by these updates."""
 
     version: int
@@ -348,7 +353,7 @@ class Apply(Message, frozen=True):
     sums: tuple[tuple[int, float], ...] = ()  # where they were added up: the sums, and what each counts times
 
 
-class Stream(Message, frozen=True):
+class StreamUpdates(Message, frozen=True):
     """Streamed: each piece of these updates is applied as soon as all of them have sent it.
 
     in_order: and after all that the log has for that piece before this. Then it is returned to them.
@@ -363,13 +368,13 @@ class Stream(Message, frozen=True):
     expected: int | None = None
 
 
-class Drop(Message, frozen=True):
+class DropUpdate(Message, frozen=True):
     """An update is discarded; streamed, what is not applied of it yet."""
 
     update: Identity
 
 
-class Keep(Message, frozen=True):
+class KeepUpdate(Message, frozen=True):
     """Put an update aside under a slot."""
 
     update: Identity
@@ -383,14 +388,14 @@ class Fence(Message, frozen=True):
     incarnation: int
 
 
-class Save(Message, frozen=True):
+class SavePart(Message, frozen=True):
     """Write what you hold now into this folder."""
 
     version: int
     folder: str
 
 
-class Saved(Message, frozen=True):
+class PartSaved(Message, frozen=True):
     """It is written, or not, in one sentence why."""
 
     version: int
@@ -408,20 +413,20 @@ class Subscribe(Message, frozen=True):
     """Tell me everything that happens from now on."""
 
 
-class Happened(Message, frozen=True):
+class TraceLine(Message, frozen=True):
     """One trace event, as a line of JSON."""
 
     line: str
 
 
-class Inspect(Message, frozen=True):
+class InspectExclusions(Message, frozen=True):
     """Whom does the policy leave out? Take these back first; everyone: all of them."""
 
     pardon: tuple[int, ...] = ()
     everyone: bool = False
 
 
-class Inspected(Message, frozen=True):
+class Exclusions(Message, frozen=True):
     """Who is blacklisted, and for which cosines; and who has just been taken back. filters: does the policy at all?"""
 
     filters: bool

@@ -14,88 +14,88 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from paceline.job.worker import WorkerState
-from paceline.serve.wire.endpoint import Door
-from paceline.serve.wire.frames import Reader, WireError
+from paceline.serve.wire.endpoint import Endpoint
+from paceline.serve.wire.frames import MessageDecoder, WireError
 from paceline.serve.wire.messages import (
     Accepted,
-    Barred,
-    Beat,
-    Cancelled,
+    CancelIteration,
     Challenge,
+    Excluded,
     Expelled,
-    Finish,
-    Finished,
-    Give,
-    Given,
-    Granted,
+    FinishTraining,
+    GradientReady,
+    GradientStarted,
+    GrantIteration,
+    Heartbeat,
     Join,
     Leave,
-    Measured,
+    ProvideWeights,
     Push,
-    Ready,
+    PushNow,
     Refused,
+    ReportMetric,
+    RequestSamples,
     Resume,
     Resumed,
-    Soon,
-    Turned,
-    Want,
+    SampleRange,
+    TrainingFinished,
     Welcome,
 )
 from paceline.serve.worker.streamed_exchange import Backward
-from paceline.serve.worker.transfers import Ending, Over, Refusal, Transfers, attempts, heed
+from paceline.serve.worker.transfers import Ending, IncarnationOver, Refusal, Transfers, raise_if_over, retry_pauses
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-FROM_COORDINATOR = Reader(
+FROM_COORDINATOR = MessageDecoder(
     Challenge
     | Accepted
     | Refused
     | Expelled
     | Welcome
     | Resumed
-    | Give
-    | Turned
-    | Granted
-    | Given
-    | Cancelled
-    | Barred
-    | Finished
-    | Beat
+    | ProvideWeights
+    | PushNow
+    | GrantIteration
+    | SampleRange
+    | CancelIteration
+    | Excluded
+    | TrainingFinished
+    | Heartbeat
     | Leave
 )
 CUT_SECONDS = 30.0  # a connection over which nothing gets through for so long, before a lease is agreed on, is lost
 PARTING = 5.0  # seconds to wait for the server's answer when we have said that we leave
 
 
-class Life:
+class Incarnation:
     """One incarnation of a worker."""
 
     def __init__(
-        self, door: Door, description: bytes, worker: int | None, patience: float, generation: str | None = None
+        self, endpoint: Endpoint, description: bytes, worker: int | None, patience: float, generation: str | None = None
     ) -> None:
         """Joins; if a generation is given, only that one's server.
 
         patience: seconds for which a server that cannot be reached is called again.
         """
-        self._door, self._patience = door, patience
+        self._endpoint, self._patience = endpoint, patience
         self.version = 0  # of the model that was last pulled
         self.pull_seconds = 0.0  # that it took
-        self.granted: Granted | None = None  # the last one that was taken
-        self._control, self.generation = door.open(FROM_COORDINATOR)
+        self.granted: GrantIteration | None = None  # the last one that was taken
+        self._control, self.generation = endpoint.open(FROM_COORDINATOR)
         try:
             if generation not in (None, self.generation):
-                raise Over("The server is of another generation.")
-            self._control.bear_cut(CUT_SECONDS)  # the Welcome may take long; a dead link must not be waited for
+                raise IncarnationOver("The server is of another generation.")
+            self._control.limit_cut(CUT_SECONDS)  # the Welcome may take long; a dead link must not be waited for
             self._control.send(Join(worker), memoryview(description))
             self.welcome: Welcome = self._expect(Welcome)
         except BaseException:
             self._control.close()
             raise
         lease = self.welcome.lease
-        self._control.bear_silence(lease)  # the server answers every Beat
+        self._control.limit_silence(lease)  # the server answers every Beat
         self._ending = Ending()
-        self._transfers = Transfers(door, self.welcome, self.generation, patience, self._ending)
+        self._transfers = Transfers(endpoint, self.welcome, self.generation, patience, self._ending)
         self._state = WorkerState()
         self._news = threading.Condition()  # guards the state; notified when something was heard
         self._sending = threading.Lock()
@@ -104,18 +104,18 @@ class Life:
         threading.Thread(target=self._beat, args=(lease / 3,), daemon=True).start()
 
     @property
-    def barred(self) -> str:
-        """Why this worker is not granted any more, if it is not."""
-        return self._state.barred
+    def exclusion(self) -> str:
+        """Why the policy leaves this worker out; empty if it takes part."""
+        return self._state.exclusion
 
-    def go_on(self, weights: memoryview) -> Granted:
+    def go_on(self, weights: memoryview) -> GrantIteration:
         """Wait for the next Grant, and pull the model into `weights`. If asked to, give them first."""
         state = self._state
         while True:
             self._await(lambda: state.gives or state.is_granted)
             with self._news:
                 gives, state.gives = state.gives, False
-                granted: Granted | None = None if gives else state.take_grant()
+                granted: GrantIteration | None = None if gives else state.take_grant()
             if granted:
                 break
             self._transfers.begin(weights)
@@ -130,12 +130,12 @@ class Life:
 
     def answer(
         self,
-        ready: Callable[[int, int], Ready],
+        ready: Callable[[int, int], GradientReady],
         gradient: memoryview,
         weights: memoryview,
         rates: Sequence[float],
         dtype: str,
-        soon: Soon | None = None,
+        soon: GradientStarted | None = None,
         backward: Backward | None = None,
     ) -> None:
         """Say that the gradient is there (`ready(iteration, version)`), and push it when it is our turn.
@@ -169,28 +169,28 @@ class Life:
                 self._transfers.push(Push(iteration, tuple(rates), dtype), gradient)
         computed()
 
-    def take(self, want: Want) -> Given:
+    def take(self, want: RequestSamples) -> SampleRange:
         """Samples to train on."""
-        self._say(self._state.want, want)
-        given: Given = self._await(lambda: self._state.take_given(want.number))
+        self._say(self._state.request, want)
+        given: SampleRange = self._await(lambda: self._state.take_given(want.number))
         return given
 
     def finish(self, weights: memoryview) -> None:
         """Wait until the others are done too, and pull the last model."""
         if self._state.last_version is None:
-            self._say(self._state.finish, Finish())
+            self._say(self._state.finish, FinishTraining())
             self._await(lambda: self._state.last_version is not None)
         assert self._state.last_version is not None
         self.version = self._transfers.pull(self._state.last_version, weights)
 
-    def measured(self, measured: Measured) -> None:
+    def measured(self, measured: ReportMetric) -> None:
         """Tell what was measured. It is not said twice: lost with its connection, it is lost."""
         self._send([measured])
 
     def leave(self) -> bool:
         """Say good-bye. False if the server may not have heard it, and waits for this worker to come back."""
         if self._ending.error is not None:
-            return not isinstance(self._ending.error, Over)
+            return not isinstance(self._ending.error, IncarnationOver)
         self._ending.over.set()
         self._say(self._state.leave, Leave())
         self._listener.join(PARTING)
@@ -211,7 +211,7 @@ class Life:
 
     def _expect(self, kind: type) -> Any:
         message = self._control.receive()
-        heed(message)
+        raise_if_over(message)
         if not isinstance(message, kind):
             raise WireError(f"The server answered with {type(message).__name__} instead of {kind.__name__}.")
         return message
@@ -247,14 +247,14 @@ class Life:
 
     def _beat(self, pause: float) -> None:
         while not self._ending.over.wait(pause):
-            self._say(self._state.beat, Beat())
+            self._say(self._state.beat, Heartbeat())
 
     def _listen(self) -> None:
         while True:
             try:
                 message = self._control.receive()
-                heed(message)
-            except (Refusal, Over) as error:
+                raise_if_over(message)
+            except (Refusal, IncarnationOver) as error:
                 return self.end(error)
             except OSError as error:
                 if self._ending.over.is_set():
@@ -265,22 +265,45 @@ class Life:
                     return self.end(final)
                 continue
             with self._news:
-                if isinstance(message, Barred) and not self._state.barred:
-                    log.warning("Worker %d is left out: %s.", self.welcome.worker, message.why)
-                self._state.heard(message)
+                self._take_in(message)
                 self._news.notify_all()
             if isinstance(message, Leave):
                 return None
+
+    def _take_in(self, message: Any) -> None:
+        """Tell the state what the coordinator has said. Other messages, such as Resumed, change nothing."""
+        state = self._state
+        match message:
+            case GrantIteration():
+                state.granted(message)
+            case PushNow():
+                state.turned(message.iteration)
+            case CancelIteration():
+                state.cancelled(message.iteration)
+            case SampleRange():
+                state.given(message)
+            case ProvideWeights():
+                state.weights_requested()
+            case Excluded():
+                if not state.exclusion:
+                    log.warning("Worker %d is left out: %s.", self.welcome.worker, message.reason)
+                state.excluded(message.reason)
+            case TrainingFinished():
+                state.training_finished(message.version)
+            case Heartbeat():
+                state.beat_answered()
+            case Leave():
+                state.parted()
 
     def _come_back(self, lost: OSError) -> None:
         """Open the control connection again, as the same incarnation."""
         self._control.close()
         who = (self.welcome.worker, self.welcome.incarnation, self.welcome.ticket)
-        for pause in attempts(self._patience):
+        for pause in retry_pauses(self._patience):
             if self._ending.over.is_set():
                 raise WireError("This worker has left.")
             try:
-                channel, _ = self._door.open(FROM_COORDINATOR)
+                channel, _ = self._endpoint.open(FROM_COORDINATOR)
             except WireError:
                 raise
             except OSError as error:
@@ -291,10 +314,10 @@ class Life:
                 channel.send(Resume(*who, self.generation))
                 with channel.within(10.0):
                     answer = channel.receive()
-                heed(answer)
+                raise_if_over(answer)
                 if not isinstance(answer, Resumed):
                     raise WireError(f"The server answered with {type(answer).__name__} instead of Resumed.")
-            except (Refusal, Over, WireError):
+            except (Refusal, IncarnationOver, WireError):
                 channel.close()
                 raise
             except OSError as error:
@@ -302,7 +325,7 @@ class Life:
                 lost = error
                 self._ending.over.wait(pause)
                 continue
-            channel.bear_silence(self.welcome.lease)
+            channel.limit_silence(self.welcome.lease)
             with self._sending:
                 self._control = channel
                 with self._news:
@@ -313,4 +336,6 @@ class Life:
             if self._ending.over.is_set():  # meanwhile, and it was the old one that was closed
                 channel.close()
             return
-        raise WireError(f"The server at {self._door.host}:{self._door.port} cannot be reached any more: {lost}.")
+        raise WireError(
+            f"The server at {self._endpoint.host}:{self._endpoint.port} cannot be reached any more: {lost}."
+        )

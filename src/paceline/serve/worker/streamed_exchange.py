@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from paceline.serve.wire.endpoint import Door
+from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import Channel
-from paceline.serve.wire.messages import Push, Ranges, Returned
+from paceline.serve.wire.messages import Push, Ranges, UpdatedPiece
 
 ELEMENT = 4  # bytes of a weight
 NEARLY = 1 << 17  # bytes that are still on their way to one shard when the next is sent to
@@ -30,11 +30,11 @@ class Backward(Protocol):
         """When it is whole: how long it took, and the loss."""
 
 
-class Part:
+class ShardLink:
     """One shard, and the pieces of the model that it holds."""
 
-    def __init__(self, number: int, door: Door, pieces: Ranges) -> None:
-        self.number, self.door, self.pieces = number, door, pieces
+    def __init__(self, number: int, endpoint: Endpoint, pieces: Ranges) -> None:
+        self.number, self.endpoint, self.pieces = number, endpoint, pieces
         self.channel: Channel | None = None
         self.sending = threading.Lock()
         self.version = -1  # of what was last pulled from it
@@ -50,7 +50,7 @@ class Part:
             self.channel = None
 
 
-def visits(parts: Sequence[Part], worker: int, from_the_end: bool) -> list[tuple[Part, int]]:
+def push_order(parts: Sequence[ShardLink], worker: int, from_the_end: bool) -> list[tuple[ShardLink, int]]:
     """In which order pieces are pushed. from_the_end: as a backward pass makes them, the last of the model first."""
     first = (worker + 1) % len(parts)
     in_turn = [*parts[first:], *parts[:first]]
@@ -58,12 +58,12 @@ def visits(parts: Sequence[Part], worker: int, from_the_end: bool) -> list[tuple
     return sorted(order, key=_start, reverse=True) if from_the_end else order
 
 
-def _start(visit: tuple[Part, int]) -> int:
+def _start(visit: tuple[ShardLink, int]) -> int:
     part, piece = visit
     return part.pieces[piece][0]
 
 
-class Exchange:
+class StreamedExchange:
     """One update, and the weights that come back for it."""
 
     def __init__(
@@ -72,17 +72,17 @@ class Exchange:
         gradient: memoryview,
         width: int,
         weights: memoryview,
-        heed: Callable[[Any], None],
+        raise_if_over: Callable[[Any], None],
     ) -> None:
         """push: the message for a piece. width: bytes of an element of the gradient. heed: raises if need be."""
-        self._push, self._heed = push, heed
+        self._push, self._raise_if_over = push, raise_if_over
         self._gradient, self._width, self._weights = gradient, width, weights
-        self._due: dict[Part, list[int]] = {}  # pieces that were to be sent so far
-        self._back: dict[Part, set[int]] = {}  # pieces that have come back
-        self._over: dict[Part, Channel] = {}  # the connection over which all that is due was sent
+        self._due: dict[ShardLink, list[int]] = {}  # pieces that were to be sent so far
+        self._back: dict[ShardLink, set[int]] = {}  # pieces that have come back
+        self._over: dict[ShardLink, Channel] = {}  # the connection over which all that is due was sent
         self._scratch = bytearray()
 
-    def send(self, part: Part, piece: int) -> None:
+    def send(self, part: ShardLink, piece: int) -> None:
         """Push a piece. If the connection is lost, `receive` sees it and sends the piece again."""
         with part.sending:
             due, channel = self._due.setdefault(part, []), part.channel
@@ -95,19 +95,19 @@ class Exchange:
                 except OSError:
                     channel.cut()
 
-    def drain(self, part: Part) -> None:
+    def drain(self, part: ShardLink) -> None:
         """Until the shard has nearly all that it was sent."""
         channel = part.channel
         if channel:
             elements = sum(stop - start for start, stop in part.pieces)
             channel.drain(min(NEARLY, elements * self._width // 4))
 
-    def receive(self, part: Part, channel: Channel) -> None:
+    def receive(self, part: ShardLink, channel: Channel) -> None:
         """Take in what the shard returns, until all its pieces are back."""
         iteration, back = self._push(0).iteration, self._back.setdefault(part, set())
 
         def place(message: Any, size: int) -> memoryview:
-            if isinstance(message, Returned) and message.iteration == iteration and message.piece not in back:
+            if isinstance(message, UpdatedPiece) and message.iteration == iteration and message.piece not in back:
                 return part.piece(self._weights, message.piece)
             if len(self._scratch) < size:  # what was asked for twice, over a lost connection, may come twice
                 self._scratch = bytearray(size)
@@ -121,9 +121,9 @@ class Exchange:
                         self._send(channel, part, piece)
         while len(back) < len(part.pieces):
             message = channel.receive(place)
-            self._heed(message)
-            if isinstance(message, Returned) and message.iteration == iteration:
+            self._raise_if_over(message)
+            if isinstance(message, UpdatedPiece) and message.iteration == iteration:
                 back.add(message.piece)
 
-    def _send(self, channel: Channel, part: Part, piece: int) -> None:
+    def _send(self, channel: Channel, part: ShardLink, piece: int) -> None:
         channel.send(self._push(piece), part.piece(self._gradient, piece, self._width))

@@ -13,28 +13,38 @@ from functools import partial
 from typing import Any
 
 from paceline.model.half_precision import WIDTH
-from paceline.serve.wire.endpoint import Door
-from paceline.serve.wire.frames import Channel, Reader, WireError
+from paceline.serve.wire.endpoint import Endpoint
+from paceline.serve.wire.frames import Channel, MessageDecoder, WireError
 from paceline.serve.wire.messages import (
     Accepted,
-    Begin,
-    Begun,
+    AllowPush,
     Challenge,
     Expelled,
-    Go,
     Hello,
-    May,
+    InitialWeights,
+    InitialWeightsReceived,
     Pull,
     Push,
-    Pushed,
+    PushReceived,
     Refused,
-    Returned,
+    RequestPush,
+    UpdatedPiece,
     Weights,
     Welcome,
 )
-from paceline.serve.worker.streamed_exchange import Backward, Exchange, Part, visits
+from paceline.serve.worker.streamed_exchange import Backward, ShardLink, StreamedExchange, push_order
 
-FROM_SHARD = Reader(Challenge | Accepted | Refused | Expelled | Begun | Go | Pushed | Returned | Weights)
+FROM_SHARD = MessageDecoder(
+    Challenge
+    | Accepted
+    | Refused
+    | Expelled
+    | InitialWeightsReceived
+    | AllowPush
+    | PushReceived
+    | UpdatedPiece
+    | Weights
+)
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
 
 
@@ -42,19 +52,19 @@ class Refusal(ConnectionError):
     """The server does not want this worker; the message says why."""
 
 
-class Over(ConnectionError):
+class IncarnationOver(ConnectionError):
     """This incarnation is over; the worker may join again."""
 
 
-def heed(message: Any) -> None:
+def raise_if_over(message: Any) -> None:
     """Raise if an answer is the end of it."""
     if isinstance(message, Refused):
         raise Refusal(message.reason)
     if isinstance(message, Expelled):
-        raise Over(message.reason)
+        raise IncarnationOver(message.reason)
 
 
-def attempts(seconds: float) -> Iterator[float]:
+def retry_pauses(seconds: float) -> Iterator[float]:
     """Pauses between attempts, longer and longer, for so many seconds in all."""
     end, pause = time.monotonic() + seconds, FIRST_PAUSE
     while (left := end - time.monotonic()) > 0:
@@ -78,12 +88,12 @@ class Ending:
 class Transfers:
     """One incarnation's connections to the shards."""
 
-    def __init__(self, door: Door, welcome: Welcome, generation: str, patience: float, ending: Ending) -> None:
+    def __init__(self, endpoint: Endpoint, welcome: Welcome, generation: str, patience: float, ending: Ending) -> None:
         """patience: seconds for which a shard that cannot be reached is called again."""
         self._welcome, self._generation = welcome, generation
         self._patience, self._ending = patience, ending
         shards = enumerate(welcome.shards)
-        self.parts = [Part(number, door.at(host, port), pieces) for number, (host, port, pieces) in shards]
+        self.parts = [ShardLink(number, endpoint.at(host, port), pieces) for number, (host, port, pieces) in shards]
         self._threads = ThreadPoolExecutor(max(1, len(self.parts)), thread_name_prefix="paceline")
 
     def close(self) -> None:
@@ -95,15 +105,15 @@ class Transfers:
     def begin(self, weights: memoryview) -> None:
         """Give the shards the weights that the model begins with."""
 
-        def give(part: Part) -> None:
+        def give(part: ShardLink) -> None:
             for piece in range(len(part.pieces)):
-                self._ask(part, Begin(piece), part.piece(weights, piece))
+                self._ask(part, InitialWeights(piece), part.piece(weights, piece))
 
         self._on_all(give)
 
     def push(self, push: Push, gradient: memoryview) -> None:
         """Push a gradient to all shards."""
-        may = May() if self._welcome.asks else None
+        may = RequestPush() if self._welcome.asks else None
         width = WIDTH[push.dtype]
         self._on_all(lambda part: self._ask(part, push, part.piece(gradient, 0, width), may))
 
@@ -137,13 +147,15 @@ class Transfers:
         computed: Callable[[], None],
     ) -> None:
         """Push piece by piece, and take in what comes back meanwhile. computed: is called when all of it is there."""
-        exchange = Exchange(lambda piece: Push(iteration, rates, dtype, piece), gradient, WIDTH[dtype], weights, heed)
+        exchange = StreamedExchange(
+            lambda piece: Push(iteration, rates, dtype, piece), gradient, WIDTH[dtype], weights, raise_if_over
+        )
         try:
             coming = [self._threads.submit(self._with, part, partial(exchange.receive, part)) for part in self.parts]
         except RuntimeError:  # shut down meanwhile
             raise self._ending.error or WireError("This worker has left.") from None
-        last: Part | None = None
-        for part, piece in visits(self.parts, self._welcome.worker, from_the_end=backward is not None):
+        last: ShardLink | None = None
+        for part, piece in push_order(self.parts, self._welcome.worker, from_the_end=backward is not None):
             if last is not None and last is not part and not backward:
                 exchange.drain(last)
             last = part
@@ -158,22 +170,22 @@ class Transfers:
     def await_first_piece(self, backward: Backward) -> None:
         """Until the piece that is pushed first is computed: a turn that comes too early is time that others wait."""
         if self.parts:
-            part, piece = visits(self.parts, self._welcome.worker, from_the_end=True)[0]
+            part, piece = push_order(self.parts, self._welcome.worker, from_the_end=True)[0]
             backward.wait(part.pieces[piece][0])
 
-    def _ask(self, part: Part, message: Any, body: memoryview, may: May | None = None) -> None:
+    def _ask(self, part: ShardLink, message: Any, body: memoryview, may: RequestPush | None = None) -> None:
         """Send it, and again until it is answered. `may`: ask first."""
 
         def do(channel: Channel) -> None:
             if may:
                 channel.send(may)
-                heed(channel.receive())
+                raise_if_over(channel.receive())
             channel.send(message, body)
-            heed(channel.receive())
+            raise_if_over(channel.receive())
 
         self._with(part, do)
 
-    def _pull(self, pull: Pull, weights: memoryview, part: Part) -> None:
+    def _pull(self, pull: Pull, weights: memoryview, part: ShardLink) -> None:
         scratch = bytearray()
 
         def place(message: Any, size: int) -> memoryview:
@@ -188,13 +200,13 @@ class Transfers:
             left = len(part.pieces)
             while left:
                 answer = channel.receive(place)
-                heed(answer)
-                left -= not isinstance(answer, Returned)  # of a push that was sent twice
+                raise_if_over(answer)
+                left -= not isinstance(answer, UpdatedPiece)  # of a push that was sent twice
             return int(answer.version)
 
         part.version = self._with(part, do)
 
-    def _with(self, part: Part, do: Callable[[Channel], Any]) -> Any:
+    def _with(self, part: ShardLink, do: Callable[[Channel], Any]) -> Any:
         """Do something with a shard, and again on a new connection when the old one is lost."""
         pauses: Iterator[float] | None = None  # from the first failure on: a transfer may itself take long
         while True:
@@ -206,25 +218,25 @@ class Transfers:
                         part.hang_up()
                         raise self._ending.error
                 return do(part.channel)
-            except (Refusal, Over):
+            except (Refusal, IncarnationOver):
                 raise
             except OSError as error:
                 part.hang_up()
-                pauses = pauses or attempts(self._patience)
+                pauses = pauses or retry_pauses(self._patience)
                 pause = next(pauses, None)
                 if pause is None and not self._ending.error:
-                    where = f"{part.door.host}:{part.door.port}"
+                    where = f"{part.endpoint.host}:{part.endpoint.port}"
                     raise WireError(f"The shard at {where} cannot be reached any more: {error}.") from None
                 self._ending.over.wait(pause or 0.0)
 
-    def _connect(self, part: Part) -> Channel:
-        channel, generation = part.door.open(FROM_SHARD)
+    def _connect(self, part: ShardLink) -> Channel:
+        channel, generation = part.endpoint.open(FROM_SHARD)
         if generation != self._generation:
             channel.close()
-            raise Over("The server is of another generation.")
+            raise IncarnationOver("The server is of another generation.")
         lease = self._welcome.lease
-        channel.bear_cut(max(1.0, lease))
-        channel.bear_silence(lease)  # a shard answers at once, or its answer was lost on the way
+        channel.limit_cut(max(1.0, lease))
+        channel.limit_silence(lease)  # a shard answers at once, or its answer was lost on the way
         try:
             channel.send(Hello(self._welcome.worker, self._welcome.incarnation, self._welcome.ticket))
         except OSError:
@@ -232,7 +244,7 @@ class Transfers:
             raise
         return channel
 
-    def _on_all(self, do: Callable[[Part], Any]) -> list[Any]:
+    def _on_all(self, do: Callable[[ShardLink], Any]) -> list[Any]:
         """Do the same with every shard, side by side."""
         if len(self.parts) == 1:
             return [do(self.parts[0])]

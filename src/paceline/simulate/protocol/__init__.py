@@ -5,7 +5,7 @@ delays messages, and delivers those of an old connection after those of a new on
 started again. A seed that fails is a bug report that replays.
 """
 
-from paceline.simulate.protocol.faults import Fault, draw_faults
-from paceline.simulate.protocol.run import Outcome, Setting, draw_setting, run
+from paceline.simulate.protocol.faults import ScheduledFault, draw_faults
+from paceline.simulate.protocol.run import ProtocolOutcome, Setting, draw_setting, run
 
-__all__ = ["Fault", "Outcome", "Setting", "draw_faults", "draw_setting", "run"]
+__all__ = ["ProtocolOutcome", "ScheduledFault", "Setting", "draw_faults", "draw_setting", "run"]

@@ -23,7 +23,7 @@ WEIGHTS = (4, 3, 6, 3, 3, 3, 1, 2, 1)
 
 
 @dataclass(frozen=True)
-class Fault:
+class ScheduledFault:
     """Something that happens at a time, to a worker or a shard of this number.
 
     seconds: for how long a process is stopped; for how long at most nobody notices that a connection is cut; after how
@@ -36,7 +36,7 @@ class Fault:
     seconds: float
 
 
-def draw_faults(chance: random.Random, workers: int, until: float, lease: float) -> tuple[Fault, ...]:
+def draw_faults(chance: random.Random, workers: int, until: float, lease: float) -> tuple[ScheduledFault, ...]:
     """Some faults before this time. In one of three draws most of them strike the same worker and the server."""
     count = chance.choice((0, 1, 2, 3, 4, 6, 8, 12))
     victim = chance.randrange(workers) if chance.random() < 1 / 3 else None
@@ -47,5 +47,5 @@ def draw_faults(chance: random.Random, workers: int, until: float, lease: float)
         kind = chance.choices(kinds, weights)[0]
         target = victim if victim is not None and chance.random() < 0.8 else chance.randrange(workers)
         seconds = chance.choice((0.1, 0.6, 1.2, 2.5)) * lease * chance.random()
-        faults.append(Fault(chance.uniform(0.0, until), kind, target, seconds))
+        faults.append(ScheduledFault(chance.uniform(0.0, until), kind, target, seconds))
     return tuple(sorted(faults, key=lambda fault: fault.time))

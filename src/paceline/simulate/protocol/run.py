@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline import policies
-from paceline.job import JobState, JobTerms
+from paceline.job import JobConfig, JobState
 from paceline.job.accounting import Watcher
 from paceline.observe.trace import Event
 from paceline.policies import Policy
 from paceline.simulate.clock import Clock
-from paceline.simulate.protocol.faults import TO_WORKERS, Fault, draw_faults
-from paceline.simulate.protocol.server import Server
-from paceline.simulate.protocol.transport import Connection
-from paceline.simulate.protocol.worker import Worker
+from paceline.simulate.protocol.faults import TO_WORKERS, ScheduledFault, draw_faults
+from paceline.simulate.protocol.server import SimulatedServer
+from paceline.simulate.protocol.transport import SimulatedConnection
+from paceline.simulate.protocol.worker import SimulatedWorker
 
 #: Policies as the jobs are run under, streamed where they can be.
 POLICIES = (
@@ -40,7 +40,7 @@ POLICIES = (
     "rlp",
 )
 LIMIT = 3000.0  # seconds of virtual time, within which a job must end
-MakeState = Callable[[Policy, JobTerms, Watcher, Mapping[str, Any] | None, float], JobState]
+MakeState = Callable[[Policy, JobConfig, Watcher, Mapping[str, Any] | None, float], JobState]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SimulatedCheckpoint:
     """What a restored server begins with."""
 
     version: int
@@ -71,7 +71,7 @@ class Checkpoint:
 
 
 @dataclass
-class Trace:
+class GenerationTrace:
     """What happened in one generation, which began at this version."""
 
     version: int
@@ -79,13 +79,13 @@ class Trace:
 
 
 @dataclass
-class Outcome:
+class ProtocolOutcome:
     """What became of a job."""
 
     setting: Setting
-    faults: tuple[Fault, ...]
+    faults: tuple[ScheduledFault, ...]
     problems: list[str] = field(default_factory=list)  # in sentences; none if every promise was kept
-    traces: list[Trace] = field(default_factory=list)  # one a generation
+    traces: list[GenerationTrace] = field(default_factory=list)  # one a generation
     seconds: float = 0.0
 
 
@@ -113,28 +113,30 @@ def draw_setting(chance: random.Random) -> Setting:
 class World:
     """Everything there is in one run."""
 
-    def __init__(self, setting: Setting, faults: tuple[Fault, ...], seed: int, make_state: MakeState | None) -> None:
+    def __init__(
+        self, setting: Setting, faults: tuple[ScheduledFault, ...], seed: int, make_state: MakeState | None
+    ) -> None:
         self.setting, self.clock = setting, Clock()
         self.chance = random.Random(f"{seed} world")
         self.make_state: MakeState = make_state or JobState
-        self.outcome = Outcome(setting, faults)
-        self.newest: Checkpoint | None = None
+        self.outcome = ProtocolOutcome(setting, faults)
+        self.newest: SimulatedCheckpoint | None = None
         self.generations = 0
         self.over = False
         self.history: list[str] | None = None  # of instructions, for whoever looks into a seed
         self._disk_is_full = False
         self._struck: set[int] = set()  # workers that something has happened to
         self._connections = 0
-        self.server: Server | None = Server(self, random.Random(f"{seed} server"))
+        self.server: SimulatedServer | None = SimulatedServer(self, random.Random(f"{seed} server"))
         self._starts = 0
         self._seed = seed
-        self.workers: list[Worker] = []
+        self.workers: list[SimulatedWorker] = []
         for number in range(setting.workers):
             self._start_worker(number)
         for fault in faults:
             self.clock.at(fault.time, self._strike, fault)
 
-    def run(self) -> Outcome:
+    def run(self) -> ProtocolOutcome:
         while not self.over and self.clock.now < LIMIT and self.clock.run(most=500):
             pass
         self.outcome.seconds = self.clock.now
@@ -143,17 +145,17 @@ class World:
 
     # What processes ask of the world
 
-    def connect(self, worker: Worker) -> Connection | None:
+    def connect(self, worker: SimulatedWorker) -> SimulatedConnection | None:
         """A connection to the server; None if there is no server."""
         if self.server is None:
             return None
         self._connections += 1
-        connection = Connection(self._connections, worker, self.server, self.chance)
+        connection = SimulatedConnection(self._connections, worker, self.server, self.chance)
         self.server.accept(connection)
         return connection
 
     def begin_trace(self, version: int) -> list[Event]:
-        self.outcome.traces.append(Trace(version, []))
+        self.outcome.traces.append(GenerationTrace(version, []))
         return self.outcome.traces[-1].events
 
     def store(self, version: int, snapshot: Mapping[str, Any], counts: list[list[dict[int, int]]]) -> str:
@@ -162,7 +164,7 @@ class World:
             self._disk_is_full = False
             return "the disk is full"
         self._check_parts(version, snapshot, counts)
-        self.newest = Checkpoint(version, snapshot, counts)
+        self.newest = SimulatedCheckpoint(version, snapshot, counts)
         return ""
 
     def _check_parts(self, version: int, snapshot: Mapping[str, Any], counts: list[list[dict[int, int]]]) -> None:
@@ -192,7 +194,7 @@ class World:
         if number not in self._struck:
             self.outcome.problems.append(f"Worker {number} was given up, and nothing was wrong with it.")
 
-    def worker_ended(self, worker: Worker) -> None:
+    def worker_ended(self, worker: SimulatedWorker) -> None:
         """A worker's process has ended by itself."""
         if worker.ended not in ("done", "killed") and "is alive" not in worker.ended:
             self.outcome.problems.append(f"Worker {worker.number} was refused: {worker.ended}")
@@ -208,15 +210,15 @@ class World:
 
     def _start_worker(self, number: int) -> None:
         self._starts += 1
-        self.workers.append(Worker(self, number, random.Random(f"{self._seed} worker {self._starts}")))
+        self.workers.append(SimulatedWorker(self, number, random.Random(f"{self._seed} worker {self._starts}")))
 
-    def _running(self, number: int) -> Worker | None:
+    def _running(self, number: int) -> SimulatedWorker | None:
         """The newest process of this worker, if it runs."""
         mine = [worker for worker in self.workers if worker.number == number % self.setting.workers]
         running = [worker for worker in mine if not worker.ended]
         return running[-1] if running else None
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: ScheduledFault) -> None:
         worker, server, seconds = self._running(fault.target), self.server, fault.seconds
         if worker and fault.kind in TO_WORKERS:
             self._struck.add(worker.number)
@@ -255,7 +257,7 @@ class World:
             self._restart_worker(number)
 
     def _restart_server(self, _: None) -> None:
-        self.server = Server(self, random.Random(f"{self._seed} server {self.generations}"))
+        self.server = SimulatedServer(self, random.Random(f"{self._seed} server {self.generations}"))
         self.restart_workers()
 
     # What became of it
@@ -285,9 +287,9 @@ def run(
     seed: int,
     make_state: MakeState | None = None,
     setting: Setting | None = None,
-    faults: tuple[Fault, ...] | None = None,
+    faults: tuple[ScheduledFault, ...] | None = None,
     history: list[str] | None = None,
-) -> Outcome:
+) -> ProtocolOutcome:
     """Run the job of a seed. make_state: makes the JobState, if it is to be another than the real one."""
     chance = random.Random(seed)
     drawn = draw_setting(chance)

@@ -7,39 +7,39 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline import policies
-from paceline.job import Identity, JobState, JobTerms, SaveEvery, events, instructions
+from paceline.job import Identity, JobConfig, JobState, SaveEvery, events, instructions
 from paceline.job.membership import Stage
 from paceline.observe.observer import Recorder
-from paceline.simulate.protocol.shard import Shard
-from paceline.simulate.protocol.transport import Connection, Process
-from paceline.simulate.protocol.worker import Welcome
+from paceline.simulate.protocol.shard import SimulatedShard
+from paceline.simulate.protocol.transport import SimulatedConnection, SimulatedProcess
+from paceline.simulate.protocol.worker import WelcomeTerms
 
 if TYPE_CHECKING:
-    from paceline.simulate.protocol.run import Checkpoint, World
+    from paceline.simulate.protocol.run import SimulatedCheckpoint, World
 
 BEAT_SECONDS = 1.0  # between two signs of life of a shard
-LAST_WORDS = (instructions.Refused, instructions.Expelled, instructions.Leave, instructions.HangUp)
+LAST_WORDS = (instructions.SendRefused, instructions.SendExpelled, instructions.SendLeave, instructions.HangUp)
 TO_SHARDS = (
-    instructions.Apply,
-    instructions.Stream,
-    instructions.Discard,
-    instructions.Drop,
-    instructions.Keep,
-    instructions.Fence,
-    instructions.Save,
+    instructions.OrderApply,
+    instructions.OrderStream,
+    instructions.OrderDiscard,
+    instructions.OrderDrop,
+    instructions.OrderKeep,
+    instructions.OrderFence,
+    instructions.OrderSave,
 )
 
 
-class Holder:
+class SimulatedShardProcess:
     """A shard's process."""
 
-    def __init__(self, server: Server, number: int, pieces: int, counts: list[dict[int, int]]) -> None:
-        self.process = Process(server.process.clock)
-        self.shard = Shard(number, pieces, self._tell, counts)
+    def __init__(self, server: SimulatedServer, number: int, pieces: int, counts: list[dict[int, int]]) -> None:
+        self.process = SimulatedProcess(server.process.clock)
+        self.shard = SimulatedShard(number, pieces, self._tell, counts)
         self._giver: tuple[int, int] | None = None
         self._begins: list[tuple[tuple[int, int], Callable[[str], None]]] = []
         self._given: set[tuple[int, int]] = set()
-        self.connection = Connection(0, self, server, server.chance)
+        self.connection = SimulatedConnection(0, self, server, server.chance)
         self._beat()
 
     def _beat(self) -> None:
@@ -65,34 +65,34 @@ class Holder:
             answer("begun")
         self._begins = [each for each in self._begins if each[0] != self._giver]
 
-    def received(self, connection: Connection, message: Any) -> None:
-        if isinstance(message, instructions.Giver):
+    def received(self, connection: SimulatedConnection, message: Any) -> None:
+        if isinstance(message, instructions.OrderInitialWeights):
             self._giver = (message.worker, message.incarnation)
             self._take_weights()
         else:
             self.shard.carry_out(message)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: SimulatedConnection) -> None:
         self.process.kill()
 
 
-class Server:
+class SimulatedServer:
     """One process of the server. It lives in generations: when a shard is lost, a new one begins."""
 
     def __init__(self, world: World, chance: random.Random) -> None:
         self.world, self.chance = world, chance
-        self.process = Process(world.clock)
+        self.process = SimulatedProcess(world.clock)
         self.state: JobState
-        self.holders: list[Holder] = []
-        self._connections: dict[int, Connection] = {}
+        self.holders: list[SimulatedShardProcess] = []
+        self._connections: dict[int, SimulatedConnection] = {}
         self._wake = 0
-        self._life = 0  # of generations in this process
+        self._incarnation = 0  # of generations in this process
         self._parts: dict[int, list[dict[int, int]]] = {}  # shard → what it has written of the checkpoint under way
         self._snapshot: Mapping[str, Any] = {}
         self.begin(world.newest, None, {})
 
     def begin(
-        self, restored: Checkpoint | None, awaited: frozenset[int] | None, incarnations: Mapping[int, int]
+        self, restored: SimulatedCheckpoint | None, awaited: frozenset[int] | None, incarnations: Mapping[int, int]
     ) -> None:
         """Begin a generation."""
         setting = self.world.setting
@@ -100,7 +100,7 @@ class Server:
         policy.streamed = setting.streamed and policy.streamable
         streams = policy.pipelined or policy.streamed
         self.world.generations += 1
-        terms = JobTerms(
+        config = JobConfig(
             shards=setting.shards,
             workers=setting.workers,
             lease=setting.lease,
@@ -113,21 +113,21 @@ class Server:
         )
         trace = self.world.begin_trace(restored.version if restored else 0)
         snapshot = restored.snapshot if restored else None
-        self.state = self.world.make_state(policy, terms, Recorder(trace.append), snapshot, self.process.clock.now)
-        self._life += 1
+        self.state = self.world.make_state(policy, config, Recorder(trace.append), snapshot, self.process.clock.now)
+        self._incarnation += 1
         self._streams, self._gated = streams, policy.streamed and policy.takes_turns
         pieces = setting.pieces if streams else 1
         counts = restored.counts if restored else [[] for _ in range(setting.shards)]
-        self.holders = [Holder(self, number, pieces, counts[number]) for number in range(setting.shards)]
+        self.holders = [SimulatedShardProcess(self, number, pieces, counts[number]) for number in range(setting.shards)]
         for holder in self.holders:
             holder.shard.streams = streams
-        self._tell(events.Described(0.9))
+        self._tell(events.ModelDescribed(0.9))
         if restored:
             for holder in self.holders:
                 holder.shard.version = restored.version
             for number in range(setting.shards):
-                self._tell(events.Loaded(number))
-        self._tick(self._life, self.process.clock.now)
+                self._tell(events.ShardLoaded(number))
+        self._tick(self._incarnation, self.process.clock.now)
 
     # Events in, instructions out
 
@@ -137,33 +137,33 @@ class Server:
             self.world.log(self.process.clock.now, event, instruction)
             if self.state is state:  # else this generation has failed meanwhile
                 self._carry_out(instruction)
-            if isinstance(instruction, instructions.Resumed) and isinstance(event, events.Resume):
-                self.world.resumed(event.worker, event.generation, state.terms.generation)
+            if isinstance(instruction, instructions.SendResumed) and isinstance(event, events.WorkerResumed):
+                self.world.resumed(event.worker, event.generation, state.config.generation)
 
     def _carry_out(self, instruction: Any) -> None:
         match instruction:
-            case instructions.Welcome(to, worker, incarnation):
-                who = (worker, incarnation, self.state.terms.generation)
-                self._send(to, Welcome(*who, self._gated, self._streams, tuple(self.holders)))
-            case instructions.Save(version, snapshot):
+            case instructions.SendWelcome(to, worker, incarnation):
+                who = (worker, incarnation, self.state.config.generation)
+                self._send(to, WelcomeTerms(*who, self._gated, self._streams, tuple(self.holders)))
+            case instructions.OrderSave(version, snapshot):
                 self._parts, self._snapshot = {}, snapshot
                 self._to_shards(instruction)
-            case instructions.Apply() if self._streams:
+            case instructions.OrderApply() if self._streams:
                 pass
-            case instructions.Giver():
+            case instructions.OrderInitialWeights():
                 self._to_shards(instruction)
-            case instructions.Store(version):
+            case instructions.StoreCheckpoint(version):
                 self.process.after(self.chance.uniform(0.0, 0.5), lambda: self._store(version))
-            case instructions.WakeAt(time):
+            case instructions.SetTimer(time):
                 self._wake += 1
-                number, life = self._wake, self._life
+                number, life = self._wake, self._incarnation
                 wait = max(0.0, time - self.process.clock.now)
                 self.process.after(wait, lambda: self._woke(number, life))
-            case instructions.Done():
-                self._save_and_end(self._life, asked=False)
-            case instructions.Fail():
+            case instructions.JobDone():
+                self._save_and_end(self._incarnation, asked=False)
+            case instructions.FailGeneration():
                 self.restart()
-            case instructions.Log() | instructions.Add() | instructions.Forget():
+            case instructions.LogLine() | instructions.OrderAdd() | instructions.ForgetCheckpoint():
                 pass
             case _ if isinstance(instruction, TO_SHARDS):
                 self._to_shards(instruction)
@@ -185,10 +185,10 @@ class Server:
             holder.connection.send(self, order)
 
     def _tick(self, life: int, due: float) -> None:
-        if life == self._life:
+        if life == self._incarnation:
             before = self.state.roster.present()
-            self._tell(events.Tick(due))
-            if life != self._life:
+            self._tell(events.TimePassed(due))
+            if life != self._incarnation:
                 return  # a shard was lost
             for member in before:
                 if member.stage is Stage.GONE:
@@ -198,31 +198,31 @@ class Server:
             self.process.after(pause, lambda: self._tick(life, then))
 
     def _woke(self, number: int, life: int) -> None:
-        if number == self._wake and life == self._life:
-            self._tell(events.Woke())
+        if number == self._wake and life == self._incarnation:
+            self._tell(events.TimerFired())
 
     def _store(self, version: int) -> None:
         error = self.world.store(version, self._snapshot, [self._parts[number] for number in sorted(self._parts)])
-        self._tell(events.Stored(version, error))
+        self._tell(events.CheckpointStored(version, error))
 
     def _save_and_end(self, life: int, asked: bool) -> None:
         """Everybody has left: write a last checkpoint, and end."""
-        if life != self._life:
+        if life != self._incarnation:
             return
         saved = self.state.checkpoints.saved if self.state.checkpoints else None
         if not self.state.is_saving:
             if saved == self.state.version:
                 self.world.end()
                 return
-            self._tell(events.SaveNow())
+            self._tell(events.SaveRequested())
         self.process.after(0.1, lambda: self._save_and_end(life, asked=True))
 
     # Connections
 
-    def accept(self, connection: Connection) -> None:
+    def accept(self, connection: SimulatedConnection) -> None:
         self._connections[connection.number] = connection
 
-    def received(self, connection: Connection, message: Any) -> None:
+    def received(self, connection: SimulatedConnection, message: Any) -> None:
         if connection.number == 0:
             if any(holder.connection is connection for holder in self.holders):
                 self._from_shard(*message)
@@ -232,22 +232,22 @@ class Server:
     def _from_shard(self, shard: int, kind: str, what: Any) -> None:
         match kind:
             case "arrived":
-                self._tell(events.Arrived(shard, *what))
+                self._tell(events.UpdateArrived(shard, *what))
             case "beat":
-                self._tell(events.ShardBeat(shard))
+                self._tell(events.ShardAlive(shard))
             case "begun":
-                self._tell(events.Begun(shard, *what))
+                self._tell(events.ShardInitialized(shard, *what))
             case "saved":
                 version, counts = what
                 self._parts[shard] = counts
-                self._tell(events.Saved(shard, version))
+                self._tell(events.ShardSaved(shard, version))
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: SimulatedConnection) -> None:
         if connection.number == 0:
             if any(holder.connection is connection for holder in self.holders):
                 self.restart()
         elif self._connections.pop(connection.number, None):
-            self._tell(events.Disconnected(connection.number))
+            self._tell(events.ConnectionLost(connection.number))
 
     # Faults
 

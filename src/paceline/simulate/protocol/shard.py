@@ -17,7 +17,7 @@ Answer = Callable[[str], None]  # tells the worker: "pushed", "returned" or "exp
 
 
 @dataclass
-class Entry:
+class StreamProgress:
     """A Stream of the log, as far as it is not done."""
 
     updates: set[Identity]
@@ -26,13 +26,13 @@ class Entry:
 
 
 @dataclass
-class Piece:
+class SimulatedPiece:
     """A piece of the model."""
 
     counts: dict[int, int] = field(default_factory=dict)  # sample → how often it has changed this piece
     held: dict[Identity, tuple[tuple[int, ...], Answer]] = field(default_factory=dict)
     next: int = 0  # the entry whose turn it is
-    loose: list[Entry] = field(default_factory=list)  # complete, and bound to no order
+    loose: list[StreamProgress] = field(default_factory=list)  # complete, and bound to no order
     newest: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker → its last update that was applied
     last: dict[int, tuple[int, ...]] = field(default_factory=dict)  # worker → the samples of that update
 
@@ -47,7 +47,7 @@ class Piece:
                 self.counts[sample] -= 1
 
 
-class Shard:
+class SimulatedShard:
     """One shard of one generation."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Shard:
     ) -> None:
         """tell(kind, what): tells the coordinator. counts: of each piece, from a checkpoint."""
         self.number, self._tell = number, tell
-        self.pieces = [Piece(dict(counts[piece]) if counts else {}) for piece in range(pieces)]
+        self.pieces = [SimulatedPiece(dict(counts[piece]) if counts else {}) for piece in range(pieces)]
         self.version = 0
         self.streams = False
         self.order: list[int] = []  # versions that were applied, in order
@@ -64,8 +64,8 @@ class Shard:
         self._waiting: dict[Identity, tuple[int, ...]] = {}
         self._kept: dict[int, tuple[Identity, tuple[int, ...]]] = {}
         self._pulls: list[tuple[int, Answer]] = []
-        self._entries: list[Entry] = []
-        self._entry_of: dict[Identity, Entry] = {}
+        self._entries: list[StreamProgress] = []
+        self._entry_of: dict[Identity, StreamProgress] = {}
         self._pieces_in: dict[Identity, int] = {}
         self._gone: dict[int, tuple[int, int]] = {}  # worker → its newest update that was dropped
 
@@ -102,7 +102,7 @@ class Shard:
     def carry_out(self, order: Any) -> None:
         """The log goes on."""
         match order:
-            case instructions.Apply(version, decision):
+            case instructions.OrderApply(version, decision):
                 self.order.append(version)
                 kept = dict(self._kept.values())
                 for update in map(identity_of, decision.updates):
@@ -111,23 +111,23 @@ class Shard:
                         piece.apply(samples)
                 self.version = version
                 self._answer_pulls()
-            case instructions.Discard(decision):
+            case instructions.OrderDiscard(decision):
                 self._drop(identity_of(decision.update))
-            case instructions.Drop(update):
+            case instructions.OrderDrop(update):
                 self._drop(update)
-            case instructions.Keep(decision):
+            case instructions.OrderKeep(decision):
                 update = identity_of(decision.update)
                 self._kept[decision.slot] = (update, self._waiting.pop(update))
-            case instructions.Fence(worker, incarnation):
+            case instructions.OrderFence(worker, incarnation):
                 self._fence[worker] = max(incarnation, self._fence.get(worker, 0))
                 for piece in self.pieces:
                     named = [each for each in piece.held if each.worker == worker and each not in self._entry_of]
                     for update in named:
                         if not self.accepts(update):
                             del piece.held[update]
-            case instructions.Stream():
+            case instructions.OrderStream():
                 self._stream(order)
-            case instructions.Save(version):
+            case instructions.OrderSave(version):
                 self._tell("saved", (version, [dict(piece.counts) for piece in self.pieces]))
 
     def _drop(self, update: Identity) -> None:
@@ -158,9 +158,9 @@ class Shard:
             piece.held[update] = (samples, answer)
             self._apply_streamed()
 
-    def _stream(self, stream: instructions.Stream) -> None:
+    def _stream(self, stream: instructions.OrderStream) -> None:
         known = {update for update in stream.updates if _key(update) > self._gone.get(update.worker, (0, 0))}
-        entry = Entry(known, stream.in_order, len(self.pieces))
+        entry = StreamProgress(known, stream.in_order, len(self.pieces))
         if stream.in_order:
             self._entries.append(entry)
         else:
@@ -180,7 +180,7 @@ class Shard:
                 piece.next += 1
                 self._apply_entry(piece, self._entries[piece.next - 1])
 
-    def _apply_entry(self, piece: Piece, entry: Entry) -> None:
+    def _apply_entry(self, piece: SimulatedPiece, entry: StreamProgress) -> None:
         for update in sorted(entry.updates):
             samples, answer = piece.held.pop(update)
             piece.apply(samples)

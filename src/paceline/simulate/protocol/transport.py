@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from paceline.simulate.clock import Clock
 
 
-class Process:
+class SimulatedProcess:
     """Does what it is given to do, one thing after the other; not while it is stopped, and never once it is killed."""
 
     def __init__(self, clock: Clock) -> None:
@@ -48,19 +48,21 @@ class Process:
         self._busy = False
 
 
-class End(Protocol):
+class ConnectionEnd(Protocol):
     """One end of a connection."""
 
-    process: Process
+    process: SimulatedProcess
 
-    def received(self, connection: Connection, message: Any) -> None: ...
-    def lost(self, connection: Connection) -> None: ...
+    def received(self, connection: SimulatedConnection, message: Any) -> None: ...
+    def lost(self, connection: SimulatedConnection) -> None: ...
 
 
-class Connection:
+class SimulatedConnection:
     """A connection between a caller and a listener. Each direction keeps its order."""
 
-    def __init__(self, number: int, caller: End, listener: End, chance: random.Random, slow: float = 0.02) -> None:
+    def __init__(
+        self, number: int, caller: ConnectionEnd, listener: ConnectionEnd, chance: random.Random, slow: float = 0.02
+    ) -> None:
         self.number, self.chance, self._slow = number, chance, slow
         self._ends = (caller, listener)
         self._arrives = {id(caller): 0.0, id(listener): 0.0}  # when the last message to an end arrives
@@ -68,7 +70,7 @@ class Connection:
         self._carries = True  # do messages that are sent now get through?
         self._drops_all = False  # are those lost too that are on their way?
 
-    def send(self, sender: End, message: Any) -> None:
+    def send(self, sender: ConnectionEnd, message: Any) -> None:
         """Send a message to the other end. It arrives later, in order, unless the connection is lost before."""
         if not self._carries:
             return
@@ -83,7 +85,7 @@ class Connection:
 
         clock.at(at, arrive)
 
-    def _deliver(self, end: End, message: Any) -> None:
+    def _deliver(self, end: ConnectionEnd, message: Any) -> None:
         if self._open[id(end)]:
             end.received(self, message)
 
@@ -98,7 +100,7 @@ class Connection:
             seconds = max(self._arrives[id(end)] - process.clock.now, 0.0) + self.chance.uniform(0.0, notice)
             process.after(seconds, lambda end=end: self._notice(end))  # type: ignore[misc]
 
-    def close(self, closer: End) -> None:
+    def close(self, closer: ConnectionEnd) -> None:
         """An end hangs up. What it has sent arrives; the other end notices after that."""
         if self._open[id(closer)]:
             self._open[id(closer)] = False
@@ -108,10 +110,10 @@ class Connection:
             wait = max(self._arrives[id(other)] - process.clock.now, 0.0) + self.chance.expovariate(1 / self._slow)
             process.after(wait, lambda: self._notice(other))
 
-    def _notice(self, end: End) -> None:
+    def _notice(self, end: ConnectionEnd) -> None:
         if self._open[id(end)]:
             self._open[id(end)] = False
             end.lost(self)
 
-    def _other(self, end: End) -> End:
+    def _other(self, end: ConnectionEnd) -> ConnectionEnd:
         return self._ends[1] if end is self._ends[0] else self._ends[0]

@@ -9,26 +9,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.job import Identity, WorkerState, events, instructions
-from paceline.simulate.protocol.transport import Connection, Process
+from paceline.simulate.protocol.transport import SimulatedConnection, SimulatedProcess
 
 if TYPE_CHECKING:
     from paceline.simulate.protocol.run import World
-    from paceline.simulate.protocol.server import Holder
+    from paceline.simulate.protocol.server import SimulatedShardProcess
 
 ANSWER_SECONDS = 10.0  # after which a server that does not answer is called again
 RETRY_SECONDS = 2.0  # after which a shard that has not answered is asked again
 
 
-class Over(Exception):
+class MustRejoin(Exception):
     """This incarnation is over; the worker joins again."""
 
 
-class Refused(Exception):
+class WorkerRefused(Exception):
     """The server does not want this worker."""
 
 
 @dataclass(frozen=True)
-class Welcome:
+class WelcomeTerms:
     """What a worker is told when it joins."""
 
     worker: int
@@ -36,19 +36,19 @@ class Welcome:
     generation: str
     gated: bool
     streams: bool
-    holders: tuple[Holder, ...]
+    holders: tuple[SimulatedShardProcess, ...]
 
 
-class Worker:
+class SimulatedWorker:
     """One process of a worker. When it is over, somebody else may start another."""
 
     def __init__(self, world: World, number: int, chance: random.Random) -> None:
         self.world, self.number, self.chance = world, number, chance
-        self.process = Process(world.clock)
+        self.process = SimulatedProcess(world.clock)
         self.ended = ""  # why the process has ended
         self._state = WorkerState()
-        self._control: Connection | None = None
-        self._welcome: Welcome | None = None
+        self._control: SimulatedConnection | None = None
+        self._welcome: WelcomeTerms | None = None
         self._resumed = self._over = False
         self._refused = ""
         self._heard = 0.0
@@ -65,9 +65,9 @@ class Worker:
                 yield from self._live()
                 self.ended = "done"
                 return
-            except Over:
+            except MustRejoin:
                 continue
-            except Refused as refused:
+            except WorkerRefused as refused:
                 self.ended = str(refused)
                 return
 
@@ -78,7 +78,9 @@ class Worker:
         while True:
             self._taken += 1
             number, batch = self._taken, state.newest.batch_size or world.setting.batch
-            self._say(state.want, events.Want(0, number, batch, world.setting.samples, world.setting.epochs))
+            self._say(
+                state.request, events.SamplesRequested(0, number, batch, world.setting.samples, world.setting.epochs)
+            )
             given = yield from self._until_given(number)
             samples = tuple(range(given.start, given.stop))
             if not samples:
@@ -86,15 +88,15 @@ class Worker:
             yield from self._sleep(self.chance.uniform(0.2, 2.0) * world.setting.pace[self.number])
             yield from self._answer(version, number, samples)
             version = yield from self._go_on()
-        self._say(state.finish, events.Finish(0))
+        self._say(state.finish, events.WorkerFinished(0))
         yield from self._until(lambda: state.last_version is not None)
         assert state.last_version is not None
         yield from self._pull(state.last_version)
-        self._say(state.leave, events.Leave(0))
+        self._say(state.leave, events.WorkerLeft(0))
         yield from self._until(lambda: state.has_parted)
 
-    def _until_given(self, number: int) -> Generator[None, None, instructions.Given]:
-        given: list[instructions.Given] = []
+    def _until_given(self, number: int) -> Generator[None, None, instructions.SendSamples]:
+        given: list[instructions.SendSamples] = []
 
         def take() -> bool:
             answer = self._state.take_given(number)
@@ -123,10 +125,10 @@ class Worker:
         state, welcome = self._state, self._welcome
         assert welcome is not None
         iteration = state.iteration
-        ready = events.Ready(0, iteration, version, len(samples), 0.5, 1.0 / (1 + version), (number,))
+        ready = events.GradientComputed(0, iteration, version, len(samples), 0.5, 1.0 / (1 + version), (number,))
         announces = welcome.streams and self.number % 2 == 1
         if announces:
-            self._say(state.announce, events.Soon(0, iteration, version, len(samples)))
+            self._say(state.announce, events.GradientBegun(0, iteration, version, len(samples)))
         else:
             self._say(state.tell_ready, ready)
         if welcome.gated:
@@ -166,9 +168,9 @@ class Worker:
     def _until(self, found: Callable[[], Any]) -> Iterator[None]:
         while not found():
             if self._refused:
-                raise Refused(self._refused)
+                raise WorkerRefused(self._refused)
             if self._over:
-                raise Over
+                raise MustRejoin
             yield
 
     def _sleep(self, seconds: float) -> Iterator[None]:
@@ -192,7 +194,7 @@ class Worker:
             self._hang_up()
             self._control = self.world.connect(self)
             if self._control:
-                self._control.send(self, events.Join(self._control.number, self.number))
+                self._control.send(self, events.WorkerJoined(self._control.number, self.number))
                 yield from self._wait_for_answer(lambda: self._welcome is not None, patience=3 * ANSWER_SECONDS)
             else:
                 yield from self._sleep(self.chance.uniform(0.05, 2.0))
@@ -224,29 +226,29 @@ class Worker:
             return
         if self._resumed and self.process.clock.now - self._heard > lease:
             self._control_lost()
-        self._say(self._state.beat, events.Beat(0))
+        self._say(self._state.beat, events.WorkerAlive(0))
         self.process.after(lease / 3, lambda: self._beat(life))
 
-    def received(self, connection: Connection, message: Any) -> None:
+    def received(self, connection: SimulatedConnection, message: Any) -> None:
         if connection is not self._control or self.ended:
             return
         self._heard = self.process.clock.now
         match message:
-            case Welcome():
+            case WelcomeTerms():
                 self._welcome, self._resumed = message, True
-            case instructions.Resumed():
+            case instructions.SendResumed():
                 self._resumed = True
                 for each in self._state.reconnected():
                     self._send(each)
-            case instructions.Expelled():
+            case instructions.SendExpelled():
                 self._over = True
-            case instructions.Refused(_, reason):
+            case instructions.SendRefused(_, reason):
                 self._refused = reason
             case _:
                 self._state.heard(message)
         self._poke()
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: SimulatedConnection) -> None:
         if connection is self._control and not self.ended:
             self._control_lost()
 
@@ -265,7 +267,7 @@ class Worker:
         self._control = self.world.connect(self)
         if self._control:
             who = (self._welcome.worker, self._welcome.incarnation, self._welcome.generation)
-            self._control.send(self, events.Resume(self._control.number, *who))
+            self._control.send(self, events.WorkerResumed(self._control.number, *who))
         wait = ANSWER_SECONDS if self._control else self.chance.uniform(0.05, 2.0)
         self.process.after(wait, lambda: self._come_back(life))
 
@@ -288,12 +290,14 @@ class Worker:
 
     # Shards
 
-    def _ask_all(self, call: Callable[[Holder, Callable[[str], None]], None]) -> Iterator[None]:
+    def _ask_all(self, call: Callable[[SimulatedShardProcess, Callable[[str], None]], None]) -> Iterator[None]:
         assert self._welcome is not None
         waits = [self._ask(holder, call) for holder in self._welcome.holders]
         yield from self._until(lambda: all(done() for done in waits))
 
-    def _ask(self, holder: Holder, call: Callable[[Holder, Callable[[str], None]], None]) -> Callable[[], bool]:
+    def _ask(
+        self, holder: SimulatedShardProcess, call: Callable[[SimulatedShardProcess, Callable[[str], None]], None]
+    ) -> Callable[[], bool]:
         """Ask a shard, and again until it answers. True once it has."""
         life, answered = self._lives, [False]
 
@@ -320,11 +324,11 @@ class Worker:
         return lambda: answered[0]
 
 
-def _begin(who: tuple[int, int], holder: Holder, answer: Callable[[str], None]) -> None:
+def _begin(who: tuple[int, int], holder: SimulatedShardProcess, answer: Callable[[str], None]) -> None:
     holder.begin(who, answer)
 
 
 def _push_piece(
-    update: Identity, piece: int, samples: tuple[int, ...], holder: Holder, answer: Callable[[str], None]
+    update: Identity, piece: int, samples: tuple[int, ...], holder: SimulatedShardProcess, answer: Callable[[str], None]
 ) -> None:
     holder.shard.push_piece(update, piece, samples, answer)

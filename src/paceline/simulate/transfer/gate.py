@@ -18,7 +18,7 @@ from paceline.simulate.clock import Clock
 T = TypeVar("T")
 
 
-class Gate(Generic[T]):
+class LinkGate(Generic[T]):
     """First come, first served, one direction."""
 
     def __init__(self, clock: Clock, holds: float, begin: Callable[[T], None]) -> None:
