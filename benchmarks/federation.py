@@ -12,9 +12,13 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
-from paceline.bench import bare, crowd
-from paceline.bench.measured import CrowdError, Load
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the package `benchmarks`
+
+from benchmarks.crowd import bare_server as bare
+from benchmarks.crowd import clients as crowd
+from benchmarks.crowd.load import CrowdError, Load
 from paceline.policies import make
 from paceline.simulate import Cluster, load_cluster
 

@@ -27,12 +27,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": {"policies", "model", "observe", "serve"},
     "lab": {"policies", "model", "observe", "simulate", "serve", "collectives", "launch"},
     "advise": {"policies", "model", "observe", "simulate", "serve", "launch", "lab"},
-    "bench": {"policies", "model", "observe", "serve"},
     "reproduce": {
         *("policies", "model", "observe", "simulate", "federated", "workloads", "collectives", "rlp", "launch", "lab"),
     },
     "cli": {
-        *("policies", "model", "observe", "simulate", "serve", "federated", "launch", "lab", "advise", "bench"),
+        *("policies", "model", "observe", "simulate", "serve", "federated", "launch", "lab", "advise"),
         *("reproduce", "workloads", "collectives", "rlp"),
     },
     "__main__": {"cli"},
@@ -53,7 +52,6 @@ OUTSIDE: dict[str, set[str]] = {
     "launch": set(),
     "lab": {"numpy", "pyroute2", "torch"},
     "advise": set(),
-    "bench": {"torch", "ray", "zmq"},  # the last two where they are installed
     "reproduce": {"matplotlib", "msgspec", "numpy", "torch"},
     "cli": {"typer", "rich"},
     "__main__": set(),

@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 import torch
-
-from paceline.bench import bare, crowd
-from paceline.bench.measured import CrowdError, Load
+from benchmarks.crowd import bare_server as bare
+from benchmarks.crowd import clients as crowd
+from benchmarks.crowd.load import CrowdError, Load
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import typer
 import paceline
 from paceline.cli import simulate, train
 from paceline.cli.advise import advise
-from paceline.cli.bench import bench
 from paceline.cli.collective import collective, topology
 from paceline.cli.federate import federate
 from paceline.cli.lab import lab
@@ -78,6 +77,5 @@ app.command(context_settings=train.THEN_COMMAND)(train.work)
 app.command()(train.watch)
 app.command()(train.export)
 app.command()(train.replay)
-app.add_typer(bench, name="bench")
 app.add_typer(federate, name="federate")
 app.add_typer(rlp, name="rlp")

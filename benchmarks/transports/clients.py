@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.bench.load import RATE, Buffers, ServedModel, as_bytes, description
-from paceline.bench.peers import called, fill
+from benchmarks import environment
+from benchmarks.transports.load import RATE, Buffers, ServedModel, as_bytes, description
+from benchmarks.transports.peers import called, fill
 from paceline.serve.worker.client import Client
 
 STOPPING = 10.0  # seconds that a peer has to end before it is killed
@@ -36,10 +37,10 @@ class _Peer:
     """A serving process. It ends when its standard input does."""
 
     def __init__(self, name: str, elements: int, port: int | None = None) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "paceline.bench.peers", name, str(elements)]
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.transports.peers", name, str(elements)]
         if port is not None:
             command.append(str(port))
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
 
     def port(self) -> int:
         """Where it listens; waits for it."""

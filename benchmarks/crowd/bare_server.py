@@ -1,6 +1,6 @@
 """A crowd at a bare TCP server, which does nothing with the bytes that it gets. A real server is measured beside it.
 
-`python -m paceline.bench.bare BYTES` is that server.
+`python -m benchmarks.crowd.bare_server BYTES` is that server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from paceline.bench.measured import CrowdResult, Load, Watched, allow, started
+from benchmarks.crowd.load import CrowdResult, Load, Watched, allow, started
 from paceline.serve.coordinator import event_loop
 from paceline.serve.wire.endpoint import CALLERS
 from paceline.serve.wire.frames import CHUNK
@@ -21,7 +21,7 @@ from paceline.serve.wire.frames import CHUNK
 def exchange(load: Load) -> CrowdResult:
     """Let a crowd send its bytes to such a server, and as many back, in rounds."""
     allow(load.clients)
-    with started(["-m", "paceline.bench.bare", str(load.bytes)]) as (process, port):
+    with started(["-m", "benchmarks.crowd.bare_server", str(load.bytes)]) as (process, port):
         return event_loop.run(_exchange(load, port, process.pid))
 
 

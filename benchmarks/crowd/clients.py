@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from paceline.bench.bare import connected, fill
-from paceline.bench.load import as_bytes
-from paceline.bench.measured import CrowdError, CrowdResult, Load, Watched, allow, started
+from benchmarks.crowd.bare_server import connected, fill
+from benchmarks.crowd.load import CrowdError, CrowdResult, Load, Watched, allow, started
+from benchmarks.transports.load import as_bytes
 from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import SUMS

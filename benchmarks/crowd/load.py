@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.bench.load import ELEMENT
+from benchmarks import environment
+from benchmarks.transports.load import ELEMENT
 from paceline.observe.process_usage import cpu_seconds, memory
 from paceline.serve import open_files
 from paceline.serve.shard import forkserver
@@ -79,7 +80,7 @@ def allow(connections: int) -> None:
 def started(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server, and the port that it says it listens at, which is the last thing on its first line."""
     command = [sys.executable, "-W", "ignore", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment())
     assert process.stdout is not None
     try:
         said = process.stdout.readline().strip().rstrip(".").rpartition(":")[2]

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from benchmarks import environment
+
 OURS = ("tcp", "tcp_with_apply", "paceline")
 #: The others, and the module that each needs.
 OTHERS = {"gloo": "torch", "pyzmq": "zmq", "ray": "ray", "torch_rpc": "torch"}
@@ -157,9 +159,9 @@ def _run(
 @contextlib.contextmanager
 def _block(arguments: list[str]) -> Iterator[queue.SimpleQueue[str]]:
     """The process of a block, and the lines that it says; the last one is empty."""
-    command = [sys.executable, "-W", "ignore", "-m", "paceline.bench.block", *arguments]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.transports.block", *arguments]
     # In a group of its own: a Ctrl-C reaches us alone, and nobody of it outlives us.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment())
     assert process.stdout is not None
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)

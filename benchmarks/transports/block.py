@@ -1,4 +1,4 @@
-"""Some transports measured together, round by round: `python -m paceline.bench.block ELEMENTS ROUNDS TRANSPORTS`.
+"""Measure some transports together, round by round: `python -m benchmarks.transports.block ELEMENTS ROUNDS NAMES`.
 
 Each timed exchange is a line of JSON on standard output. That it is a process of its own lets whoever started it give
 it up when a library hangs.
@@ -13,8 +13,8 @@ import sys
 import time
 from typing import Any
 
-from paceline.bench.load import Buffers
-from paceline.bench.transports import OPEN, Transport
+from benchmarks.transports.clients import OPEN, Transport
+from benchmarks.transports.load import Buffers
 
 WARM_UP = 3  # rounds before those that count: pages are touched, windows grow
 

@@ -1,4 +1,4 @@
-"""The serving side of each transport, as a process: `python -m paceline.bench.peers TRANSPORT ELEMENTS [PORT]`.
+"""The serving side of each transport, as a process: `python -m benchmarks.transports.peers TRANSPORT ELEMENTS [PORT]`.
 
 A peer prints the port it listens at, if it chooses one, and ends when its standard input does or its caller hangs up.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline.bench.load import ServedModel, as_bytes
+from benchmarks.transports.load import ServedModel, as_bytes
 from paceline.policies import make
 from paceline.serve.coordinator import event_loop
 from paceline.serve.coordinator.config import ServerConfig

@@ -1,0 +1,14 @@
+"""Benchmarks. Each script here is run by its path: `python benchmarks/wire.py`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def environment() -> dict[str, str]:
+    """The environment of a process that imports this package."""
+    known = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([known] if known else [])])}

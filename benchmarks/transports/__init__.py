@@ -1,0 +1,1 @@
+"""Push, apply and pull one model over several transports, and compare their rates."""
