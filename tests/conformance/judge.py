@@ -1,6 +1,6 @@
-"""A judge of traces. It keeps books of its own, from the events alone, and compares them with what the events say.
+"""A judge of traces. It keeps its own records, from the events alone, and compares the events with them.
 
-It knows the policy only by its name, and the driver not at all: whatever writes a trace can be put before it.
+The judge knows only the name of the policy, and nothing of the driver. It can judge the trace of any driver.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from paceline.observe.trace import (
     identities,
 )
 
-#: What a worker may do next: from the last thing it did to those that may follow.
-THEN: dict[str, set[type]] = {
+#: State of a worker → the events that may follow.
+MAY_FOLLOW: dict[str, set[type]] = {
     "gone": {Joined},
     "waiting": {Granted, Left},
     "granted": {Pulling, Pulled, Cancelled, Left},
@@ -40,7 +40,8 @@ THEN: dict[str, set[type]] = {
     "turned": {Pushing, Arrived, Cancelled, Left},
     "pushing": {Arrived, Cancelled, Left},
 }
-DOES: dict[type, str] = {
+#: Event of a worker → its state after the event.
+STATE_AFTER: dict[type, str] = {
     Joined: "waiting",
     Granted: "granted",
     Pulling: "pulling",
@@ -56,14 +57,14 @@ DOES: dict[type, str] = {
 
 @dataclass(eq=False)
 class Task:
-    """One Grant, and the update that comes of it."""
+    """One Grant, and the update that answers it."""
 
     worker: int
     incarnation: int
     iteration: int
     batch_size: int | None
-    company: set[int]  # everyone who was a member at any time since the Grant or, streamed, since the Turn before it
-    version: int = -1  # of the model that was pulled for it
+    company: set[int]  # every member since the Grant or, if streamed, since the Turn before it
+    version: int = -1  # of the pulled model
 
     @property
     def identity(self) -> Identity:
@@ -72,35 +73,35 @@ class Task:
 
 @dataclass
 class Judge:
-    """Feed it a trace; it fails on the first thing that cannot be."""
+    """Judges a trace. It raises AssertionError at the first event that breaks a rule or a promise."""
 
     gap: float = float("inf")  # the largest progress gap that the policy allows
-    turns: float = float("inf")  # the largest number of seats in its ring, if it has one
-    ring: bool = False  # is staleness bounded by the number of seats?
-    at_once: bool = False  # is every update applied as it arrives?
-    streamed: bool = False  # does a worker's model come back to it with its push, from its Turn on?
-    fresh: bool = False  # is every update that is applied computed from the newest model?
+    turns: float = float("inf")  # the largest number of seats in the ring, if the policy has one
+    ring: bool = False  # whether the number of seats bounds the staleness
+    at_once: bool = False  # whether every update is applied when it arrives
+    streamed: bool = False  # whether a worker's model comes back with its push, from its Turn on
+    fresh: bool = False  # whether every applied update is computed from the newest model
 
     now: float = 0.0
     version: int = 0
-    does: dict[int, str] = field(default_factory=dict)
-    incarnations: dict[int, int] = field(default_factory=dict)  # worker → its newest
-    done: dict[int, int] = field(default_factory=dict)  # member → completed iterations
-    slowest: int = 0  # of those who have been granted; the others hold nobody back
-    since: dict[int, set[int]] = field(
-        default_factory=dict
-    )  # streamed: member → who was one since it asked for a model
-    grants: dict[int, int] = field(default_factory=dict)  # member → Grants since it joined
+    state: dict[int, str] = field(default_factory=dict)  # worker → its state
+    incarnations: dict[int, int] = field(default_factory=dict)  # worker → its newest incarnation
+    done: dict[int, int] = field(default_factory=dict)  # member → number of completed iterations
+    slowest: int = 0  # the least progress of the members that have been granted
+    #: Streamed: member → every member since it asked for a model.
+    since: dict[int, set[int]] = field(default_factory=dict)
+    grants: dict[int, int] = field(default_factory=dict)  # member → number of Grants since it joined
     running: dict[int, Task] = field(default_factory=dict)
-    waiting: dict[Identity, Task] = field(default_factory=dict)  # arrived, and not yet decided
-    kept: dict[int, Task] = field(default_factory=dict)  # slot → what is there
+    waiting: dict[Identity, Task] = field(default_factory=dict)  # updates that are not decided yet
+    kept: dict[int, Task] = field(default_factory=dict)  # slot → the kept update
     arrivals: int = 0
     applied: int = 0
     discarded: int = 0
-    granted_ever: dict[int, int] = field(default_factory=dict)
+    granted_ever: dict[int, int] = field(default_factory=dict)  # worker → number of all its Grants
     departures: int = 0
 
     def watch(self, events: Iterable[Event]) -> Judge:
+        """Judge all events of a trace."""
         for event in events:
             try:
                 self.see(event)
@@ -110,13 +111,14 @@ class Judge:
         return self
 
     def see(self, event: Event) -> None:
+        """Judge the next event."""
         assert event.time >= self.now, "time went backwards"
         self.now = event.time
-        if type(event) in DOES:
+        if type(event) in STATE_AFTER:
             worker: int = event.worker  # type: ignore[union-attr]
-            before = self.does.get(worker, "gone")
-            assert type(event) in THEN[before], f"worker {worker} was {before}"
-            self.does[worker] = DOES[type(event)]
+            before = self.state.get(worker, "gone")
+            assert type(event) in MAY_FOLLOW[before], f"worker {worker} was {before}"
+            self.state[worker] = STATE_AFTER[type(event)]
         match event:
             case Joined(_, worker, incarnation):
                 assert incarnation > self.incarnations.get(worker, 0), f"worker {worker} is no new incarnation"
@@ -143,7 +145,7 @@ class Judge:
                 task = Task(worker, self.incarnations[worker], self.grants[worker], batch_size, company)
                 self.running[worker] = task
             case Pulled(_, worker, version):
-                assert 0 <= version <= self.version, "nobody can have a version that is not made yet"
+                assert 0 <= version <= self.version, "this version does not exist yet"
                 self.running[worker].version = version
             case Cancelled(_, worker):
                 del self.running[worker]
@@ -155,10 +157,10 @@ class Judge:
                 self.arrivals += 1
                 self.waiting[task.identity] = task
             case Applied(_, version, workers, iterations, staleness, incarnations):
-                assert version == self.version + 1, "versions count up by one"
+                assert version == self.version + 1, "the version must grow by one"
                 assert len(workers) == len(iterations) == len(staleness) == len(incarnations) > 0
                 updates = list(identities(workers, iterations, incarnations))
-                assert len(set(updates)) == len(updates), "an update is in there twice"
+                assert len(set(updates)) == len(updates), "an Apply names an update twice"
                 for update, stale in zip(updates, staleness, strict=True):
                     self._apply(update, stale)
                 self.version = version
@@ -171,9 +173,9 @@ class Judge:
                 assert direction in ("in", "out")
                 assert 0.0 <= fraction <= 1.0
             case Began():
-                raise AssertionError("a run begins once, before everything else")
+                raise AssertionError("Began must be the first event")
         if self.at_once and not isinstance(event, Arrived):
-            assert not self.waiting, "an update was left lying"
+            assert not self.waiting, "an update was left undecided"
         if self.streamed and isinstance(event, Joined | Turned | Cancelled):
             self.since[event.worker] = set(self.done)
         if begun := [done for worker, done in self.done.items() if self.grants[worker]]:
@@ -186,24 +188,24 @@ class Judge:
         else:
             task = self._settle(update)
             self.applied += 1
-        assert staleness == self.version - task.version, f"{_said(update)} is not {staleness} versions old"
+        assert staleness == self.version - task.version, f"{_described(update)} is not {staleness} versions old"
         if self.ring:
             most = min(self.turns, len(task.company)) - 1
-            assert staleness <= most, f"{_said(update)} is {staleness} versions old, not {most}"
-        assert staleness == 0 or not self.fresh, f"{_said(update)} is {staleness} versions old"
+            assert staleness <= most, f"{_described(update)} is {staleness} versions old; at most {most} are allowed"
+        assert staleness == 0 or not self.fresh, f"{_described(update)} is {staleness} versions old"
 
     def _settle(self, update: Identity) -> Task:
-        assert update in self.waiting, f"{_said(update)} has not arrived, or was settled before"
+        assert update in self.waiting, f"{_described(update)} has not arrived or is settled already"
         return self.waiting.pop(update)
 
 
-def _said(update: Identity) -> str:
+def _described(update: Identity) -> str:
     worker, incarnation, iteration = update
     return f"update {iteration} of worker {worker}'s incarnation {incarnation}"
 
 
 def judge_of(spec: str, streamed: bool = False) -> Judge:
-    """A judge who knows what the policy of that name promises."""
+    """Return a judge of the promises of this policy."""
     name, _, options = spec.partition(":")
     given = dict(part.split("=", 1) for part in options.split(",")) if options and "(" not in options else {}
     match name:

@@ -1,7 +1,7 @@
 """The real parameter server as a Driver: real sockets, a coordinator, two shards and a thread for each worker.
 
-A second of the job lasts a few milliseconds here. Faults are another matter (tests/faults). Where updates are streamed,
-the model is large enough for some pieces on each shard.
+One second of the job takes a few milliseconds here. tests/faults covers faults. If updates are streamed, the model is
+large enough for several pieces on each shard.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from paceline.serve.worker.client import Client
 from serve.workers import SIZE, described
 from train.jobs import job as serving
 
-SECOND = 0.004
+SECOND = 0.004  # duration of one second of the job
 BATCH = 32
 
 
 def served(policy: Policy, job: Job) -> list[Event]:
-    """Drive a policy through a job; its trace until the job's iterations have arrived."""
-    assert not job.faults, "faults need processes that can be killed"
+    """Drive a policy through a job. Return the trace until the job's iterations have arrived."""
+    assert not job.faults, "this driver cannot inject faults"
     size = 6 * MIN_PIECE_ELEMENTS if job.streamed or policy.pipelined else SIZE
     goal = job.iterations * len(job.compute_seconds)
     enough = threading.Event()
@@ -62,7 +62,7 @@ def served(policy: Policy, job: Job) -> list[Event]:
 
 
 def _until(events: list[Event], goal: int) -> Iterator[Event]:
-    """Up to and with the decisions on the last arrival that counts: what follows it at the same moment."""
+    """Yield the events up to the last arrival that counts, and the decisions that follow it at the same time."""
     last = None
     for event in events:
         if last is not None and (isinstance(event, Arrived) or event.time != last):

@@ -1,4 +1,4 @@
-"""One suite for every policy and every driver: what a trace may and may not say."""
+"""One suite for all policies and all drivers: it judges the trace of each combination."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from paceline.observe.trace import (
 from paceline.policies import make, names
 from paceline.simulate.driver import colocated, simulated
 
-#: Whatever drives policies. Ray and Flower belong here too.
+#: The drivers of policies. New drivers belong here too.
 DRIVERS: dict[str, Driver] = {"simulated": simulated, "colocated": colocated}
 try:
     from conformance.served import served
 
     DRIVERS["served"] = served
-except ImportError:  # without torch there is no real server; the rest is judged all the same
+except ImportError:  # without torch there is no real server
     pass
-#: Those among them that do the same again when asked again.
+#: The drivers that give the same trace for the same job.
 REPEATABLE = {"simulated", "colocated"}
 
 VARIANTS = [
@@ -69,7 +69,7 @@ JOBS = {
     "alone": Job((1.0,), iterations=8),
 }
 FAULTS = {
-    # The lease is 3 times the slowest worker's time: 6 seconds.
+    # The lease is three times the slowest worker's time, 6 seconds.
     "kill and rejoin": (
         Fault(3.3, 1, "kill"),
         Fault(5.0, 1, "rejoin"),
@@ -84,7 +84,7 @@ FAULTS = {
         Fault(4.4, 2, "cut", 6.1),
     ),
     "all but one": tuple(Fault(4.0 + worker / 10, worker, "kill") for worker in (0, 1, 2)),
-    "everyone, in turn": tuple(
+    "all, one after the other": tuple(
         fault
         for worker in range(4)
         for fault in (Fault(4.0 + worker, worker, "kill"), Fault(14.0 + worker, worker, "rejoin"))
@@ -92,11 +92,13 @@ FAULTS = {
 }
 
 with_every_driver = pytest.mark.parametrize("driver", DRIVERS)
-with_every_simulation = pytest.mark.parametrize("driver", sorted(REPEATABLE))  # the server's faults: tests/faults
+with_every_simulation = pytest.mark.parametrize(
+    "driver", sorted(REPEATABLE)
+)  # tests/faults covers the faults of the server
 
 
 def _cases(*drivers: str) -> list[Any]:
-    """Every policy, whole and streamed, with each of these drivers."""
+    """Return every policy, whole and streamed, with each of these drivers."""
     return [
         pytest.param(driver, spec, streamed, id=f"{driver}-{spec}{' streamed' if streamed else ''}")
         for driver in drivers
@@ -109,10 +111,10 @@ def with_every_policy(*drivers: str) -> pytest.MarkDecorator:
 
 
 def _marks(job: str, driver: str) -> tuple[pytest.MarkDecorator, ...]:
-    """A real server takes its time. Each policy is served to unequal workers and to a single one.
+    """Mark the jobs that a real server runs only in the full matrix, because it is slow.
 
-    Equal workers, and two of them, ask the same of the policy: the simulations run these jobs under every policy, and
-    the matrix has a server run them too.
+    The server always runs the jobs with unequal workers and with a single one. The jobs with equal workers and with two
+    workers test nothing else in a policy, and the simulations run them with every policy.
     """
     return (pytest.mark.matrix,) if driver not in REPEATABLE and job in ("even", "pair") else ()
 
@@ -130,25 +132,25 @@ def run(driver: str, spec: str, job: Job) -> tuple[list[Event], Judge]:
         for case in _cases(*DRIVERS)
     ],
 )
-def test_the_trace_is_sound_and_the_promise_is_kept(driver: str, spec: str, streamed: bool, job: str) -> None:
+def test_the_trace_is_valid_and_the_policy_keeps_its_promise(driver: str, spec: str, streamed: bool, job: str) -> None:
     asked = _streamed(JOBS[job], streamed)
     _, judge = run(driver, spec, asked)
     workers = len(asked.compute_seconds)
     assert judge.arrivals >= asked.iterations * workers
     assert judge.version > 0
     assert judge.discarded + judge.applied + len(judge.waiting) <= judge.arrivals
-    assert len(judge.waiting) <= max(workers, 7), "more updates lie about than members and K account for"
-    assert min(judge.granted_ever[worker] for worker in range(workers)) >= asked.iterations // 4, "somebody was starved"
+    assert len(judge.waiting) <= max(workers, 7), "more updates are undecided than members and K explain"
+    assert min(judge.granted_ever[worker] for worker in range(workers)) >= asked.iterations // 4, "a worker was starved"
     assert judge.departures == 0
 
 
 @with_every_policy(*sorted(REPEATABLE))
 @pytest.mark.parametrize("faults", FAULTS)
-def test_nothing_breaks_when_workers_do(driver: str, spec: str, streamed: bool, faults: str) -> None:
+def test_the_promise_holds_when_workers_fail(driver: str, spec: str, streamed: bool, faults: str) -> None:
     job = _streamed(Job((1.0, 1.2, 1.0, 2.0), iterations=14, seed=3, faults=FAULTS[faults]), streamed)
     _, judge = run(driver, spec, job)
     assert judge.arrivals >= job.iterations * 4
-    assert judge.departures > 0, "these faults were to make somebody leave"
+    assert judge.departures > 0, "these faults should make a worker leave"
 
 
 @with_every_policy(*sorted(REPEATABLE))
@@ -169,11 +171,11 @@ def test_dssp_with_low_equal_to_high_is_ssp(driver: str, streamed: bool) -> None
 
 
 @with_every_simulation
-def test_pipelining_changes_nothing_but_the_time(driver: str) -> None:
+def test_pipelining_changes_only_the_time(driver: str) -> None:
     plain, _ = run(driver, "bsp", JOBS["mixed"])
     pipelined, _ = run(driver, "bsp:pipeline=true", JOBS["mixed"])
     assert _rounds(pipelined) == _rounds(plain)
-    # Beside each other on the same links, pushes and pulls gain nothing by overlapping.
+    # If workers and shards share links, pushes and pulls gain nothing by overlapping.
     assert pipelined[-1].time < plain[-1].time * (1.01 if driver == "colocated" else 1.0)
 
 
@@ -182,18 +184,18 @@ def test_pipelining_changes_nothing_but_the_time(driver: str) -> None:
     [*((driver, False) for driver in DRIVERS), *((driver, True) for driver in sorted(REPEATABLE))],
 )
 def test_r2sp_keeps_the_order_of_the_ring(driver: str, streamed: bool) -> None:
-    # Patient, since on a busy machine a real worker may be overdue.
+    # On a busy machine a real worker may be overdue, so be patient.
     events, judge = run(driver, "r2sp:patience=1000", _streamed(JOBS["mixed"], streamed))
     ring = [event.worker for event in events if isinstance(event, Joined)]
     workers = [worker for event in events if isinstance(event, Applied) for worker in event.workers]
-    started = workers.index(ring[-1]) + 1  # the pilot, the ring's first, may have gone round alone before
+    started = workers.index(ring[-1]) + 1  # the pilot, the first of the ring, may have taken several turns alone
     assert started <= 6
     assert workers[started:] == [ring[i % 5] for i in range(len(workers) - started)]
     assert judge.version >= 5 * 10
 
 
-def test_the_judge_can_say_no() -> None:
-    """A suite that lets everything pass proves nothing."""
+def test_the_judge_rejects_invalid_traces() -> None:
+    """A judge that accepts every trace would prove nothing."""
     events, _ = run("simulated", "ssp:staleness=1", JOBS["mixed"])
     applied = next(i for i, event in enumerate(events) if isinstance(event, Applied))
     ahead = next(i for i, event in enumerate(events) if isinstance(event, Granted) and event.progress_gap == 1)
@@ -226,7 +228,7 @@ def test_the_judge_can_say_no() -> None:
 
 
 def _lives(*incarnations: int) -> list[Event]:
-    """A worker that joins once as each of these. Each makes one update, all of one number and of one version."""
+    """Return the events of a worker that joins once as each incarnation and makes one update from version 0."""
     events: list[Event] = []
     for incarnation in incarnations:
         events += [Joined(1.0, 0, incarnation), Granted(1.0, 0, None, 0), Pulled(1.0, 0, 0), Computed(2.0, 0)]
@@ -245,26 +247,26 @@ def _settled(how: str, incarnation: int) -> Event:
 
 
 @pytest.mark.parametrize("how", ["applied", "kept", "discarded"])
-def test_the_judge_knows_updates_by_their_incarnation(how: str) -> None:
+def test_the_judge_identifies_updates_by_their_incarnation(how: str) -> None:
     judge = Judge().watch([*_lives(1, 2), _settled(how, 2)])
-    assert list(judge.waiting) == [(0, 1, 1)], "of the two, that of the old incarnation is left"
+    assert list(judge.waiting) == [(0, 1, 1)], "the update of the old incarnation is still undecided"
     judge = Judge().watch([*_lives(1, 2), _settled(how, 1)])
     assert list(judge.waiting) == [(0, 2, 1)]
 
 
 @pytest.mark.parametrize("how", ["applied", "kept", "discarded"])
-def test_the_judge_refuses_an_old_incarnations_update_in_the_name_of_the_new_one(how: str) -> None:
+def test_the_judge_rejects_an_update_under_the_wrong_incarnation(how: str) -> None:
     new_has_nothing = [*_lives(1), Joined(50.0, 0, 2)]
     with pytest.raises(AssertionError, match="incarnation 2 has not arrived"):
         Judge().watch([*new_has_nothing, _settled(how, 2)])
     Judge().watch([*new_has_nothing, _settled(how, 1)])
     new_is_settled = [*_lives(1, 2), Discarded(50.0, 0, 1, 2)]
-    with pytest.raises(AssertionError, match="incarnation 2 has not arrived, or was settled before"):
+    with pytest.raises(AssertionError, match="incarnation 2 has not arrived or is settled already"):
         Judge().watch([*new_is_settled, _settled(how, 2)])
     Judge().watch([*new_is_settled, _settled(how, 1)])
 
 
-def test_the_judge_refuses_an_incarnation_that_cannot_be() -> None:
+def test_the_judge_rejects_impossible_incarnations() -> None:
     with pytest.raises(AssertionError, match="no new incarnation"):
         Judge().watch(_lives(1, 1))
     old = [*_lives(1), *_lives(2)[:-2], Arrived(99.0, 0, 1, 32, None, 1)]

@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("policies.conversation", "policies.anydriver")
+pytest.register_assert_rewrite("policies.conversation", "policies.any_driver")

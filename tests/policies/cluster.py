@@ -1,4 +1,4 @@
-"""A tiny cluster without a network: each worker takes so long for an iteration, and the policy does the rest."""
+"""A tiny cluster without a network: each worker has an iteration time, and the policy does the rest."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from dataclasses import dataclass, field
 
 from paceline.policies import Apply, Cancel, Decision, Discard, Grant, Policy, Turn, Update, WakeAt
 
-Seconds = Callable[[int], float]  # batch → how long
+Seconds = Callable[[int], float]  # batch size → seconds
 
 
 @dataclass
 class Story:
-    """What happened."""
+    """The outcome of a run."""
 
-    applied: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # when, and whose updates
+    applied: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # time and workers of each Apply
     weights: list[tuple[float, ...]] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)  # the progress gap at each Grant
-    batches: dict[int, list[int]] = field(default_factory=dict)  # worker → the batch of each Grant
-    waited: Counter[int] = field(default_factory=Counter)  # worker → seconds from being done to the next Grant
+    batches: dict[int, list[int]] = field(default_factory=dict)  # worker → the batch sizes of its Grants
+    waited: Counter[int] = field(
+        default_factory=Counter
+    )  # worker → seconds between its updates and the Grants that follow
     discarded: int = 0
     events: int = 0
     decisions: int = 0
@@ -35,20 +37,23 @@ def run(
     computing: Mapping[int, Seconds] | None = None,
     tell: Callable[..., list[Decision]] = lambda method, *arguments: method(*arguments),
 ) -> Story:
-    """Run until so many updates have arrived. `computing` is what workers report as compute_seconds, if not all.
+    """Run a policy until `updates` updates have arrived.
 
-    Where the policy hears it, a worker asks for its Turn after that time, and its push takes no time.
+    computing: the compute_seconds that workers report; by default the whole iteration time.
+    tell: calls the policy's methods.
+
+    If the policy hears `ready`, a worker asks for its Turn after its iteration time, and its push takes no time.
     """
     story = Story(batches={worker: [] for worker in seconds})
     now, version, number, wake = 0.0, 0, 0, float("inf")
     done = dict.fromkeys(seconds, 0)
     iterations = dict.fromkeys(seconds, 0)
     running: dict[int, tuple[int, int]] = {}  # worker → iteration and base version of its Grant
-    asking: set[int] = set()  # who is to ask before it pushes
+    asking: set[int] = set()  # workers that must ask before they push
     arrived_at: dict[int, float] = {}
     heap: list[tuple[float, int, int, int]] = []  # time, number, worker, iteration
 
-    def hear(decisions: list[Decision]) -> None:
+    def carry_out(decisions: list[Decision]) -> None:
         nonlocal version, number, wake
         story.events += 1
         story.decisions += len(decisions)
@@ -83,18 +88,18 @@ def run(
                     asking.discard(worker)
 
     for worker in seconds:
-        hear(tell(policy.joined, worker, 0.0))
+        carry_out(tell(policy.joined, worker, 0.0))
     while sum(done.values()) < updates:
         if wake <= (heap[0][0] if heap else float("inf")):
             now, wake = wake, float("inf")
-            hear(tell(policy.woke, now))
+            carry_out(tell(policy.woke, now))
             continue
         now, _, worker, iteration = heapq.heappop(heap)
         if running.get(worker, (0, 0))[0] != iteration:
-            continue  # it was cancelled, and never heard of again
+            continue  # it was cancelled
         if worker in asking:
             arrived_at[worker] = now
-            hear(tell(policy.ready, worker, story.batches[worker][-1], now))
+            carry_out(tell(policy.ready, worker, story.batches[worker][-1], now))
             continue
         _, base_version = running.pop(worker)
         done[worker] += 1
@@ -102,10 +107,10 @@ def run(
         granted = story.batches[worker][-1]
         busy = (computing or seconds)[worker](granted)
         update = Update(worker, iteration, base_version, granted, busy)
-        hear(tell(policy.arrived, update, now))
+        carry_out(tell(policy.arrived, update, now))
     return story
 
 
 def steady(seconds: float) -> Seconds:
-    """The same time for every batch."""
+    """Return an iteration time that does not depend on the batch size."""
     return lambda batch: seconds

@@ -1,10 +1,10 @@
-"""Tests that read like conversations: what happens, and what the policy answers.
+"""Tests that read like conversations: an event, and the decisions that answer it.
 
     talk = Conversation(SSP(staleness=1), workers="ab")
     talk.arrives("a", at=1.0).answers(applied("a"), granted("a"))
 
-Workers are letters; `a` is worker 0. A `Conversation` keeps the books of a real driver: it numbers iterations and
-versions, it gives each rejoin a new incarnation, and it lets no time pass over a WakeAt.
+Workers are letters; `a` is worker 0. A `Conversation` keeps the records of a real driver: it numbers iterations and
+versions, gives a worker that rejoins a new incarnation, and does not let time pass a WakeAt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LETTERS = string.ascii_lowercase
 
 @dataclass(frozen=True)
 class Expected:
-    """A decision, described as far as a test cares."""
+    """A description of a decision, with the fields that a test checks."""
 
     text: str
     fits: Callable[[Any], bool]
@@ -46,7 +46,7 @@ def _close(a: Iterable[float | None], b: Iterable[float | None]) -> bool:
 
 
 def applied(workers: str, weights: tuple[float, ...] | None = None, mix: float | None = None) -> Expected:
-    """These workers' updates, together, in this order."""
+    """Expect an Apply of these workers' updates, in this order."""
 
     def fits(apply: Apply) -> bool:
         right = _workers(apply.updates) == workers and _close([apply.mix], [mix])
@@ -83,7 +83,7 @@ def turn(worker: str) -> Expected:
 def streams(
     workers: str, weights: tuple[float, ...] | None = None, in_order: bool = True, staleness: int | None = None
 ) -> Expected:
-    """The pushes of these workers are applied together, as they come."""
+    """Expect a Stream of these workers' pushes."""
 
     def fits(stream: Stream) -> bool:
         right = "".join(LETTERS[worker] for worker in stream.workers) == workers and stream.in_order == in_order
@@ -99,7 +99,7 @@ def wake_at(time: float) -> Expected:
 
 
 def shown(decision: Decision) -> str:
-    """A decision in the words of a test."""
+    """Return a decision in the words of a test."""
     match decision:
         case Apply(updates, weights, mix):
             return repr(applied(_workers(updates), weights, mix))
@@ -122,51 +122,53 @@ def shown(decision: Decision) -> str:
 
 
 def streamed(policy: Policy) -> Policy:
-    """The policy, under a driver that applies slices as they come."""
+    """Return the policy, set up for a driver that applies slices as they arrive."""
     assert policy.streamable
     policy.streamed = True
     return policy
 
 
 class Conversation:
+    """A driver for tests: its methods are events, and `answers` checks the decisions."""
+
     def __init__(self, policy: Policy, workers: str = "", batch: int = 32) -> None:
         self.policy = policy
         self.batch = batch
         self.now = 0.0
         self.version = 0
         self.wake = math.inf
-        self.grants: dict[str, list[tuple[int, int, float]]] = {}  # worker → base version, batch and time of each
+        self.grants: dict[str, list[tuple[int, int, float]]] = {}  # worker → base version, batch and time of each Grant
         self.incarnations: Counter[str] = Counter()  # worker → how often it has joined
-        self.open: set[str] = set()  # who holds a Grant
-        self.last: list[Decision] = []  # what was answered
-        self.staleness: list[int] = []  # of every update applied
+        self.open: set[str] = set()  # workers that hold a Grant
+        self.last: list[Decision] = []  # the decisions on the last event
+        self.staleness: list[int] = []  # of every applied update
         for worker in workers:
             self.joins(worker)
 
-    # What happens
+    # Events
 
     def joins(self, worker: str, at: float | None = None) -> Conversation:
         self._pass_time(at)
         self.incarnations[worker] += 1
         self.grants[worker] = []
         self.open.discard(worker)
-        return self._hear(self.policy.joined(LETTERS.index(worker), self.now))
+        return self._record(self.policy.joined(LETTERS.index(worker), self.now))
 
     def leaves(self, worker: str, at: float | None = None) -> Conversation:
         self._pass_time(at)
         self.open.discard(worker)
-        return self._hear(self.policy.left(LETTERS.index(worker), self.now))
+        return self._record(self.policy.left(LETTERS.index(worker), self.now))
 
     def is_ready(self, worker: str, at: float | None = None) -> Conversation:
         self._pass_time(at)
-        assert worker in self.open, f"{worker} has nothing to be ready with"
+        assert worker in self.open, f"{worker} has no Grant, so it cannot be ready"
         _, batch, _ = self.grants[worker][-1]
-        return self._hear(self.policy.ready(LETTERS.index(worker), batch, self.now))
+        return self._record(self.policy.ready(LETTERS.index(worker), batch, self.now))
 
     def arrives(
         self, worker: str, at: float | None = None, iteration: int | None = None, compute: float | None = None
     ) -> Conversation:
-        """The answer to the worker's Grant; `iteration` names an older one, if that was cancelled."""
+        """The update for the worker's Grant arrives; `iteration` names an older, cancelled Grant."""
         self._pass_time(at)
         if iteration is None:
             assert worker in self.open, f"{worker} has no Grant to answer"
@@ -177,42 +179,42 @@ class Conversation:
         update = Update(
             LETTERS.index(worker), iteration, base_version, batch, busy, incarnation=self.incarnations[worker]
         )
-        return self._hear(self.policy.arrived(update, self.now))
+        return self._record(self.policy.arrived(update, self.now))
 
     def wakes(self, at: float | None = None) -> Conversation:
-        """The WakeAt comes due; or, with `at`, the policy is woken then, too early."""
+        """The WakeAt comes due. With `at`, the policy is woken then, too early."""
         if at is None:
-            assert self.wake < math.inf, "nobody asked to be woken"
+            assert self.wake < math.inf, "no WakeAt is set"
             at, self.wake = max(self.wake, self.now), math.inf
         self._pass_time(at)
-        return self._hear(self.policy.woke(self.now))
+        return self._record(self.policy.woke(self.now))
 
-    # What is answered
+    # Decisions
 
     def answers(self, *expected: Expected) -> Conversation:
-        """Exactly this, in this order; where no `wake_at` is expected, a WakeAt is not looked at."""
+        """Check that the decisions are exactly these, in this order. Ignore a WakeAt if no `wake_at` is expected."""
         wakes = any(each.text.startswith("wake_at") for each in expected)
-        said = [decision for decision in self.last if wakes or not isinstance(decision, WakeAt)]
-        right = len(said) == len(expected) and all(e.fits(d) for e, d in zip(expected, said, strict=True))
-        assert right, f"answered {', '.join(map(shown, said)) or 'nothing'}; expected {list(expected) or 'nothing'}"
+        actual = [decision for decision in self.last if wakes or not isinstance(decision, WakeAt)]
+        right = len(actual) == len(expected) and all(e.fits(d) for e, d in zip(expected, actual, strict=True))
+        assert right, f"answered {', '.join(map(shown, actual)) or 'nothing'}; expected {list(expected) or 'nothing'}"
         return self
 
-    # The books
+    # Records
 
     def _pass_time(self, at: float | None) -> None:
         if at is None:
             return
-        assert at >= self.now, f"it is {self.now} already"
-        assert at <= self.wake, f"the policy is to be woken at {self.wake} first"
+        assert at >= self.now, f"it is already {self.now}"
+        assert at <= self.wake, f"the policy must be woken at {self.wake} first"
         self.now = at
 
-    def _hear(self, decisions: list[Decision]) -> Conversation:
+    def _record(self, decisions: list[Decision]) -> Conversation:
         self.last = decisions
         for decision in decisions:
             match decision:
                 case Grant(worker, batch):
                     letter = LETTERS[worker]
-                    assert letter not in self.open, f"{letter} has a Grant already"
+                    assert letter not in self.open, f"{letter} already has a Grant"
                     self.grants[letter].append((self.version, batch or self.batch, self.now))
                     self.open.add(letter)
                 case Cancel(worker):

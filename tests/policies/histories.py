@@ -1,4 +1,4 @@
-"""Random histories: what an arbitrary driver may do, one step at a time."""
+"""Random histories: the steps that an arbitrary driver may take."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import TypeAlias
 
 from hypothesis import strategies as st
 
-from policies.anydriver import AnyDriver
+from policies.any_driver import AnyDriver
 
-IDS = 7  # that workers may have
-SHADOWS = 2  # copies that are led along at the same time
+IDS = 7  # the number of worker ids
+SHADOWS = 2  # the number of copies of a policy that run along
 
 DELAYS = st.sampled_from([0.0, 1.0, 0.25, 0.001, 3.0, 10.0, 100.0])
 
 Step: TypeAlias = tuple[str, int, float, bool]
-#: An action, which worker (counted among those who can do it), how much time passes before, and whether a WakeAt
-#: that comes due at the end of that time is heard first.
+#: An action, the worker (an index into those that can do it), the time that passes before it, and whether a WakeAt that
+#: comes due at the end of that time is delivered first.
 STEP = st.tuples(
     st.sampled_from(["answer"] * 6 + ["join", "join", "leave", "compute", "late", "wait", "wake"]),
     st.integers(0, IDS - 1),
@@ -26,7 +26,7 @@ STEPS = st.lists(STEP, max_size=50)
 
 
 def act(driver: AnyDriver, step: Step) -> None:
-    """Let time pass, then do what the step says, if there is anybody to do it."""
+    """Let time pass, then take the step if a worker can take it."""
     action, which, seconds, dutiful = step
     driver.time_passes(seconds, dutiful)
     busy = [task for task in driver.running.values() if not driver.waiting_for_turn(task)]

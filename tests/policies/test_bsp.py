@@ -1,4 +1,4 @@
-"""BSP: a barrier, and what joins and leaves do to it."""
+"""BSP: the barrier, and how joining and leaving change it."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from policies.cluster import run, steady
 from policies.conversation import Conversation, applied, discarded, granted, streams, turn
 
 
-def test_the_barrier_closes_when_everyone_has_arrived() -> None:
+def test_the_barrier_closes_when_all_updates_have_arrived() -> None:
     talk = Conversation(BSP(), workers="abc")
     talk.arrives("b", at=1.0).answers()
     talk.arrives("a", at=2.0).answers()
@@ -17,16 +17,16 @@ def test_the_barrier_closes_when_everyone_has_arrived() -> None:
     assert talk.staleness == [0, 0, 0]
 
 
-def test_backup_closes_it_without_the_slowest_whose_update_is_discarded() -> None:
+def test_backup_closes_the_barrier_without_the_slowest_and_discards_its_update() -> None:
     talk = Conversation(BSP(backup=1), workers="abc")
     talk.arrives("a", at=1.0).answers()
     talk.arrives("b", at=2.0).answers(applied("ab"), granted("a"), granted("b"))
-    talk.arrives("c", at=3.0).answers(discarded("c"), granted("c"))  # late: it starts from the newest model
+    talk.arrives("c", at=3.0).answers(discarded("c"), granted("c"))  # late: c starts from the newest model
     talk.arrives("c", at=4.0).answers()
     talk.arrives("a", at=5.0).answers(applied("ca"), granted("c"), granted("a"))
 
 
-def test_more_backups_than_workers_still_wait_for_one() -> None:
+def test_with_more_backups_than_workers_the_barrier_waits_for_one() -> None:
     talk = Conversation(BSP(backup=5), workers="ab")
     talk.arrives("b", at=1.0).answers(applied("b"), granted("b"))
 
@@ -39,13 +39,13 @@ def test_a_fraction_of_the_members_is_enough() -> None:
 
 
 def test_a_fraction_is_not_rounded_down_by_floating_point() -> None:
-    """0.29 · 100 is 28.999…: still 29 are waited for, and no more."""
+    """0.29 · 100 is 28.999…, and the barrier still waits for exactly 29 updates."""
     policy = BSP(fraction=0.29)
     story = run(policy, {worker: steady(1.0 + worker / 1000) for worker in range(100)}, updates=29)
     assert [len(workers) for _, workers in story.applied] == [29]
 
 
-def test_a_joiner_is_granted_into_the_open_round_and_waited_for() -> None:
+def test_a_worker_that_joins_enters_the_open_round() -> None:
     talk = Conversation(BSP(), workers="ab")
     talk.arrives("a", at=1.0).answers()
     talk.joins("c", at=1.5).answers(granted("c"))
@@ -53,21 +53,21 @@ def test_a_joiner_is_granted_into_the_open_round_and_waited_for() -> None:
     talk.arrives("c", at=3.0).answers(applied("abc"), granted("a"), granted("b"), granted("c"))
 
 
-def test_a_leaver_closes_the_barrier() -> None:
+def test_the_barrier_closes_when_the_missing_worker_leaves() -> None:
     talk = Conversation(BSP(), workers="abc")
     talk.arrives("a", at=1.0).answers()
     talk.arrives("b", at=2.0).answers()
     talk.leaves("c", at=3.0).answers(applied("ab"), granted("a"), granted("b"))
 
 
-def test_what_a_leaver_brought_still_counts() -> None:
+def test_the_update_of_a_departed_worker_still_counts() -> None:
     talk = Conversation(BSP(), workers="ab")
     talk.arrives("a", at=1.0).answers()
-    talk.leaves("a", at=2.0).answers()  # b has yet to come
+    talk.leaves("a", at=2.0).answers()  # the barrier waits for b
     talk.arrives("b", at=3.0).answers(applied("ab"), granted("b"))
 
 
-def test_nothing_is_left_lying_when_the_last_one_leaves() -> None:
+def test_no_update_is_left_undecided_when_the_last_worker_leaves() -> None:
     talk = Conversation(BSP(), workers="ab")
     talk.arrives("a", at=1.0).answers()
     talk.leaves("a", at=2.0).answers()
@@ -76,7 +76,7 @@ def test_nothing_is_left_lying_when_the_last_one_leaves() -> None:
     talk.arrives("c", at=5.0).answers(applied("c"), granted("c"))
 
 
-def test_one_who_comes_back_is_a_new_member() -> None:
+def test_a_worker_that_rejoins_is_a_new_member() -> None:
     talk = Conversation(BSP(), workers="ab")
     talk.arrives("a", at=1.0).answers()
     talk.leaves("a", at=2.0).answers()
@@ -85,8 +85,8 @@ def test_one_who_comes_back_is_a_new_member() -> None:
     talk.arrives("a", at=4.0).answers(applied("aba"), granted("b"), granted("a"))
 
 
-def test_tuned_batches_travel_on_the_grant_and_scale_the_learning_rate() -> None:
-    """The fast worker idles half the time at 100 samples, so it is given 200; its update then weighs twice as much."""
+def test_a_grant_carries_the_tuned_batch_which_scales_the_learning_rate() -> None:
+    """The fast worker idles half the time with 100 samples, so it gets 200. Its updates then weigh twice as much."""
     policy = BSP(tune_batches=True)
     slow, fast = (lambda batch: batch / 100), (lambda batch: batch / 200)
     story = run(policy, {0: slow, 1: fast}, updates=60, batch=100)
@@ -96,30 +96,30 @@ def test_tuned_batches_travel_on_the_grant_and_scale_the_learning_rate() -> None
     assert sorted(story.weights[-1]) == pytest.approx([1.0, 2.0], abs=0.02)
 
 
-def test_untuned_batches_do_not_travel() -> None:
+def test_without_tuning_a_grant_carries_no_batch() -> None:
     talk = Conversation(BSP(), workers="a")
     talk.arrives("a", at=1.0).answers(applied("a"), granted("a", batch=None))
 
 
-def test_a_pipeline_needs_everyone() -> None:
-    with pytest.raises(PolicyError, match="pipeline=true needs everyone"):
+def test_a_pipeline_needs_every_member() -> None:
+    with pytest.raises(PolicyError, match="pipeline=true needs every member's slices"):
         BSP(pipeline=True, backup=1)
     assert BSP(pipeline=True).pipelined
     assert not BSP().pipelined
 
 
-# Pipelined: a round is settled when all its members are ready
+# Pipelined: a round is settled when all its members are ready to push
 
 
 def pipelined(workers: str, **options: str) -> Conversation:
     return Conversation(BSP(pipeline=True, **options), workers=workers)  # type: ignore[arg-type]
 
 
-def test_pipelined_the_last_one_to_be_ready_settles_the_round() -> None:
+def test_pipelined_the_last_member_to_be_ready_settles_the_round() -> None:
     talk = pipelined("abc", weights="mean")
     talk.is_ready("b", at=1.0).answers(turn("b"))
     talk.is_ready("a", at=2.0).answers(turn("a"))
-    talk.arrives("b", at=2.5).answers()  # all of it is in before anybody knows who will be applied together
+    talk.arrives("b", at=2.5).answers()  # it has arrived before the round is settled
     third = (1 / 3,) * 3
     talk.is_ready("c", at=3.0).answers(turn("c"), streams("bac", third))
     talk.arrives("c", at=4.0).answers()
@@ -128,7 +128,7 @@ def test_pipelined_the_last_one_to_be_ready_settles_the_round() -> None:
     assert talk.staleness == [0, 0, 0]
 
 
-def test_pipelined_one_who_leaves_while_others_wait_for_it_settles_the_round() -> None:
+def test_pipelined_the_round_is_settled_when_the_missing_worker_leaves() -> None:
     talk = pipelined("abc")
     for worker in "ab":
         talk.is_ready(worker, at=1.0)
@@ -137,7 +137,7 @@ def test_pipelined_one_who_leaves_while_others_wait_for_it_settles_the_round() -
     talk.arrives("b", at=3.0).answers(applied("ab"), granted("a"), granted("b"))
 
 
-def test_pipelined_all_was_in_when_the_one_who_was_missing_left() -> None:
+def test_pipelined_the_round_ends_when_the_missing_worker_leaves_after_all_pushes() -> None:
     talk = pipelined("abc")
     for worker in "ab":
         talk.is_ready(worker, at=1.0)
@@ -145,7 +145,7 @@ def test_pipelined_all_was_in_when_the_one_who_was_missing_left() -> None:
     talk.leaves("c", at=2.0).answers(streams("ab"), applied("ab"), granted("a"), granted("b"))
 
 
-def test_pipelined_one_who_joins_before_the_round_is_settled_is_in_it() -> None:
+def test_pipelined_a_worker_that_joins_before_the_round_is_settled_enters_it() -> None:
     talk = pipelined("ab")
     talk.is_ready("a", at=1.0).answers(turn("a"))
     talk.joins("c", at=1.5).answers(granted("c"))
@@ -153,7 +153,7 @@ def test_pipelined_one_who_joins_before_the_round_is_settled_is_in_it() -> None:
     talk.is_ready("c", at=3.0).answers(turn("c"), streams("abc"))
 
 
-def test_pipelined_one_who_joins_after_that_waits_for_the_next() -> None:
+def test_pipelined_a_worker_that_joins_later_waits_for_the_next_round() -> None:
     talk = pipelined("ab")
     for worker in "ab":
         talk.is_ready(worker, at=1.0)
@@ -168,7 +168,7 @@ def test_pipelined_one_who_joins_after_that_waits_for_the_next() -> None:
     talk.answers(turn("c"), streams("abc"))
 
 
-def test_pipelined_one_who_leaves_in_mid_push_is_missing() -> None:
+def test_pipelined_a_worker_that_leaves_during_its_push_is_missing_from_the_apply() -> None:
     talk = pipelined("abc", weights="mean")
     for worker in "abc":
         talk.is_ready(worker, at=1.0)
@@ -177,17 +177,17 @@ def test_pipelined_one_who_leaves_in_mid_push_is_missing() -> None:
     talk.arrives("b", at=3.0).answers(applied("ab", (1 / 3, 1 / 3)), granted("a"), granted("b"))
 
 
-def test_pipelined_what_a_leaver_had_brought_still_counts() -> None:
+def test_pipelined_the_update_of_a_departed_worker_still_counts() -> None:
     talk = pipelined("ab")
     for worker in "ab":
         talk.is_ready(worker, at=1.0)
     talk.arrives("a", at=2.0).answers()
     talk.leaves("a", at=2.5).answers()
-    talk.joins("a", at=2.75).answers()  # anew; its old update is in this round, and it is in the next
+    talk.joins("a", at=2.75).answers()  # its old update is in this round; the new incarnation is in the next
     talk.arrives("b", at=3.0).answers(applied("ab"), granted("b"), granted("a"))
 
 
-def test_pipelined_but_not_if_it_left_before_the_round_was_settled() -> None:
+def test_pipelined_the_update_is_discarded_if_its_worker_leaves_before_the_round_is_settled() -> None:
     talk = pipelined("ab")
     talk.is_ready("a", at=1.0)
     talk.arrives("a", at=2.0).answers()
@@ -197,21 +197,21 @@ def test_pipelined_but_not_if_it_left_before_the_round_was_settled() -> None:
     talk.is_ready("a", at=4.0).answers(turn("a"), streams("ba"))
 
 
-def test_pipelined_when_all_of_a_round_have_left_the_next_begins() -> None:
-    for brought in (True, False):
+def test_pipelined_the_next_round_begins_when_all_members_of_a_round_have_left() -> None:
+    for arrived in (True, False):
         talk = pipelined("ab")
         for worker in "ab":
             talk.is_ready(worker, at=1.0)
         talk.joins("c", at=1.5).answers()
-        if brought:
+        if arrived:
             talk.arrives("a", at=2.0).answers()
         talk.leaves("a", at=2.5).answers()
-        talk.leaves("b", at=3.0).answers(*[applied("a")] * brought, granted("c"))
+        talk.leaves("b", at=3.0).answers(*[applied("a")] * arrived, granted("c"))
         talk.is_ready("c", at=4.0).answers(turn("c"), streams("c"))
         talk.arrives("c", at=5.0).answers(applied("c"), granted("c"))
 
 
-def test_pipelined_weights_of_tuned_batches_are_known_when_they_are_ready() -> None:
+def test_pipelined_tuned_batches_scale_the_learning_rate() -> None:
     policy = BSP(pipeline=True, tune_batches=True)
     slow, fast = (lambda batch: batch / 100), (lambda batch: batch / 200)
     story = run(policy, {0: slow, 1: fast}, updates=60, batch=100)

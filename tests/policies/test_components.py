@@ -1,11 +1,11 @@
-"""The pieces that policies share: progress, pace, weights."""
+"""The components that policies share: progress, iteration time, wake times, weights."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.policies import Update
-from paceline.policies.components import IterationTime, Progress, RecentMax, Waiting, Weigher
+from paceline.policies import Update, WakeAt
+from paceline.policies.components import IterationTime, Progress, RecentMax, Waiting, WakeTimes, Weigher
 
 
 def update(worker: int, batch: int) -> Update:
@@ -14,7 +14,7 @@ def update(worker: int, batch: int) -> Update:
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "advance", "advance", "advance", "remove"]), st.integers(0, 4))))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_progress_knows_the_slowest_and_the_fastest(steps: list[tuple[str, int]]) -> None:
+def test_progress_tracks_the_slowest_and_the_fastest(steps: list[tuple[str, int]]) -> None:
     progress, done = Progress(), dict[int, int]()
     for action, worker in steps:
         if action == "add" and worker not in done:
@@ -32,7 +32,7 @@ def test_progress_knows_the_slowest_and_the_fastest(steps: list[tuple[str, int]]
             assert all(progress[worker] == count for worker, count in done.items())
 
 
-def test_waiting_releases_the_nearest_first_and_in_the_order_they_came() -> None:
+def test_waiting_releases_workers_by_progress_and_then_by_arrival() -> None:
     waiting = Waiting()
     for worker, progress in ((1, 5), (2, 3), (3, 5), (4, 9)):
         waiting.add(worker, progress)
@@ -43,7 +43,7 @@ def test_waiting_releases_the_nearest_first_and_in_the_order_they_came() -> None
     assert len(waiting) == 1
 
 
-def test_pace_is_unknown_and_then_the_slowest_workers_mean() -> None:
+def test_T_is_unknown_at_first_and_then_the_slowest_workers_mean() -> None:
     pace = IterationTime()
     assert pace.T is None
     pace.observe(0, 2.0)
@@ -52,7 +52,7 @@ def test_pace_is_unknown_and_then_the_slowest_workers_mean() -> None:
     assert pace.T == 5.0
 
 
-def test_pace_weighs_the_newest_observation_with_a_tenth() -> None:
+def test_T_weighs_the_newest_observation_with_a_tenth() -> None:
     pace = IterationTime()
     pace.observe(0, 2.0)
     pace.observe(0, 2.0)
@@ -60,7 +60,7 @@ def test_pace_weighs_the_newest_observation_with_a_tenth() -> None:
     assert pace.T == pytest.approx(2.1)
 
 
-def test_a_first_iteration_that_warms_up_is_soon_forgotten() -> None:
+def test_T_soon_forgets_a_slow_first_iteration() -> None:
     pace = IterationTime()
     for worker in (0, 1):
         pace.observe(worker, 100.0)
@@ -70,12 +70,12 @@ def test_a_first_iteration_that_warms_up_is_soon_forgotten() -> None:
             pace.observe(worker, 1.0)
     assert pace.T == 1.0
     pace.forget(1)
-    pace.observe(1, 50.0)  # it came back, and warms up again
+    pace.observe(1, 50.0)  # it has rejoined and warms up again
     pace.observe(0, 1.0)
     assert pace.T == 50.0
 
 
-def test_pace_forgets_one_who_left_within_two_rounds() -> None:
+def test_T_forgets_a_departed_worker_within_two_rounds() -> None:
     pace = IterationTime()
     for _ in range(3):
         for worker, seconds in ((0, 1.0), (1, 1.0), (2, 9.0)):
@@ -88,7 +88,7 @@ def test_pace_forgets_one_who_left_within_two_rounds() -> None:
     assert pace.T == pytest.approx(1.0)
 
 
-def test_pace_starts_afresh_with_one_who_comes_back() -> None:
+def test_T_starts_afresh_for_a_worker_that_rejoins() -> None:
     pace = IterationTime()
     pace.observe(0, 9.0)
     pace.forget(0)
@@ -97,12 +97,29 @@ def test_pace_starts_afresh_with_one_who_comes_back() -> None:
     assert pace.T == pytest.approx(1.0)
 
 
-def test_pace_comes_down_as_it_went_up() -> None:
+def test_T_falls_again_after_it_has_risen() -> None:
     pace = IterationTime()
     for seconds in [1.0] * 20 + [4.0] * 60 + [1.0] * 60:
         pace.observe(0, seconds)
         pace.observe(1, 1.0)
     assert pace.T == pytest.approx(1.0, rel=0.02)
+
+
+def test_wake_times_are_merged_into_one_wake_at() -> None:
+    wakes = WakeTimes()
+    assert wakes.next() == []
+    wakes.set(1, 5.0)
+    assert wakes.next() == [WakeAt(5.0)]
+    assert wakes.next() == [], "it is set already"
+    wakes.set(2, 7.0)
+    wakes.set(3, 3.0)
+    assert wakes.next() == [WakeAt(3.0)]
+    wakes.set(1, 6.0)
+    wakes.cancel(2)
+    assert wakes.due(now=4.0) == [3]
+    assert wakes.next() == [WakeAt(6.0)], "the first time of policy 1 was replaced"
+    assert wakes.due(now=9.0) == [1]
+    assert wakes.next() == []
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=40), st.integers(1, 5))
@@ -145,13 +162,13 @@ def test_mean_of_updates_applied_one_by_one_sums_to_1_over_a_round() -> None:
     assert weights == pytest.approx([32 / 192, 96 / 192, 64 / 192])
 
 
-def test_in_the_mean_those_not_heard_of_yet_are_taken_to_be_average() -> None:
+def test_the_mean_assumes_the_average_batch_for_members_without_an_update() -> None:
     weigher = Weigher("mean")
     weigher.see(0, 32)
     assert weigher.in_round([update(0, 32)], members=4) == (0.25,)
 
 
-def test_the_mean_forgets_one_who_left() -> None:
+def test_the_mean_forgets_a_departed_worker() -> None:
     weigher = Weigher("mean")
     for worker in (0, 1):
         weigher.see(worker, 32)

@@ -1,6 +1,6 @@
-"""What a decision costs must not grow with the number of workers: counted in lines of Python, not in seconds.
+"""The cost of a decision must not grow with the number of workers. It is counted in executed lines, not in seconds.
 
-A barrier that closes makes as many decisions as there are members; so the count is shared among decisions and events.
+A barrier makes as many decisions as it has members when it closes, so the count is divided by decisions and events.
 """
 
 import sys
@@ -16,7 +16,8 @@ from policies.cluster import run
 VARIANTS = ["bsp:tune_batches=true", "r2sp:tune_batches=true", "r2sp:groups=4", "r2sp:groups=auto", "groups:outer=ssp"]
 
 
-def lines_a_decision(spec: str, workers: int, rounds: int = 4) -> float:
+def lines_per_decision(spec: str, workers: int, rounds: int = 4) -> float:
+    """Return the number of executed lines per decision and event."""
     lines = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
@@ -33,12 +34,12 @@ def lines_a_decision(spec: str, workers: int, rounds: int = 4) -> float:
             sys.settrace(before)
 
     seconds = {worker: (lambda batch, worker=worker: 1.0 + worker * 7 % 10 / 20) for worker in range(workers)}
-    updates = rounds * workers if spec not in ("ksync", "kbatch") else 100  # each of which grants everyone
+    updates = rounds * workers if spec not in ("ksync", "kbatch") else 100  # each of these grants all workers
     story = run(make(spec), seconds, updates, tell=counted)
     return lines / (story.events + story.decisions)
 
 
 @pytest.mark.parametrize("spec", [*names(), *VARIANTS])
-def test_a_decision_costs_as_much_among_many_as_among_few(spec: str) -> None:
-    few, many = lines_a_decision(spec, 16), lines_a_decision(spec, 512)
+def test_the_cost_of_a_decision_does_not_grow_with_the_number_of_workers(spec: str) -> None:
+    few, many = lines_per_decision(spec, 16), lines_per_decision(spec, 512)
     assert many <= 1.5 * few

@@ -1,4 +1,4 @@
-"""DSSP: algorithms 1 and 2 of the paper, with the bound its text promises and without."""
+"""DSSP: algorithms 1 and 2 of the paper, with and without the bound that the paper's text promises."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,23 +6,25 @@ from hypothesis import given, settings
 from paceline.policies import PolicyError
 from paceline.policies.dssp import DSSP
 from paceline.policies.ssp import SSP
-from policies.anydriver import AnyDriver
+from policies.any_driver import AnyDriver
 from policies.cluster import run, steady
 from policies.conversation import Conversation, applied, granted, streamed, streams, turn
 from policies.histories import STEPS, Step, act
-from policies.promises import fresh
+from policies.specs import fresh
 
 
-def test_up_to_low_it_is_ssp() -> None:
+def test_up_to_low_dssp_is_ssp() -> None:
     talk = Conversation(DSSP(low=1, high=3), workers="ab")
     talk.arrives("a", at=1.0).answers(applied("a"), granted("a"))
-    talk.arrives("a", at=2.0).answers(applied("a"))  # nothing is known of b's pace yet: it waits, as under SSP
+    talk.arrives("a", at=2.0).answers(applied("a"))  # the interval of b is unknown, so a waits, as under SSP
     talk.arrives("b", at=10.0).answers(applied("b"), granted("b"), granted("a"))
 
 
-def test_beyond_low_the_fastest_asks_the_controller() -> None:
-    """a pushes at 11, and the controller has seen it push at 2: it expects a at 11, 20, 29 and b at 20, 30, 40.
-    One extra iteration ends when b's does, so a gets that one, and not a second."""
+def test_beyond_low_the_fastest_worker_asks_the_controller() -> None:
+    """a pushes at 2 and at 11, so the controller expects a at 11, 20 and 29, and b at 20, 30 and 40.
+
+    One extra iteration of a ends when that of b does, so a gets one and not a second.
+    """
     talk = Conversation(DSSP(low=1, high=3), workers="ab")
     talk.arrives("a", at=1.0)
     talk.arrives("a", at=2.0)
@@ -31,36 +33,38 @@ def test_beyond_low_the_fastest_asks_the_controller() -> None:
     talk.arrives("a", at=20.0).answers(applied("a"))
 
 
-def test_extra_iterations_are_spent_one_by_one() -> None:
-    """With b pushing every 10 s and a every 3 s, three extra iterations bring a to 19 s, the nearest to b's 20 s."""
+def test_extra_iterations_are_used_up_one_by_one() -> None:
+    """b pushes every 10 s and a every 3 s. After three extra iterations a is at 19 s, the nearest to b's 20 s."""
     policy = DSSP(low=1, high=9)
     talk = Conversation(policy, workers="ab")
     talk.arrives("a", at=1.0)
     talk.arrives("a", at=7.0)
     talk.arrives("b", at=10.0).answers(applied("b"), granted("b"), granted("a"))
     talk.arrives("a", at=10.0).answers(applied("a"), granted("a"))
-    left = [policy.extra[0]]
+    extra = [policy.extra[0]]
     for at in (13.0, 16.0):
         talk.arrives("a", at=at).answers(applied("a"), granted("a"))
-        left.append(policy.extra[0])
-    talk.arrives("a", at=20.0).answers(applied("a"))  # spent; it asks again, and b is expected this moment
-    assert left == [2, 1, 0]
+        extra.append(policy.extra[0])
+    talk.arrives("a", at=20.0).answers(applied("a"))  # none is left; a asks again, and b is expected at this moment
+    assert extra == [2, 1, 0]
 
 
-def test_only_the_fastest_asks() -> None:
+def test_only_the_fastest_worker_asks_the_controller() -> None:
     talk = Conversation(DSSP(low=1, high=9), workers="abc")
     for worker in "ab":
         talk.arrives(worker, at=1.0)
     for worker in "ab":
         talk.arrives(worker, at=2.0)
     talk.arrives("c", at=10.0).answers(applied("c"), granted("c"), granted("a"), granted("b"))
-    talk.arrives("a", at=11.0).answers(applied("a"), granted("a"))  # three to one, and nobody has more
+    talk.arrives("a", at=11.0).answers(
+        applied("a"), granted("a")
+    )  # a has done three and c one; no worker has done more
     talk.arrives("a", at=12.0).answers(applied("a"), granted("a"))
-    talk.arrives("b", at=12.5).answers(applied("b"))  # three to one as well, but a has four
+    talk.arrives("b", at=12.5).answers(applied("b"))  # b has done three as well, but a has done four
 
 
-def test_two_unequal_workers_show_the_gap_between_text_and_algorithm() -> None:
-    """Table I's cluster: as printed, the faster GPU asks again and again, and its lead has no bound."""
+def test_the_printed_algorithm_does_not_bound_the_gap_of_two_unequal_workers() -> None:
+    """The cluster of table I: as printed, the faster GPU may ask again and again, so its lead has no bound."""
     unequal = {0: steady(1.0), 1: steady(10.7)}
     bounded = run(DSSP(low=3, high=15), unequal, updates=2000)
     printed = run(DSSP(low=3, high=15, bounded=False), unequal, updates=2000)
@@ -69,28 +73,30 @@ def test_two_unequal_workers_show_the_gap_between_text_and_algorithm() -> None:
     assert printed.waited[0] < bounded.waited[0] / 10  # as fast as ASP
 
 
-def test_its_threshold_saves_waiting() -> None:
-    """Where a small lead cannot bridge the slowest worker's iteration, DSSP waits less often than SSP(low)."""
+def test_a_dynamic_threshold_saves_waiting() -> None:
+    """If a small lead cannot bridge the slowest worker's iteration, DSSP waits less than SSP with staleness=low."""
     uneven = {0: steady(1.0), 1: steady(1.4)}
     assert run(DSSP(low=0, high=4), uneven, updates=400).waited[0] < run(SSP(0), uneven, updates=400).waited[0]
 
 
 def test_high_must_not_be_below_low() -> None:
-    with pytest.raises(PolicyError, match="high must be at least low, which is 4, not 3"):
+    with pytest.raises(PolicyError, match=r"high must be at least low \(4\); got 3"):
         DSSP(low=4, high=3)
 
 
 @pytest.mark.parametrize("bounded", [True, False])
 @given(steps=STEPS)
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_with_low_equal_to_high_it_is_ssp_decision_by_decision(bounded: bool, steps: list[Step]) -> None:
+def test_with_low_equal_to_high_dssp_decides_as_ssp(bounded: bool, steps: list[Step]) -> None:
     driver = AnyDriver(fresh("ssp:staleness=1"))
-    driver.shadows.append(DSSP(low=1, high=1, bounded=bounded))  # hears the same, and must say the same
+    driver.shadows.append(
+        DSSP(low=1, high=1, bounded=bounded)
+    )  # it sees the same events and must make the same decisions
     for step in steps:
         act(driver, step)
 
 
-def test_streamed_each_update_is_a_stream_of_its_own() -> None:
+def test_streamed_each_update_has_its_own_stream() -> None:
     talk = Conversation(streamed(DSSP(low=1, high=3)), workers="ab")
     talk.is_ready("a", at=1.0).answers(turn("a"), streams("a", (1.0,), in_order=False))
     talk.is_ready("b", at=1.5).answers(turn("b"), streams("b", (1.0,), in_order=False))

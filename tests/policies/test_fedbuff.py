@@ -1,4 +1,4 @@
-"""FedBuff: nobody waits, and every K updates make a step."""
+"""FedBuff: no client waits, and every K updates make a step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 from paceline.policies import Add, Apply, Grant, Update, make
 
 
-def test_the_kth_update_makes_a_step_of_all_weighed_by_rate_and_age() -> None:
+def test_the_kth_update_makes_a_step_with_weights_by_rate_and_staleness() -> None:
     policy = make("fedbuff:k=2,rate=3,discount=0.5")
     for worker in range(3):
         assert policy.joined(worker, 0.0) == [Grant(worker)]
-    for version in range(3):  # three steps, by the first two workers
+    for version in range(3):  # three steps, from updates of the first two workers
         assert policy.arrived(Update(0, version + 1, version, 10, 1.0), 1.0) == [Grant(0)]
         apply, grant = policy.arrived(Update(1, version + 1, version, 10, 1.0), 1.0)
         assert isinstance(apply, Apply) and apply.weights == (1.5, 1.5) and grant == Grant(1)
@@ -20,7 +20,7 @@ def test_the_kth_update_makes_a_step_of_all_weighed_by_rate_and_age() -> None:
     assert isinstance(apply, Apply) and apply.weights == pytest.approx((1.5, 0.75))
 
 
-def test_a_resumed_models_versions_do_not_make_updates_young() -> None:
+def test_staleness_is_right_if_a_resumed_model_does_not_start_at_version_0() -> None:
     policy = make("fedbuff:k=2,discount=1")
     for worker in range(2):
         policy.joined(worker, 0.0)
@@ -30,7 +30,7 @@ def test_a_resumed_models_versions_do_not_make_updates_young() -> None:
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_a_federation_holds_updates_only_where_it_compares_them(filtered: bool) -> None:
+def test_fl_r2sp_holds_updates_only_if_it_compares_them(filtered: bool) -> None:
     policy = make(f"fl-r2sp:groups=1,filter={str(filtered).lower()}")
     assert policy.compares == filtered
     for worker in range(4):

@@ -1,4 +1,4 @@
-"""Who is blacklisted, who is not, and what becomes of them."""
+"""The filter for outliers: which clients it blacklists, and how it takes them back."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from paceline.policies.filtered import Filtered
 
 
 class Federation:
-    """Clients that are all equally quick, under a barrier, with cosines as they are told."""
+    """Equally fast clients under a barrier. The test chooses the cosines."""
 
     def __init__(self, clients: int, policy: Filtered | None = None, **options: object) -> None:
         self.policy = policy or Filtered(make("bsp:weights=mean"), **options)  # type: ignore[arg-type]
         self.now = 0.0
         self.grants = dict.fromkeys(range(clients), 0)
         self.incarnations = dict.fromkeys(range(clients), 1)
-        self.waiting: list[int] = []  # who was granted
-        self.sent: set[Update] = set()  # what is undecided
+        self.waiting: list[int] = []  # clients that hold a Grant
+        self.sent: set[Update] = set()  # undecided updates
         self.version = 0
         self.applied: list[tuple[int, ...]] = []
         self.cancelled: list[int] = []
@@ -47,27 +47,27 @@ class Federation:
                     self.discarded.append(update)
                 case Apply():
                     self.version += 1
-                    for update in decision.updates:  # they are named as they were sent
+                    for update in decision.updates:  # an Apply names updates as they were sent
                         self.sent.remove(update)
                     self.applied.append(tuple(sorted(update.worker for update in decision.updates)))
                     applies.append(decision)
         return applies
 
-    def round(self, cosines: dict[int, float], usual: float = 0.8) -> None:
-        """Everyone who was granted returns; the cosines of what is applied are told."""
+    def round(self, cosines: dict[int, float], others: float = 0.8) -> None:
+        """Let every client that holds a Grant return its update, and report the cosines of the applied updates."""
         self.now += 1
-        going, self.waiting = self.waiting, []
+        granted, self.waiting = self.waiting, []
         applies = []
-        for client in going:
+        for client in granted:
             update = Update(client, self.grants[client], self.version, 10, 1.0, incarnation=self.incarnations[client])
             self.sent.add(update)
             applies += self.take(self.policy.arrived(update, self.now))
         for apply in applies:
             for update in apply.updates:
-                self.take(self.policy.measured("cosine", update, cosines.get(update.worker, usual), self.now))
+                self.take(self.policy.measured("cosine", update, cosines.get(update.worker, others), self.now))
 
 
-def test_five_low_cosines_and_a_client_is_left_out() -> None:
+def test_a_client_is_blacklisted_after_five_low_cosines() -> None:
     some = Federation(6)
     for _ in range(4):
         some.round({4: 0.3})
@@ -75,12 +75,12 @@ def test_five_low_cosines_and_a_client_is_left_out() -> None:
     some.round({4: 0.2})
     assert some.policy.blacklist == {4: (0.3, 0.3, 0.3, 0.3, 0.2)}
     assert some.policy.explain() == ["client 4: 0.30, 0.30, 0.30, 0.30, 0.20"]
-    assert some.cancelled == [4]  # it had been granted with the others
+    assert some.cancelled == [4]  # it held a Grant, like the others
     some.round({})
     assert some.applied[-1] == (0, 1, 2, 3, 5)
 
 
-def test_what_still_comes_from_it_is_dropped() -> None:
+def test_updates_of_a_blacklisted_client_are_discarded() -> None:
     some = Federation(5)
     for _ in range(5):
         some.round({4: 0.1})
@@ -88,96 +88,96 @@ def test_what_still_comes_from_it_is_dropped() -> None:
     assert some.policy.arrived(late, some.now) == [Discard(late)]
 
 
-def test_it_is_the_mean_that_counts_so_one_lucky_round_saves_nobody() -> None:
+def test_the_mean_counts_so_one_good_round_does_not_save_an_outlier() -> None:
     some = Federation(9)
     for cosine in (0.1, 0.1, 0.7, 0.1, 0.1):
         some.round({4: cosine})
     assert list(some.policy.blacklist) == [4]
 
 
-def test_what_is_usual_is_what_the_others_have() -> None:
+def test_a_cosine_is_judged_relative_to_the_median() -> None:
     some = Federation(8)
     for _ in range(10):
-        some.round({3: 0.17}, usual=0.2)  # below the paper's 0.5 are all
-    assert not some.policy.blacklist  # 0.85 of the median
+        some.round({3: 0.17}, others=0.2)  # all cosines are below the paper's β of 0.5
+    assert not some.policy.blacklist  # client 3 is at 0.85 of the median
     for _ in range(5):
-        some.round({3: 0.05}, usual=0.2)
+        some.round({3: 0.05}, others=0.2)
     assert list(some.policy.blacklist) == [3]
 
 
-def test_where_cosines_are_wide_apart_anyway_a_low_one_is_not_odd() -> None:
-    spread = {client: 0.1 + 0.1 * client for client in range(9)}  # 0.1 to 0.9, and 0.1 is 1.3 spreads below 0.5
+def test_a_low_cosine_is_no_outlier_if_cosines_spread_widely() -> None:
+    spread = {client: 0.1 + 0.1 * client for client in range(9)}  # from 0.1 to 0.9; 0.1 is 1.3 spreads below 0.5
     some = Federation(9)
     for _ in range(10):
         some.round(spread)
     assert not some.policy.blacklist
 
 
-def test_among_noise_who_is_small_is_odd() -> None:
-    """Of twelve that are noise each has a cosine of 1/√12 with the whole, and one half as long half of that."""
+def test_a_small_update_among_noise_is_an_outlier() -> None:
+    """Each of twelve noisy updates has a cosine of 1/√12 with their sum. One of half the length has half of that."""
     some = Federation(12)
     for _ in range(5):
-        some.round({2: 0.15}, usual=0.29)
+        some.round({2: 0.15}, others=0.29)
     assert list(some.policy.blacklist) == [2]
 
 
-def test_what_counts_as_a_spread_shrinks_with_the_cosines() -> None:
-    """Of a hundred that are noise each has 0.1, all alike: 0.07 is far below that, in units of it."""
+def test_the_least_spread_shrinks_with_the_cosines() -> None:
+    """Each of a hundred noisy updates has a cosine of 0.1. In units of that, 0.07 is far below."""
     some = Federation(12)
     for _ in range(5):
-        some.round({2: 0.07}, usual=0.1)
+        some.round({2: 0.07}, others=0.1)
     assert list(some.policy.blacklist) == [2]
 
 
-def test_where_updates_cancel_one_another_out_nobody_is_judged() -> None:
+def test_no_client_is_judged_if_the_updates_cancel_out() -> None:
     some = Federation(12)
     for _ in range(10):
-        some.round({2: -0.5}, usual=0.0)
+        some.round({2: -0.5}, others=0.0)
     assert not some.policy.blacklist
 
 
-def by_the_letter(clients: int) -> Federation:
+def with_the_papers_rule(clients: int) -> Federation:
     return Federation(clients, Filtered("bsp:weights=mean", beta=0.5, relative=False, strikes=3))
 
 
-def test_by_the_letter_of_the_paper() -> None:
-    some = by_the_letter(9)
+def test_the_papers_rule_blacklists_after_three_cosines_below_beta() -> None:
+    some = with_the_papers_rule(9)
     for _ in range(2):
-        some.round({3: 0.49, 4: 0.51}, usual=0.9)
+        some.round({3: 0.49, 4: 0.51}, others=0.9)
     assert not some.policy.blacklist
-    some.round({3: 0.49, 4: 0.51}, usual=0.9)
+    some.round({3: 0.49, 4: 0.51}, others=0.9)
     assert list(some.policy.blacklist) == [3]
 
 
-def test_by_the_letter_one_good_round_and_it_starts_anew() -> None:
-    some = by_the_letter(6)
+def test_the_papers_rule_starts_to_count_anew_after_a_good_round() -> None:
+    some = with_the_papers_rule(6)
     for low in (True, True, False) * 4:
         some.round({4: 0.2} if low else {})
     assert not some.policy.blacklist
 
 
-def test_by_the_letter_where_most_are_low_nobody_is() -> None:
-    some = by_the_letter(7)
+def test_the_papers_rule_judges_no_client_if_most_cosines_are_low() -> None:
+    some = with_the_papers_rule(7)
     for _ in range(10):
-        some.round(dict.fromkeys(range(4), 0.1), usual=0.9)
+        some.round(dict.fromkeys(range(4), 0.1), others=0.9)
     assert not some.policy.blacklist
 
 
-def test_of_four_updates_nobody_can_tell_whose_is_odd() -> None:
+def test_no_client_is_judged_among_only_four_updates() -> None:
     some = Federation(4)
     for _ in range(10):
         some.round({1: -1.0})
     assert not some.policy.blacklist
 
 
-def test_not_a_number_is_low() -> None:
+def test_nan_counts_as_a_low_cosine() -> None:
     some = Federation(6)
     for _ in range(5):
         some.round({1: float("nan")})
     assert list(some.policy.blacklist) == [1]
 
 
-def test_the_blacklisted_are_tried_again_after_a_while() -> None:
+def test_a_blacklisted_client_is_tried_again_after_retest_versions() -> None:
     some = Federation(6, retest=4)
     for _ in range(5):
         some.round({4: 0.1})
@@ -188,7 +188,7 @@ def test_the_blacklisted_are_tried_again_after_a_while() -> None:
     assert some.applied[-1] == (0, 1, 2, 3, 4, 5)
 
 
-def test_one_can_be_taken_back_by_hand() -> None:
+def test_the_operator_can_take_a_client_back() -> None:
     some = Federation(8)
     for _ in range(5):
         some.round({4: 0.1, 5: 0.1})
@@ -199,23 +199,23 @@ def test_one_can_be_taken_back_by_hand() -> None:
     assert some.applied[-1] == (0, 1, 2, 3, 5, 6, 7)
 
 
-def test_one_who_is_taken_back_is_a_new_incarnation_to_the_policy_inside() -> None:
-    inside = make("bsp:weights=mean")
-    told, arrived = list[Update](), inside.arrived
+def test_a_client_that_is_taken_back_is_a_new_incarnation_to_the_inner_policy() -> None:
+    inner = make("bsp:weights=mean")
+    told, arrived = list[Update](), inner.arrived
 
     def noted(update: Update, now: float) -> list[Decision]:
         told.append(update)
         return arrived(update, now)
 
-    inside.arrived = noted  # type: ignore[method-assign]
-    some = Federation(6, Filtered(inside))
+    inner.arrived = noted  # type: ignore[method-assign]
+    some = Federation(6, Filtered(inner))
     for _ in range(2):
         for _ in range(5):
             some.round({4: 0.1})
         assert list(some.policy.blacklist) == [4]
         some.take(some.policy.pardon([4], some.now))
         some.round({})
-        assert told[-1].iteration == 1, "the policy inside counts its Grants anew"
+        assert told[-1].iteration == 1, "the inner policy counts its Grants anew"
     identities = [(update.worker, update.incarnation, update.iteration) for update in told]
     assert len(set(identities)) == len(identities)
     assert {update.incarnation for update in told if update.worker != 4} == {1}
@@ -223,8 +223,8 @@ def test_one_who_is_taken_back_is_a_new_incarnation_to_the_policy_inside() -> No
     assert not some.policy.sent
 
 
-def test_only_a_person_pardons_not_a_worker_itself() -> None:
-    """What a worker says it has measured is about itself: a number, where a person names several."""
+def test_a_client_cannot_pardon_itself() -> None:
+    """A worker's own measurement names one client, by a number. The operator names several, in a tuple."""
     some = Federation(8)
     for _ in range(5):
         some.round({4: 0.1, 5: 0.1})
@@ -236,7 +236,7 @@ def test_only_a_person_pardons_not_a_worker_itself() -> None:
     assert not some.policy.exclusion(4)
 
 
-def test_if_all_others_leave_the_blacklisted_are_better_than_nobody() -> None:
+def test_blacklisted_clients_are_taken_back_if_all_others_leave() -> None:
     some = Federation(6)
     for _ in range(5):
         some.round({3: 0.1})
@@ -249,7 +249,7 @@ def test_if_all_others_leave_the_blacklisted_are_better_than_nobody() -> None:
     assert some.applied[-1] == (3,)
 
 
-def test_who_leaves_and_comes_back_is_still_blacklisted() -> None:
+def test_a_blacklisted_client_that_rejoins_stays_blacklisted() -> None:
     some = Federation(6)
     for _ in range(5):
         some.round({4: 0.1})
@@ -264,7 +264,7 @@ def test_who_leaves_and_comes_back_is_still_blacklisted() -> None:
     assert 4 in some.applied[-1]
 
 
-def test_one_who_is_away_can_be_pardoned() -> None:
+def test_an_absent_client_can_be_pardoned() -> None:
     some = Federation(6)
     for _ in range(5):
         some.round({4: 0.1})
@@ -275,15 +275,15 @@ def test_one_who_is_away_can_be_pardoned() -> None:
     assert 4 in some.applied[-1]
 
 
-def test_what_else_is_measured_is_for_the_policy_inside() -> None:
+def test_other_measurements_reach_the_inner_policy() -> None:
     heard: list[object] = []
-    inside = make("bsp")
-    inside.measured = lambda *told: heard.append(told) or []  # type: ignore[method-assign,func-returns-value]
-    assert Filtered(inside).measured("momentum", None, 0.9, 1.0) == []
+    inner = make("bsp")
+    inner.measured = lambda *told: heard.append(told) or []  # type: ignore[method-assign,func-returns-value]
+    assert Filtered(inner).measured("momentum", None, 0.9, 1.0) == []
     assert heard == [("momentum", None, 0.9, 1.0)]
 
 
-def test_it_survives_being_saved() -> None:
+def test_the_blacklist_survives_saving_and_loading() -> None:
     some = Federation(6, retest=3)
     for _ in range(5):
         some.round({4: 0.1})
@@ -296,20 +296,20 @@ def test_it_survives_being_saved() -> None:
     assert not some.policy.blacklist
 
 
-@pytest.mark.parametrize("inside", ["safa", "bsp:pipeline=true"])
-def test_what_cannot_be_filtered_is_refused(inside: str) -> None:
-    with pytest.raises(PolicyError, match="filtered: a p"):
-        Filtered(inside)
+@pytest.mark.parametrize("inner", ["safa", "bsp:pipeline=true"])
+def test_policies_that_cannot_be_filtered_are_refused(inner: str) -> None:
+    with pytest.raises(PolicyError, match=r"filtered: a (pipelined )?policy .* choose another one"):
+        Filtered(inner)
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.data())
-def test_whatever_is_measured_somebody_goes_on_and_everything_is_decided_once(data: st.DataObject) -> None:
+def test_under_any_cosines_some_client_proceeds_and_every_update_is_decided_once(data: st.DataObject) -> None:
     clients = data.draw(st.integers(1, 9))
     relative = data.draw(st.booleans())
     retest = data.draw(st.sampled_from((0, 2, 5)))
-    inside = data.draw(st.sampled_from(("bsp:weights=mean", "bsp:fraction=0.5", "asp", "r2sp:groups=2")))
-    some = Federation(clients, Filtered(inside, 0.5, relative, 1, retest))
+    inner = data.draw(st.sampled_from(("bsp:weights=mean", "bsp:fraction=0.5", "asp", "r2sp:groups=2")))
+    some = Federation(clients, Filtered(inner, 0.5, relative, 1, retest))
     members = set(range(clients))
     for _ in range(data.draw(st.integers(1, 25))):
         if data.draw(st.integers(0, 4)) == 0 and len(members) < clients:
@@ -325,7 +325,7 @@ def test_whatever_is_measured_somebody_goes_on_and_everything_is_decided_once(da
         some.round(cosines)
         some.take(some.policy.woke(some.now + 100))
         some.now += 100
-        assert some.waiting, "somebody must be at work"
+        assert some.waiting, "at least one client must hold a Grant"
         assert not set(some.waiting) & some.policy.blacklist.keys()
         assert some.policy.aside == some.policy.blacklist.keys() & members
         assert some.policy.aside < members

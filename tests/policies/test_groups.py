@@ -1,4 +1,4 @@
-"""Groups: id mod count, an inner policy in each, an outer one across. a and c are in group 0, b and d in group 1."""
+"""Groups: an inner policy in each group, an outer one across. a and c are in group 0, b and d in group 1."""
 
 import json
 from dataclasses import replace
@@ -46,35 +46,35 @@ def test_group_order_is_fixed_and_turns_are_a_gap_apart() -> None:
     assert max(story.staleness) == 1
 
 
-def test_the_late_are_discarded_and_sent_the_newest_model() -> None:
+def test_a_late_update_is_discarded_and_its_worker_gets_the_newest_model() -> None:
     talk = Conversation(fl_r2sp(fraction=0.5), workers="ac")
-    talk.arrives("c", at=1.0).answers(applied("c"), granted("c"))  # one of two is enough
+    talk.arrives("c", at=1.0).answers(applied("c"), granted("c"))  # one of two members is enough
     talk.arrives("a", at=1.5).answers(discarded("a"), granted("a"))
     talk.arrives("a", at=2.0).answers(applied("a"), granted("a"))
 
 
-def test_the_late_wait_for_the_newest_model_while_their_group_waits_for_its_turn() -> None:
+def test_a_late_worker_waits_while_its_group_waits_for_its_turn() -> None:
     talk = Conversation(fl_r2sp(fraction=0.5), workers="acbd")
     talk.arrives("c", at=4.0).answers(granted("b"), granted("d"), wake_at(6.0))
     talk.arrives("a", at=5.0).answers(discarded("a"))
     talk.wakes().answers(applied("c"), granted("c"), granted("a"))
 
 
-def test_what_comes_while_the_group_waits_goes_with_it() -> None:
+def test_updates_that_arrive_while_the_group_waits_are_applied_with_it() -> None:
     talk = Conversation(Groups(count=2, inner=ASP(), outer=R2SP(relax=1.0)), workers="acbd")
     talk.arrives("c", at=4.0).answers(granted("b"), granted("d"), wake_at(6.0))
     talk.arrives("a", at=5.0).answers()
     talk.wakes().answers(applied("ca"), granted("c"), granted("a"))
 
 
-def test_a_group_that_runs_ahead_waits_under_ssp() -> None:
+def test_a_group_that_is_ahead_waits_under_ssp() -> None:
     talk = Conversation(Groups(count=2, inner=BSP(), outer=SSP(staleness=0)), workers="acb")
     talk.arrives("a", at=1.0).answers()
-    talk.arrives("c", at=2.0).answers(applied("ac"))  # group 1 has nothing yet
+    talk.arrives("c", at=2.0).answers(applied("ac"))  # group 1 has done none
     talk.arrives("b", at=3.0).answers(applied("b"), granted("b"), granted("a"), granted("c"))
 
 
-def test_ksync_outside_cancels_a_group_which_starts_again() -> None:
+def test_a_group_that_ksync_cancels_starts_again() -> None:
     talk = Conversation(Groups(count=2, inner=BSP(), outer=KSync(k=1)), workers="abcd")
     talk.arrives("b", at=1.0).answers()
     talk.arrives("a", at=2.0).answers()
@@ -89,8 +89,8 @@ def test_ksync_outside_cancels_a_group_which_starts_again() -> None:
     )  # fmt: skip
 
 
-def test_an_update_is_named_as_it_was_sent_even_if_its_worker_has_left() -> None:
-    """The inner policy counts iterations anew after a cancel; the driver does not."""
+def test_decisions_name_an_update_as_it_was_sent_even_if_its_worker_has_left() -> None:
+    """After a Cancel the inner policy counts iterations anew, and the driver does not."""
     talk = Conversation(Groups(count=2, inner=BSP(), outer=KSync(k=1)), workers="abd")
     talk.arrives("a", at=1.0)  # cancels b and d
     talk.arrives("b", at=2.0).answers()
@@ -104,12 +104,12 @@ def test_a_group_whose_last_member_leaves_passes_its_turn() -> None:
     talk = Conversation(fl_r2sp(), workers="ab")
     talk.arrives("a", at=4.0).answers(granted("b"))
     talk.wakes().answers(applied("a"), granted("a"))
-    talk.arrives("a", at=9.0).answers()  # b's turn
+    talk.arrives("a", at=9.0).answers()  # it is b's turn
     talk.leaves("b", at=10.0).answers(applied("a"), granted("a"))
 
 
 def test_a_group_that_empties_and_fills_again_is_woken() -> None:
-    """An inner ring remembers that it asked to be woken; so that wake must come, even if the group is empty then."""
+    """An inner ring remembers its WakeAt, so it must be woken then, even if its group is empty at that time."""
     talk = Conversation(Groups(count=1, inner=R2SP(relax=1.0), outer=ASP()), workers="ab")
     talk.arrives("a", at=4.0).answers(granted("b"), wake_at(6.0))
     talk.leaves("a", at=4.5)
@@ -129,19 +129,19 @@ def test_a_group_that_empties_and_fills_again_is_a_new_incarnation_to_the_outer_
         talk.joins("a", at=now + 10.0).answers(granted("a"))
     policy: Any = load(json.loads(json.dumps(save(talk.policy)))) if saved else talk.policy
     talk.policy = policy
-    alike = [replace(update, incarnation=0) for update in policy.told]
-    assert alike == [Update(0, 1, 0, 32, 1.0, incarnation=0)] * 2, "but for the incarnation"
-    assert [update.incarnation for update in policy.told] == [1, 2]
+    alike = [replace(update, incarnation=0) for update in policy.undecided]
+    assert alike == [Update(0, 1, 0, 32, 1.0, incarnation=0)] * 2, "equal except for the incarnation"
+    assert [update.incarnation for update in policy.undecided] == [1, 2]
     talk.arrives("a", at=21.0).answers()
     talk.arrives("b", at=22.0).answers(applied("aaab"), granted("a"), granted("b"))
     (apply,) = [decision for decision in talk.last if isinstance(decision, Apply)]
     assert [update.incarnation for update in apply.updates] == [1, 2, 3, 1]
-    assert not policy.told
+    assert not policy.undecided
 
 
 @pytest.mark.parametrize("inner", ["asp", "bsp", "bsp:fraction=0.5"])
 def test_a_groups_size_does_not_scale_the_learning_rate(inner: str) -> None:
-    """Under weights=sum every update weighs 1, however many of its group came with it."""
+    """With weights=sum every update weighs 1, however many updates of its group are applied with it."""
     policy = Groups(count=2, inner=inner, outer="r2sp")
     story = run(policy, {worker: steady(1.0 + worker / 9) for worker in range(7)}, updates=150)
     assert {weight for weights in story.weights for weight in weights} == {1.0}
@@ -157,8 +157,8 @@ def test_a_group_counts_as_the_mean_of_its_members_under_safa() -> None:
     assert apply.mix == pytest.approx(1.0)
 
 
-def test_everything_kept_has_a_slot_of_its_own() -> None:
-    """A group's bundle may hold two updates of one worker; neither may push the other out."""
+def test_each_kept_update_has_its_own_slot() -> None:
+    """A group's update may hold two updates of one worker. Neither may replace the other."""
     talk = Conversation(Groups(count=2, inner=ASP(), outer=SAFA(fraction=1.0)), workers="abc")
     talk.arrives("a", at=1.0).answers()
     talk.arrives("c", at=2.0).answers()
@@ -168,7 +168,7 @@ def test_everything_kept_has_a_slot_of_its_own() -> None:
     assert len({keep.slot for keep in keeps}) == 3
 
 
-def test_only_one_of_the_two_may_keep_updates() -> None:
+def test_inner_and_outer_cannot_both_keep_updates() -> None:
     with pytest.raises(PolicyError, match="cannot both keep"):
         Groups(inner="safa", outer="safa")
     with pytest.raises(PolicyError, match="cannot both keep"):
@@ -180,7 +180,7 @@ def test_only_inner_may_tune_batches() -> None:
         Groups(outer="r2sp:tune_batches=true")
 
 
-def test_each_group_has_an_inner_policy_of_its_own() -> None:
+def test_each_group_has_its_own_inner_policy() -> None:
     inner = BSP()
     policy = Groups(count=2, inner=inner, outer="asp")
     Conversation(policy, workers="ab")
@@ -189,7 +189,7 @@ def test_each_group_has_an_inner_policy_of_its_own() -> None:
 
 
 class Listening(ASP):
-    """Notes what is measured, and who joins after that."""
+    """Records the measurements that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,12 +200,12 @@ class Listening(ASP):
         return []
 
 
-def test_all_hear_what_is_measured_of_nobody() -> None:
+def test_all_policies_receive_a_measurement_without_a_subject() -> None:
     outer = Listening()
     policy = Groups(count=2, inner=Listening(), outer=outer)
     policy.joined(0, 0.0)
     assert policy.measured("momentum", None, 0.9, 0.0) == []
-    policy.joined(1, 1.0)  # whoever comes later has heard it too
+    policy.joined(1, 1.0)  # a group that forms later knows it too
     assert policy.measured("cosine", Update(0, 1, 0, 1, 1.0), 0.5, 1.0) == []
     for each in (outer, policy.groups[0].inner, policy.groups[1].inner):
         assert isinstance(each, Listening)
@@ -213,18 +213,18 @@ def test_all_hear_what_is_measured_of_nobody() -> None:
 
 
 @pytest.mark.parametrize("policy", [fl_r2sp(), Groups(outer="asp")])
-def test_it_takes_turns_if_the_outer_policy_does(policy: Policy) -> None:
+def test_groups_take_turns_if_the_outer_policy_does(policy: Policy) -> None:
     assert policy.takes_turns == policy.outer.takes_turns  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("given", [{"inner": "bsp:pipeline=true"}, {"outer": "bsp:pipeline=true"}])
-def test_neither_can_be_pipelined(given: dict[str, str]) -> None:
+def test_neither_inner_nor_outer_can_be_pipelined(given: dict[str, str]) -> None:
     with pytest.raises(PolicyError, match="neither inner nor outer can be pipelined"):
         Groups(**given)  # type: ignore[arg-type]
 
 
-def test_fl_r2sp_moves_by_an_mth_of_a_groups_mean() -> None:
-    """Two groups of two: as printed the group's mean model is mixed in by a half, else half of its change is added."""
+def test_fl_r2sp_moves_the_model_by_an_mth_of_a_groups_mean() -> None:
+    """Two groups of two: `model` mixes in one half of the group's mean model, `update` adds half of its mean change."""
     for moves, mix, weights in (("model", 0.5, (0.25, 0.75)), ("update", None, (0.125, 0.375))):
         policy = make(f"fl-r2sp:groups=2,fraction=1,moves={moves}")
         assert policy.mixes == (moves == "model")
@@ -237,7 +237,7 @@ def test_fl_r2sp_moves_by_an_mth_of_a_groups_mean() -> None:
         assert apply.weights == pytest.approx(weights)
 
 
-def test_fl_r2sp_may_count_all_clients_alike() -> None:
+def test_fl_r2sp_with_equal_weights_counts_all_clients_alike() -> None:
     policy = make("fl-r2sp:groups=1,fraction=1,weights=equal")
     for worker in range(2):
         policy.joined(worker, 0.0)
@@ -247,7 +247,7 @@ def test_fl_r2sp_may_count_all_clients_alike() -> None:
 
 
 @pytest.mark.parametrize(("members", "quorum"), [(1, 1), (2, 1), (3, 2), (4, 3), (16, 12)])
-def test_a_groups_quorum_leaves_room_for_a_straggler(members: int, quorum: int) -> None:
+def test_the_quorum_of_a_group_leaves_room_for_a_straggler(members: int, quorum: int) -> None:
     policy = make("fl-r2sp:groups=1,fraction=0.75")
     for worker in range(members):
         policy.joined(worker, 0.0)
@@ -258,26 +258,28 @@ def test_a_groups_quorum_leaves_room_for_a_straggler(members: int, quorum: int) 
     assert applied == [quorum]
 
 
-def test_fl_r2sps_T_is_one_average_of_all_groups_from_grant_to_quorum() -> None:
+def test_T_of_fl_r2sp_is_one_average_over_all_groups_from_grant_to_quorum() -> None:
     policy = make("fl-r2sp:groups=2,fraction=1,relax=1,filter=false")
     for worker in range(2):
         policy.joined(worker, 0.0)
-    policy.arrived(Update(0, 1, 0, 10, 1.0), 4.0)  # its turn at once: the other group's T is not known
+    policy.arrived(Update(0, 1, 0, 10, 1.0), 4.0)  # its turn comes at once, since T was unknown
     assert policy.outer.pace.T == 4.0  # type: ignore[attr-defined]
-    policy.arrived(Update(1, 1, 0, 10, 1.0), 5.0)  # waits for its turn, half of T after the last; that is not counted
+    policy.arrived(
+        Update(1, 1, 0, 10, 1.0), 5.0
+    )  # it waits for its turn, T/2 after the last; T does not count that wait
     assert policy.outer.pace.T == pytest.approx(4.0 + 0.1 * (5.0 - 4.0))  # type: ignore[attr-defined]
     assert [each for each in policy.woke(6.04) if isinstance(each, Apply)] == []
     assert len([each for each in policy.woke(6.06) if isinstance(each, Apply)]) == 1
 
 
 def settled_federation(policy: Any, clients: int, rounds: int) -> float:
-    """Everyone takes a second; the time when so many rounds were over."""
+    """Run a federation where every client takes one second. Return the time when `rounds` rounds were over."""
     story = run(policy, {client: steady(1.0) for client in range(clients)}, updates=clients * rounds)
     return float(story.applied[-1][0])
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2])
-def test_what_a_federation_remembers_after_a_restart(turn: int) -> None:
+def test_fl_r2sp_remembers_T_the_turn_and_the_blacklist_across_a_restart(turn: int) -> None:
     policy: Any = make("fl-r2sp:groups=3,fraction=1,relax=1")
     settled_federation(policy, 6, 7)
     policy.blacklist[5] = (0.1, 0.2)
@@ -289,20 +291,20 @@ def test_what_a_federation_remembers_after_a_restart(turn: int) -> None:
     again.recall(memory)
     assert again.blacklist == {5: (0.1, 0.2)}
     granted_at: dict[int, float] = {}
-    for client in (4, 0, 2, 1, 3, 5):  # as they happen to call
+    for client in (4, 0, 2, 1, 3, 5):  # in any order
         decisions = again.joined(client, 0.0)
         granted_at |= {each.worker: 0.0 for each in decisions if isinstance(each, Grant)}
     for now in (0.34, 0.68, 1.02):
         granted_at |= {each.worker: now for each in again.woke(now) if isinstance(each, Grant)}
     groups = {client % 3: at for client, at in granted_at.items()}
     others = sorted((0, 2), key=lambda group: (group < memory["turn"], group))
-    assert groups == {1: 0.0, others[0]: 0.34, others[1]: 0.68}, "a gap apart, from the one whose turn it was"
+    assert groups == {1: 0.0, others[0]: 0.34, others[1]: 0.68}, "one gap apart, from the group that had the turn"
     assert 5 not in granted_at
     line = [group for seat in again.outer.ring for group in seat.members]
     assert line == [1, 2, 0]
 
 
-def test_groups_follow_one_another_by_number_whoever_comes_first() -> None:
+def test_groups_take_turns_by_number_in_whatever_order_they_join() -> None:
     policy: Any = make("fl-r2sp:groups=5,fraction=1")
     for client in (3, 1, 4, 0, 2):
         policy.joined(client, 0.0)
@@ -310,14 +312,14 @@ def test_groups_follow_one_another_by_number_whoever_comes_first() -> None:
     assert line == [3, 4, 0, 1, 2]
 
 
-def test_T_is_recalled_also_where_nobody_was_there_at_the_end() -> None:
+def test_T_is_recalled_even_if_no_group_had_the_turn() -> None:
     policy: Any = make("fl-r2sp")
     policy.recall({"T": 2.5, "turn": None, "blacklist": {}})
     assert (policy.outer.pace.T, policy.outer.first_turn) == (2.5, None)
 
 
 @pytest.mark.parametrize("memory", [{}, {"T": None, "turn": None}, {"T": "x", "turn": 1}, {"T": -1.0, "turn": 0}])
-def test_a_memory_that_makes_no_sense_is_passed_over(memory: dict[str, Any]) -> None:
+def test_an_invalid_memory_is_ignored(memory: dict[str, Any]) -> None:
     policy: Any = make("fl-r2sp")
     policy.recall(memory)
     assert policy.outer.pace.T is None and not policy.blacklist

@@ -1,11 +1,12 @@
-"""Every policy, under a driver that does whatever the contract allows.
+"""Property tests: every policy, under a driver that can do everything the contract allows.
 
-The machine below joins, leaves, computes, pushes, waits and wakes in any order and at any pace; `AnyDriver` judges
-each answer, and the promises of DESIGN.md's table look on. At the end everybody behaves for a while, to see that
-nobody waits for ever; then all leave, to see that nothing is left lying; and the whole history is told again to a
-fresh policy. `SPECS` begins with every registered name, so a new policy is included by being registered.
+The state machine below joins, leaves, computes, pushes, waits and wakes in any order and at any time. `AnyDriver`
+judges each decision, and the policy's promises are checked after each event. At the end, all workers behave well for a
+while, to show that none waits forever. Then all leave, to show that no update is left undecided. Last, the whole
+history is replayed with a fresh policy. `SPECS` begins with all registered names, so a newly registered policy is
+included.
 
-`make test-all` tries 200 other histories of each policy. To hunt for longer:
+`make test-all` tries 200 other histories of each policy. To search longer:
 PACELINE_EXAMPLES=2000 .venv/bin/python -m pytest tests/policies/test_promises.py
 """
 
@@ -16,9 +17,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from policies.anydriver import AnyDriver
+from policies.any_driver import AnyDriver
 from policies.histories import DELAYS, IDS, SHADOWS, act
-from policies.promises import ALL_ARE_APPLIED, MAY_WAIT_LONG, SPECS, fresh, promises_of
+from policies.promises import promises_of
+from policies.specs import APPLY_ALL_MEMBERS, MAY_WAIT_LONG, SPECS, fresh
 
 EXAMPLES = int(os.environ.get("PACELINE_EXAMPLES", "0"))
 SETTINGS = settings(
@@ -83,7 +85,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.driver.shadows) < SHADOWS)
     @rule(on_disk=st.booleans())
-    def go_on_with_a_copy(self, on_disk: bool) -> None:
+    def run_a_copy_along(self, on_disk: bool) -> None:
         if on_disk:
             self.driver.saves_and_loads()
         else:
@@ -97,7 +99,7 @@ class AnyHistory(RuleBasedStateMachine):
         steps = 300 + 150 * len(before)
         if self.spec not in MAY_WAIT_LONG:
             driver.calms_down(1.0, lambda: all(driver.iterations[w] >= before[w] + 2 for w in before), steps)
-        if self.spec in ALL_ARE_APPLIED:
+        if self.spec in APPLY_ALL_MEMBERS:
             driver.applications.clear()
             driver.calms_down(1.0, lambda: all(driver.applications[worker] >= 2 for worker in before), steps)
         driver.everyone_leaves()

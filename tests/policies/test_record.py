@@ -1,4 +1,4 @@
-"""Records: frozen dataclasses that are made quickly, and behave as the standard library's do."""
+"""Records: frozen dataclasses that are fast to create and behave as those of the standard library."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_record_cannot_be_changed() -> None:
     assert replace(UPDATE, loss=1.0).loss == 1.0 and UPDATE.loss is None
 
 
-def test_records_are_equal_if_their_kinds_and_fields_are() -> None:
+def test_records_are_equal_if_their_classes_and_fields_are() -> None:
     assert type(UPDATE) is Update
     assert Update(1, 2, 3, 4, 5.0, None, 6) == UPDATE
     assert {UPDATE: 1}[replace(UPDATE)] == 1

@@ -1,4 +1,4 @@
-"""Names and options: what makes a policy, and what a wrong one is answered with."""
+"""Names and options: how they make a policy, and the errors for wrong ones."""
 
 import inspect
 import string
@@ -30,25 +30,25 @@ from paceline.policies.ssp import SSP
 
 
 class Mine(SSP):
-    """A policy of one's own, with SSP's options."""
+    """A user's policy with the options of SSP."""
 
 
 class Plain(ASP):
-    """One without options."""
+    """A policy without options."""
 
     def __init__(self) -> None:
         super().__init__()
 
 
 class Demanding(ASP):
-    """One with an option that must be given."""
+    """A policy with an option that has no default."""
 
     def __init__(self, colour: int) -> None:
         super().__init__()
 
 
 class Bare(Policy):
-    """One without an `__init__`."""
+    """A policy without an `__init__`."""
 
     def joined(self, worker: Any, now: float) -> list[Decision]:
         return []
@@ -64,7 +64,7 @@ class Bare(Policy):
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_name_makes_a_policy_that_says_what_it_is(name: str) -> None:
+def test_every_name_makes_a_policy_with_a_summary_and_documented_options(name: str) -> None:
     policy = make(name)
     assert isinstance(policy, policy_class(name))
     assert policy.summary
@@ -88,7 +88,7 @@ def test_options_make_the_policy_they_describe() -> None:
     assert make("r2sp:groups=3").most_seats == 3  # type: ignore[attr-defined]
 
 
-def test_policies_within_policies() -> None:
+def test_a_policy_can_be_an_option_of_another() -> None:
     policy = make("groups:count=8,inner=(bsp:fraction=0.75,weights=mean),outer=r2sp")
     assert isinstance(policy, Groups)
     assert isinstance(policy.inner, BSP) and policy.inner.fraction == 0.75
@@ -97,7 +97,7 @@ def test_policies_within_policies() -> None:
     assert nested.inner.inner.staleness == 1  # type: ignore[attr-defined]
 
 
-def test_a_class_of_ones_own() -> None:
+def test_a_users_own_class_is_named_by_module_and_class() -> None:
     assert type(make(f"{__name__}:Mine")) is Mine
     assert make(f"{__name__}:Mine:staleness=7").staleness == 7  # type: ignore[attr-defined]
     assert type(make(f"{__name__}:Bare")) is Bare
@@ -143,15 +143,15 @@ def test_a_listed_class_takes_its_options() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("low=3,dssp", "'low=3' stands before any policy's name"),
-        ("bsp,,asp", "an empty place"),
-        ("", "an empty place"),
+        ("low=3,dssp", "'low=3' must come after the name of a policy"),
+        ("bsp,,asp", "has an empty item"),
+        ("", "has an empty item"),
         ("groups:inner=(bsp", "parentheses .* do not match"),
         ("groups:inner=bsp)", "parentheses .* do not match"),
         (")(", "parentheses .* do not match"),
     ],
 )
-def test_a_list_that_cannot_be_read(text: str, message: str) -> None:
+def test_an_invalid_list_is_refused(text: str, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         split_list([text])
 
@@ -166,53 +166,58 @@ def test_a_list_that_cannot_be_read(text: str, message: str) -> None:
         ("sync", "There is no policy 'sync'. Did you mean 'ksync'? Known policies: " + ", ".join(names()) + "."),
         ("ssp:stale=3", "ssp has no option 'stale'. Its options: staleness, weights."),
         ("test:x=1", "There is no policy 'test'. Known policies: " + ", ".join(names()) + "."),
-        ("ssp:staleness=-1", "ssp: staleness must be a whole number at least 0, not '-1'."),
-        ("ssp:staleness=1.5", "ssp: staleness must be a whole number at least 0, not '1.5'."),
-        ("ssp:staleness=", "ssp: staleness must be a whole number at least 0, not ''."),
+        ("ssp:staleness=-1", "ssp: staleness must be a whole number of at least 0, not '-1'."),
+        ("ssp:staleness=1.5", "ssp: staleness must be a whole number of at least 0, not '1.5'."),
+        ("ssp:staleness=", "ssp: staleness must be a whole number of at least 0, not ''."),
         ("ssp:staleness=1,staleness=2", "ssp: staleness is given twice."),
         ("ssp:5", "ssp: write options as key=value, not '5'."),
         ("ssp:=5", "ssp: write options as key=value, not '=5'."),
-        ("bsp:fraction=0", "bsp: fraction must be a number more than 0 and at most 1, not '0'."),
-        ("bsp:fraction=nan", "bsp: fraction must be a number more than 0 and at most 1, not 'nan'."),
+        ("bsp:fraction=0", "bsp: fraction must be a number above 0 and at most 1, not '0'."),
+        ("bsp:fraction=nan", "bsp: fraction must be a number above 0 and at most 1, not 'nan'."),
         ("bsp:tune_batches=yes", "bsp: tune_batches must be true or false, not 'yes'."),
-        ("r2sp:relax=0", "r2sp: relax must be a number more than 0, not '0'."),
-        ("r2sp:relax=inf", "r2sp: relax must be a number more than 0, not 'inf'."),
-        ("bsp:max_growth=inf", "bsp: max_growth must be a number at least 1, not 'inf'."),
-        ("r2sp:groups=some", "r2sp: groups must be all or auto or a whole number at least 1, not 'some'."),
-        ("r2sp:groups=0", "r2sp: groups must be all or auto or a whole number at least 1, not '0'."),
+        ("r2sp:relax=0", "r2sp: relax must be a number above 0, not '0'."),
+        ("r2sp:relax=inf", "r2sp: relax must be a number above 0, not 'inf'."),
+        ("bsp:max_growth=inf", "bsp: max_growth must be a number of at least 1, not 'inf'."),
+        ("r2sp:groups=some", "r2sp: groups must be all or auto or a whole number of at least 1, not 'some'."),
+        ("r2sp:groups=0", "r2sp: groups must be all or auto or a whole number of at least 1, not '0'."),
         ("asp:weights=median", "asp: weights must be sum or mean or equal, not 'median'."),
-        ("ksync:k=0", "ksync: k must be a whole number at least 1, not '0'."),
-        ("dssp:low=5,high=3", "dssp: high must be at least low, which is 5, not 3."),
-        ("safa:fraction=2", "safa: fraction must be a number more than 0 and at most 1, not '2'."),
+        ("ksync:k=0", "ksync: k must be a whole number of at least 1, not '0'."),
+        ("dssp:low=5,high=3", "dssp: high must be at least low (5); got 3."),
+        ("safa:fraction=2", "safa: fraction must be a number above 0 and at most 1, not '2'."),
         ("groups:inner=nope", "There is no policy 'nope'. Known policies: " + ", ".join(names()) + "."),
         ("groups:inner=(ksync:nope=1)", "ksync has no option 'nope'. Its options: k, weights."),
-        (":k=1", "A policy's name is missing; write for example 'ssp:staleness=3'."),
-        ("no.such.module:Class", "'no.such.module:Class' does not lead to a policy: No module named 'no'."),
-        ("string:Nothing", "'string:Nothing' does not lead to a policy: module 'string' has no attribute 'Nothing'."),
+        (":k=1", "The policy's name is missing; write for example 'ssp:staleness=3'."),
+        ("no.such.module:Class", "'no.such.module:Class' cannot be loaded as a policy: No module named 'no'."),
+        (
+            "string:Nothing",
+            "'string:Nothing' cannot be loaded as a policy: module 'string' has no attribute 'Nothing'.",
+        ),
         (
             "string:Formatter",
-            "'string:Formatter' is not a policy: it must be a full subclass of paceline.policies.Policy.",
+            "'string:Formatter' is not a policy: it must be a concrete subclass of paceline.policies.Policy.",
         ),
         (
             "paceline.policies:Policy",
-            "'paceline.policies:Policy' is not a policy: it must be a full subclass of paceline.policies.Policy.",
+            "'paceline.policies:Policy' is not a policy: it must be a concrete subclass of paceline.policies.Policy.",
         ),
         (f"{__name__}:Plain:x=1", f"{__name__}:Plain has no option 'x'. Its options: none."),
-        (f"{__name__}:Demanding", f"{__name__}:Demanding: colour must be given; it is a whole number."),
+        (f"{__name__}:Demanding", f"{__name__}:Demanding: colour is missing; it must be a whole number."),
     ],
 )  # fmt: skip
-def test_a_wrong_spec_is_answered_with_what_would_do(spec: str, message: str) -> None:
+def test_the_error_for_a_wrong_spec_says_what_is_allowed(spec: str, message: str) -> None:
     with pytest.raises(PolicyError) as caught:
         make(spec)
     assert str(caught.value) == message
 
 
 def test_direct_construction_is_checked_too() -> None:
-    with pytest.raises(PolicyError, match="ssp: staleness must be a whole number at least 0, not '-1'"):
+    with pytest.raises(PolicyError, match="ssp: staleness must be a whole number of at least 0, not '-1'"):
         SSP(staleness=-1)
     with pytest.raises(PolicyError, match="ssp: staleness must be a whole number"):
         SSP("3")  # type: ignore[arg-type]
-    with pytest.raises(PolicyError, match="r2sp: groups must be all or auto or a whole number at least 1, not 'many'"):
+    with pytest.raises(
+        PolicyError, match="r2sp: groups must be all or auto or a whole number of at least 1, not 'many'"
+    ):
         R2SP(groups="many")  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="bsp: tune_batches must be true or false"):
         BSP(tune_batches=1)  # type: ignore[arg-type]
@@ -223,11 +228,11 @@ def test_direct_construction_is_checked_too() -> None:
     assert R2SP(groups=2, relax=1).relax == 1
 
 
-def test_a_range_says_what_it_allows() -> None:
-    assert str(Range(0)) == "at least 0"
+def test_a_range_describes_what_it_allows() -> None:
+    assert str(Range(0)) == "of at least 0"
     assert str(Range(1, 5)) == "from 1 to 5"
-    assert str(Range(high=2)) == "at most 2"
-    assert str(Range(0, open_low=True)) == "more than 0"
+    assert str(Range(high=2)) == "of at most 2"
+    assert str(Range(0, open_low=True)) == "above 0"
     assert not Range(0, 1, open_low=True).allows(0)
     assert Range(0, 1, open_low=True).allows(1)
 
@@ -254,7 +259,7 @@ WORDS = [
 
 @given(st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
 @settings(max_examples=500, deadline=None, derandomize=True)
-def test_whatever_is_written_makes_a_policy_or_a_sentence(text: str) -> None:
+def test_any_text_makes_a_policy_or_a_one_sentence_error(text: str) -> None:
     try:
         for spec in split_list([text]):
             assert isinstance(make(spec), Policy)

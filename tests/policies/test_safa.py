@@ -1,4 +1,4 @@
-"""SAFA: quota, compensatory selection, cache, lag. Four clients with as much data each, half of them a round."""
+"""SAFA: quota, compensatory selection, cache and lag. Mostly four clients with equal data, half of them per round."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from paceline.policies.safa import SAFA
 from policies.conversation import Conversation, applied, cancelled, discarded, granted, kept, wake_at
 
 
-def test_a_round_ends_with_the_first_half_and_the_unknown_count_as_the_global_model() -> None:
+def test_a_round_ends_with_the_first_half_and_clients_without_an_entry_count_as_the_global_model() -> None:
     talk = Conversation(SAFA(fraction=0.5), workers="abcd")
     talk.arrives("c", at=1.0).answers()
     talk.arrives("a", at=2.0).answers(
@@ -15,11 +15,11 @@ def test_a_round_ends_with_the_first_half_and_the_unknown_count_as_the_global_mo
     )
 
 
-def test_those_picked_last_time_are_undrafted_and_count_from_the_next_round_on() -> None:
+def test_updates_of_clients_picked_last_time_are_undrafted_and_count_from_the_next_round_on() -> None:
     talk = Conversation(SAFA(fraction=0.5), workers="abcd")
     talk.arrives("a", at=1.0)
     talk.arrives("b", at=2.0)
-    talk.arrives("a", at=3.0).answers()  # picked in the last round: the others first
+    talk.arrives("a", at=3.0).answers()  # a was picked in the last round, so the others come first
     talk.arrives("b", at=4.0).answers()
     talk.arrives("c", at=5.0).answers()
     first_a = talk.policy.cache[0]  # type: ignore[attr-defined]
@@ -35,11 +35,11 @@ def test_those_picked_last_time_are_undrafted_and_count_from_the_next_round_on()
         granted("b"),
     )
     (apply,) = [decision for decision in talk.last if isinstance(decision, Apply)]
-    assert apply.updates[0] == first_a  # a's old entry: the new one is kept after the aggregation
+    assert apply.updates[0] == first_a  # a's old entry; its new update is kept after the aggregation
     assert talk.policy.cache[0].iteration == 2  # type: ignore[attr-defined]
 
 
-def test_the_undrafted_fill_the_quota_if_nobody_else_is_left_to_wait_for() -> None:
+def test_undrafted_updates_fill_the_quota_if_no_client_is_left_to_wait_for() -> None:
     talk = Conversation(SAFA(fraction=0.5), workers="abc")
     talk.arrives("a", at=1.0).answers(kept("a"), applied("a", mix=1 / 3), granted("a"))
     talk.arrives("a", at=2.0).answers()
@@ -47,7 +47,7 @@ def test_the_undrafted_fill_the_quota_if_nobody_else_is_left_to_wait_for() -> No
     talk.leaves("c", at=4.0).answers(kept("a"), applied("a", mix=1.0), granted("a"))
 
 
-def test_the_deprecated_are_cancelled_and_given_the_newest_model() -> None:
+def test_deprecated_clients_are_cancelled_and_get_the_newest_model() -> None:
     talk = Conversation(SAFA(fraction=0.5, lag=1, limit=10.0), workers="abcd")
     talk.arrives("a", at=1.0)
     talk.arrives("b", at=2.0).answers(
@@ -55,7 +55,7 @@ def test_the_deprecated_are_cancelled_and_given_the_newest_model() -> None:
     )
     talk.arrives("a", at=3.0).answers()
     talk.arrives("b", at=4.0).answers()
-    talk.wakes().answers(  # the round's time is over; c and d work on a model two rounds old
+    talk.wakes().answers(  # the round's time is over, and the models of c and d are two rounds old
         kept("a"),
         kept("b"),
         applied("ab", mix=0.5),
@@ -71,11 +71,11 @@ def test_the_deprecated_are_cancelled_and_given_the_newest_model() -> None:
     talk.arrives("c", at=14.0).answers()
 
 
-def test_the_tolerable_go_on_with_what_they_have() -> None:
+def test_tolerable_clients_continue_with_the_model_they_have() -> None:
     talk = Conversation(SAFA(fraction=0.25, lag=5), workers="abcd")
     talk.arrives("a", at=1.0).answers(kept("a"), applied("a", mix=0.25), granted("a"))
     talk.arrives("b", at=2.0).answers(kept("b"), applied("ab", mix=0.5), granted("b"))
-    assert talk.staleness == [0, 1, 1]  # b's lag, and a's entry, computed from the version before its own
+    assert talk.staleness == [0, 1, 1]  # b is one version behind, and so is a's entry in the cache
 
 
 def test_a_deprecated_clients_entry_is_reset_to_the_global_model() -> None:
@@ -89,7 +89,7 @@ def test_a_deprecated_clients_entry_is_reset_to_the_global_model() -> None:
         Keep(talk.policy.cache[1], 1)  # type: ignore[attr-defined]
     ]
     (apply,) = [decision for decision in talk.last if isinstance(decision, Apply)]
-    assert [update.worker for update in apply.updates] == [1]  # a was at work, and its model is one round old
+    assert [update.worker for update in apply.updates] == [1]  # a still runs, and its model is one round old
     assert apply.mix == 0.25
 
 
@@ -113,7 +113,7 @@ def test_weights_follow_the_amount_of_data_and_sum_to_1() -> None:
     assert apply.mix == pytest.approx(1.0)
 
 
-def test_one_who_came_back_and_is_deprecated_does_not_lose_what_it_brought_before() -> None:
+def test_a_client_that_rejoined_and_is_deprecated_does_not_lose_its_earlier_update() -> None:
     talk = Conversation(SAFA(fraction=1.0, lag=0, limit=1.0), workers="abc")
     talk.arrives("c", at=0.25)
     talk.leaves("c", at=0.5).answers()
@@ -124,6 +124,6 @@ def test_one_who_came_back_and_is_deprecated_does_not_lose_what_it_brought_befor
     )  # fmt: skip
 
 
-def test_a_round_without_a_single_update_is_given_more_time() -> None:
+def test_a_round_without_an_update_gets_more_time() -> None:
     talk = Conversation(SAFA(limit=5.0), workers="ab")
     talk.wakes().answers(wake_at(10.0))

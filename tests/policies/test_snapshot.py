@@ -1,4 +1,4 @@
-"""A policy's whole state can be copied, saved and restored."""
+"""Snapshots: a policy's whole state can be copied, saved and restored."""
 
 import copy
 import json
@@ -12,13 +12,13 @@ import pytest
 from paceline.policies import Policy, PolicyError, Update, load, make, save
 from paceline.policies.asp import ASP
 from paceline.policies.r2sp import R2SP
-from policies.anydriver import AnyDriver
+from policies.any_driver import AnyDriver
 from policies.cluster import run, steady
-from policies.promises import SPECS, fresh
+from policies.specs import SPECS, fresh
 
 
 class Thing:
-    """A piece of a policy's state, defined where the policy is."""
+    """A part of a policy's state, defined in the policy's module."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -42,7 +42,7 @@ class Colour(Enum):
 
 
 class Holds(ASP):
-    """Holds whatever it is given."""
+    """A policy that holds a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def held(value: object) -> Any:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_policy_in_the_midst_of_things_goes_on_from_a_file(spec: str) -> None:
+def test_a_policy_restored_from_a_file_makes_the_same_decisions(spec: str) -> None:
     driver = AnyDriver(fresh(spec))
     for worker in range(6):
         driver.joins(worker)
@@ -69,7 +69,7 @@ def test_a_policy_in_the_midst_of_things_goes_on_from_a_file(spec: str) -> None:
     driver.saves_and_loads()
     driver.copies()
     driver.calms_down(1.0, lambda: driver.version >= 12, steps=400)
-    assert len(driver.shadows) == 2  # which have answered everything alike
+    assert len(driver.shadows) == 2  # AnyDriver has compared all their decisions
     twice = through_a_file(driver.shadows[0])
     assert save(twice) == save(driver.policy)
 
@@ -98,22 +98,22 @@ def test_a_policy_in_the_midst_of_things_goes_on_from_a_file(spec: str) -> None:
     ],
     ids=repr,
 )
-def test_plain_values_come_back_as_they_were(value: object) -> None:
+def test_plain_values_are_restored(value: object) -> None:
     back = held(value)
     assert back == value
     assert type(back) is type(value)
     assert getattr(back, "maxlen", None) == getattr(value, "maxlen", None)
 
 
-def test_not_a_number_comes_back() -> None:
+def test_nan_is_restored() -> None:
     assert held(float("nan")) != held(float("nan"))
 
 
-def test_the_order_of_a_dict_comes_back() -> None:
+def test_the_order_of_a_dict_is_restored() -> None:
     assert list(held({3: 0, 1: 0, 2: 0})) == [3, 1, 2]
 
 
-def test_what_is_one_object_stays_one_object() -> None:
+def test_two_references_to_one_object_stay_so() -> None:
     thing = Thing([1])
     first, second = held([thing, thing])
     assert first is second
@@ -127,14 +127,14 @@ def test_an_object_may_point_to_itself() -> None:
     assert back.value is back
 
 
-def test_slots_come_back_and_unset_ones_stay_unset() -> None:
+def test_slots_are_restored_and_unset_ones_stay_unset() -> None:
     back = held(Slotted(3))
     assert back.value == 3
     assert not hasattr(back, "unset")
 
 
 @pytest.mark.parametrize("value", [frozenset({1, 2}), Pair(1, 2), Pair(1, (2, 3)), Colour.BLUE, {Colour.RED: 1}])  # type: ignore[arg-type]
-def test_sets_named_tuples_and_enums_come_back_as_what_they_were(value: object) -> None:
+def test_sets_named_tuples_and_enums_are_restored(value: object) -> None:
     back = held(value)
     assert back == value
     assert type(back) is type(value)
@@ -145,7 +145,7 @@ def test_sets_named_tuples_and_enums_come_back_as_what_they_were(value: object) 
     [len, lambda: 0, Thing, random.Random(0), Counter("a"), object(), b"bytes"],
     ids=["builtin", "function", "class", "random", "counter", "object", "bytes"],
 )
-def test_what_could_not_be_restored_is_refused_when_it_is_saved(value: object) -> None:
+def test_a_value_that_cannot_be_restored_is_refused_when_it_is_saved(value: object) -> None:
     policy = Holds()
     policy.held = value
     with pytest.raises(PolicyError, match="state must be plain data"):
@@ -158,7 +158,7 @@ def test_what_could_not_be_restored_is_refused_when_it_is_saved(value: object) -
         "os:system",
         "subprocess:Popen",
         "collections:OrderedDict",
-        "paceline.policies.snapshot:deque",  # imported there, but not of there
+        "paceline.policies.snapshot:deque",  # imported by the module, but not defined in it
         "paceline.policies.snapshot:importlib.machinery.SourceFileLoader",
         "paceline.policies.snapshot:save",
         "paceline.policiesque:Evil",
@@ -181,11 +181,11 @@ def test_a_saved_state_that_names_a_foreign_class_is_refused(name: str) -> None:
         {"object": "paceline.policies.asp:Nothing", "number": 0, "state": {}},
         {"float": "much"},
         {"again": 4},
-        {"object": "paceline.policies.components:Pace", "number": 0, "state": {}},
+        {"object": "paceline.policies.components:IterationTime", "number": 0, "state": {}},
     ],
 )
-def test_what_is_no_saved_policy_is_answered_with_a_sentence(state: object) -> None:
-    with pytest.raises(PolicyError, match="What was saved"):
+def test_an_invalid_state_is_refused_with_a_one_sentence_error(state: object) -> None:
+    with pytest.raises(PolicyError, match="The saved state"):
         load({"policy": "x", "state": state})
 
 
@@ -200,7 +200,7 @@ def test_no_constructor_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ten_thousand_workers_can_be_copied_and_saved() -> None:
-    """A ring linked by references would be ten thousand calls deep."""
+    """Copying a ring linked by references would recurse ten thousand calls deep."""
     policy = R2SP(tune_batches=True)
     run(policy, {worker: steady(1.0) for worker in range(10_000)}, updates=100)
     copied, restored = copy.deepcopy(policy), through_a_file(policy)

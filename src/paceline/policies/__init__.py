@@ -1,4 +1,4 @@
-"""Synchronization policies: pure state machines that decide who may go, when, and with what batch."""
+"""Synchronization policies: pure state machines that decide which workers may proceed, when, and with what batch."""
 
 from paceline.policies.contract import (
     Add,

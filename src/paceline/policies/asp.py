@@ -1,4 +1,4 @@
-"""Asynchronous Parallel: every update is applied as it comes and its worker goes on at once."""
+"""Asynchronous Parallel: every update is applied when it arrives, and its worker proceeds at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.policies.one_by_one import OneByOne
 
 
 class ASP(OneByOne):
-    summary = "apply each update as it comes; nobody ever waits"
+    summary = "apply each update when it arrives; no worker ever waits"
 
     def __init__(self, weights: Weights = "sum") -> None:
         super().__init__(weights)
@@ -28,5 +28,5 @@ class ASP(OneByOne):
         self._forget(worker)
         return []
 
-    def _crowd(self) -> set[WorkerId]:
+    def _members(self) -> set[WorkerId]:
         return self.members

@@ -1,14 +1,15 @@
-"""Bulk Synchronous Parallel: a barrier. Everyone's update is applied together, then everyone goes on.
+"""Bulk Synchronous Parallel: a barrier. All updates of a round are applied together, then all workers proceed.
 
-`backup=c` (Chen et al., 2016) closes the barrier when all but c have arrived; `fraction=C` when a fraction C has, as
-FL-R²SP does inside its groups. The late ones' updates are discarded, and they are sent the newest model.
+`backup=c` (Chen et al., 2016) closes the barrier when all but c updates have arrived. `fraction=C` closes it when a
+fraction C has arrived, as FL-R²SP does inside its groups. Late updates are discarded, and their workers are granted the
+newest model.
 
-A round is open from one Apply to the next. Whoever joins is granted into the open round at once, because it starts
-level with the slowest and the barrier must wait for it.
+A round lasts from one Apply to the next. A worker that joins is granted into the open round at once: it starts level
+with the slowest, so the barrier must wait for it.
 
-Pipelined (`pipeline=true`), a round is settled earlier: when the last of its members is ready to push, a Stream names
-them all, and their slices are applied and returned as they come. From then on nobody can be let in, so whoever joins
-waits for the next round; and whoever leaves before it was wholly in is missing from the Apply.
+With `pipeline=true` a round is settled earlier. When its last member is ready to push, a Stream names all of them, and
+the shards apply and return their slices as they arrive. From then on no worker can enter the round, so a worker that
+joins waits for the next one. A worker that leaves before its push is complete is missing from the Apply.
 """
 
 from __future__ import annotations
@@ -23,34 +24,33 @@ from paceline.policies.tuning import BatchTuner
 
 
 class BSP(Policy):
-    summary = "a barrier: apply all updates together, then let everyone go on"
+    summary = "a barrier: apply all updates together, then let all workers proceed"
 
     def __init__(
         self,
-        backup: Annotated[int, Range(0), "how many of the slowest not to wait for"] = 0,
+        backup: Annotated[int, Range(0), "the number of slowest workers not to wait for"] = 0,
         fraction: Annotated[float, Range(0, 1, open_low=True), "the fraction of the members to wait for"] = 1.0,
-        pipeline: Annotated[bool, "return each part as soon as it is complete"] = False,
-        tune_batches: Annotated[bool, "let faster workers compute larger batches"] = False,
-        max_growth: Annotated[float, Range(1), "how many times its own a tuned batch may grow to"] = 4.0,
+        pipeline: Annotated[bool, "return each slice as soon as all members have sent it"] = False,
+        tune_batches: Annotated[bool, "give faster workers larger batches"] = False,
+        max_growth: Annotated[float, Range(1), "the largest tuned batch, in units of the worker's own batch"] = 4.0,
         weights: Weights = "sum",
-        running: Annotated[bool, "add updates up as they come, so that servers need not hold them"] = False,
+        running: Annotated[bool, "add updates up as they arrive, so that servers need not hold them"] = False,
     ) -> None:
         if pipeline and (backup or fraction < 1):
-            raise PolicyError("bsp: pipeline=true needs everyone's part, so backup and fraction must be left out.")
+            raise PolicyError("bsp: pipeline=true needs every member's slices, so leave backup and fraction out.")
         if running and (pipeline or tune_batches):
             raise PolicyError("bsp: running=true is for plain rounds, so leave pipeline and tune_batches out.")
         self.backup, self.fraction, self.pipelined, self.running = backup, fraction, pipeline, running
         self.round = 0
         self.granted: dict[WorkerId, tuple[int, float]] = {}  # member → round and time of its Grant
-        self.pending: list[Update] = []  # arrived in this round
-        self.present: dict[WorkerId, None] = {}  # members among them, who wait
-        self.announced: dict[
-            WorkerId, AnnouncedUpdate
-        ] = {}  # pipelined: members who are ready, until the Stream names them
-        self.promised: dict[WorkerId, float] = {}  # pipelined: what the updates of this round's Stream weigh
-        self.joiners: dict[WorkerId, None] = {}  # pipelined: who came after the Stream, for the next round
+        self.pending: list[Update] = []  # updates that have arrived in this round
+        self.present: dict[WorkerId, None] = {}  # members whose updates are pending; they wait for the barrier
         self.weigher = Weigher(weights, tuned=tune_batches)
         self.tuner = BatchTuner(max_growth) if tune_batches else None
+        # Pipelined:
+        self.announced: dict[WorkerId, AnnouncedUpdate] = {}  # updates that are ready, until a Stream names them
+        self.promised: dict[WorkerId, float] = {}  # the weights of this round's Stream
+        self.joiners: dict[WorkerId, None] = {}  # workers that joined after the Stream; they enter the next round
 
     @property
     def least_workers(self) -> int:
@@ -84,11 +84,11 @@ class BSP(Policy):
             self.weigher.see(worker, update.batch_size)
         if self.tuner:
             self.tuner.observe(update, now - granted_at)
-        if granted_round < self.round:  # late: its barrier has closed without it
+        if granted_round < self.round:  # late: the barrier has closed without it
             return [Discard(update), self._grant(worker, now)]
         self.pending.append(update)
         self.present[worker] = None
-        added: Decisions = [Add(update, self.round, self._raw(update))] if self.running else []
+        added: Decisions = [Add(update, self.round, self._sum_weight(update))] if self.running else []
         return added + self._close(now)
 
     def left(self, worker: WorkerId, now: float) -> Decisions:
@@ -101,7 +101,7 @@ class BSP(Policy):
         if self.tuner:
             self.tuner.forget(worker)
         decisions: Decisions = []
-        if self.pipelined and not self.promised:  # the Stream is of members, and cannot name it any more
+        if self.pipelined and not self.promised:  # the Stream can only name members, so this update cannot be in it
             decisions += [Discard(update) for update in self.pending if update.worker == worker]
             self.pending = [update for update in self.pending if update.worker != worker]
         return decisions + self._stream() + self._close(now)
@@ -116,32 +116,33 @@ class BSP(Policy):
         return [Stream(workers, weights)]
 
     def _close(self, now: float) -> Decisions:
-        """End the round if enough have arrived."""
+        """End the round if enough updates have arrived."""
         if not (self.promised if self.pipelined else self.pending):
             return []
         if self.granted and len(self.granted) - len(self.present) > self._may_miss():
             return []
         applied = self._apply()
         self.round += 1
-        going = [*self.present, *self.joiners]
+        proceeding = [*self.present, *self.joiners]
         self.present, self.joiners, self.promised, self.pending = {}, {}, {}, []
-        return [*applied, *(self._grant(worker, now) for worker in going)]
+        return [*applied, *(self._grant(worker, now) for worker in proceeding)]
 
     def _apply(self) -> Decisions:
-        """What the round came to: nothing, if all who were streamed have left in mid-push."""
+        """Return the round's Apply, or nothing if every worker of the Stream left before its push was complete."""
         if not self.pipelined:
             weights = self.weigher.together(self.pending)
-            sums = ((self.round, weights[0] / self._raw(self.pending[0])),) if self.running else ()
+            sums = ((self.round, weights[0] / self._sum_weight(self.pending[0])),) if self.running else ()
             return [Apply(tuple(self.pending), weights, sums=sums)]
         by_worker = {update.worker: update for update in self.pending}
         updates = tuple(by_worker[worker] for worker in self.promised if worker in by_worker)
         return [Apply(updates, tuple(self.promised[update.worker] for update in updates))] if updates else []
 
-    def _raw(self, update: Update) -> float:
-        """What an update weighs in a running sum: all that is known of its weight before the round is over."""
+    def _sum_weight(self, update: Update) -> float:
+        """Return an update's weight in a running sum: the part that is known before the round is over."""
         return float(update.batch_size) if self.weigher.kind == "mean" else 1.0
 
     def _may_miss(self) -> int:
+        """Return the number of members whose updates the barrier does not need."""
         members = len(self.granted)
         quorum = members - self.backup
         if self.fraction < 1:

@@ -1,29 +1,31 @@
-"""Pieces that policies share: who has done how much, who waits, what an iteration takes, what an update weighs."""
+"""Components that policies share: progress, waiting workers, iteration time, weights of updates."""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, TypeAlias
 
-from paceline.policies.contract import WorkerId
+from paceline.policies.contract import Decisions, WakeAt, WorkerId
 
 Weights: TypeAlias = Annotated[
     Literal["sum", "mean", "equal"],
-    "sum: each update in full; mean: a round is one data-parallel step; equal: as mean, whatever the batches",
+    "the weight of an update. sum: its full learning rate; mean: a round is one data-parallel step; "
+    "equal: as mean, but all updates count alike",
 ]
 
 
 class Progress:
-    """Completed iterations of each member, and the least and the most of them in O(1) amortised.
+    """The completed iterations of each member. The minimum and the maximum cost O(1), amortised.
 
-    A joiner starts at the slowest member's progress, so that it holds nobody back for work done before it came.
+    A worker that joins starts at the slowest member's progress, so that no member waits for it to catch up.
     """
 
     def __init__(self) -> None:
         self._done: dict[WorkerId, int] = {}
-        self._at: dict[int, int] = {}  # progress → how many members stand there
+        self._count_at: dict[int, int] = {}  # progress → number of members that have completed this many
         self.slowest = 0
         self.fastest = 0
 
@@ -37,49 +39,49 @@ class Progress:
         return len(self._done)
 
     def gap(self, worker: WorkerId) -> int:
-        """How far a member is ahead of the slowest."""
+        """Return the number of iterations that a member is ahead of the slowest."""
         return self._done[worker] - self.slowest
 
     def add(self, worker: WorkerId) -> None:
         self._done[worker] = self.slowest
-        self._at[self.slowest] = self._at.get(self.slowest, 0) + 1
+        self._count_at[self.slowest] = self._count_at.get(self.slowest, 0) + 1
         self.fastest = max(self.fastest, self.slowest)
 
     def advance(self, worker: WorkerId) -> int:
-        """One iteration more; the worker's new progress."""
-        done, at = self._done, self._at
+        """Count one more iteration and return the worker's new progress."""
+        done, count_at = self._done, self._count_at
         before = done[worker]
         done[worker] = after = before + 1
-        at[after] = at.get(after, 0) + 1
+        count_at[after] = count_at.get(after, 0) + 1
         if after > self.fastest:
             self.fastest = after
-        standing = at[before]
-        if standing > 1:
-            at[before] = standing - 1
+        members = count_at[before]
+        if members > 1:
+            count_at[before] = members - 1
         else:
-            del at[before]
+            del count_at[before]
             if before == self.slowest:
                 self.slowest = after
         return after
 
     def remove(self, worker: WorkerId) -> None:
-        stood = self._done.pop(worker)
-        self._at[stood] -= 1
-        if self._at[stood]:
+        done = self._done.pop(worker)
+        self._count_at[done] -= 1
+        if self._count_at[done]:
             return
-        del self._at[stood]
+        del self._count_at[done]
         if not self._done:
             self.fastest = self.slowest
             return
-        # Each step over an empty place is paid for by the advance that once passed it.
-        while self.slowest not in self._at:
+        # Amortised O(1): an earlier advance has passed each step of these loops.
+        while self.slowest not in self._count_at:
             self.slowest += 1
-        while self.fastest not in self._at:
+        while self.fastest not in self._count_at:
             self.fastest -= 1
 
 
 class Waiting:
-    """Workers that wait until the slowest has come within reach, those nearest to it first."""
+    """Workers that wait for the slowest. They are released in the order of their progress, least first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, WorkerId]] = []
@@ -95,10 +97,10 @@ class Waiting:
         heapq.heappush(self._heap, (progress, self._tickets, worker))
 
     def discard(self, worker: WorkerId) -> None:
-        self._ticket.pop(worker, None)  # its place in the heap is skipped when it comes up
+        self._ticket.pop(worker, None)  # `release` skips its entry in the heap
 
     def release(self, limit: int) -> list[WorkerId]:
-        """Everyone whose progress is at most `limit`, who then waits no longer."""
+        """Remove and return the workers whose progress is at most `limit`."""
         released = []
         while self._heap and self._heap[0][0] <= limit:
             _, ticket, worker = heapq.heappop(self._heap)
@@ -109,37 +111,37 @@ class Waiting:
 
 
 class RecentMax:
-    """The largest value of the last one to two rounds of observations: O(1), and it forgets who recovered or left."""
+    """The largest value in the last one to two rounds of observations, in O(1). Older values are forgotten."""
 
     def __init__(self) -> None:
         self.value = 0.0
-        self._this = self._last = 0.0
+        self._this_round = self._last_round = 0.0
         self._seen = 0
 
     def see(self, value: float, members: int) -> None:
-        """Observe one member's value, of `members` who are each observed once a round."""
-        if value > self._this:
-            self._this = value
+        """Observe the value of one member. A round is one observation of each of `members` members."""
+        if value > self._this_round:
+            self._this_round = value
         self._seen += 1
         if self._seen >= members:
-            self._last, self._this, self._seen = self._this, 0.0, 0
-        self.value = self._this if self._this > self._last else self._last
+            self._last_round, self._this_round, self._seen = self._this_round, 0.0, 0
+        self.value = self._this_round if self._this_round > self._last_round else self._last_round
 
 
 class IterationTime:
-    """T, the iteration time: an exponential moving average for each worker, and the slowest worker's of them.
+    """T, the iteration time of R²SP: the largest of the workers' exponential moving averages.
 
-    Iterations are measured without the time spent waiting for a turn; otherwise every round would last at least T
-    and T could only grow. A worker's first iteration counts only until its second: caches, compilers and GPUs warm up
-    in it, and it may take a hundred times as long as any other.
+    The wait for a turn is not part of an iteration. Otherwise every round would last at least T, and T could only grow.
+    A worker's first iteration counts only until its second one. Caches, compilers and GPUs warm up in it, so it may
+    take a hundred times as long as a later one.
     """
 
-    WEIGHT = 0.1  # of the newest observation
+    WEIGHT = 0.1  # weight of the newest observation
 
     def __init__(self) -> None:
-        self.T: float | None = None  # None while nothing has been observed
+        self.T: float | None = None  # None before the first observation
         self._mean: dict[WorkerId, float] = {}
-        self._warm: set[WorkerId] = set()  # those whose mean begins with their second iteration
+        self._warm: set[WorkerId] = set()  # workers past their first iteration, which their means leave out
         self._recent = RecentMax()
 
     def observe(self, worker: WorkerId, seconds: float) -> None:
@@ -160,14 +162,50 @@ class IterationTime:
 
 
 class MeanIterationTime(IterationTime):
-    """T as FL-R²SP has it: one exponential moving average of everyone's iterations."""
+    """T of FL-R²SP: one exponential moving average over the iterations of all workers."""
 
     def observe(self, worker: WorkerId, seconds: float) -> None:
         self.T = seconds if self.T is None else self.T + self.WEIGHT * (seconds - self.T)
 
 
+class WakeTimes:
+    """The wake times of several policies, merged into the WakeAt of one. Each policy is known by a number."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[int, float] = {}  # policy → when it wants to be woken
+        self._heap: list[tuple[float, int]] = []  # (time, policy); outdated entries are skipped
+        self._set = math.inf  # time of the WakeAt that is set
+
+    def set(self, number: int, time: float) -> None:
+        self._wanted[number] = time
+        heapq.heappush(self._heap, (time, number))
+
+    def cancel(self, number: int) -> None:
+        self._wanted.pop(number, None)
+
+    def due(self, now: float) -> list[int]:
+        """Remove and return the policies to wake now. The WakeAt that was set is over."""
+        self._set = math.inf
+        due = []
+        while self._heap and self._heap[0][0] <= now:
+            time, number = heapq.heappop(self._heap)
+            if self._wanted.get(number) == time:
+                del self._wanted[number]
+                due.append(number)
+        return due
+
+    def next(self) -> Decisions:
+        """Return a WakeAt for the earliest wake time, if it is earlier than the one that is set."""
+        while self._heap and self._wanted.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        if not self._heap or self._heap[0][0] >= self._set:
+            return []
+        self._set = self._heap[0][0]
+        return [WakeAt(self._set)]
+
+
 class Batch(Protocol):
-    """What is weighed: an update, or the announcement of one."""
+    """An update, or the announcement of one, that has a weight."""
 
     @property
     def worker(self) -> WorkerId: ...
@@ -177,29 +215,29 @@ class Batch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedUpdate:
-    """An update that its worker is ready to push."""
+    """An update that a worker is ready to push."""
 
     worker: WorkerId
     batch_size: int
 
 
 class Weigher:
-    """What each update of an Apply weighs (`weights=sum` or `weights=mean`).
+    """Computes the weights of the updates of an Apply (the option `weights`).
 
-    sum: each update has its own full learning rate, scaled linearly where the policy tunes batches.
-    mean: one round moves the model as far as one step of data-parallel training on all its samples would.
-    equal: the same, but every update of a round counts alike, however many samples it is of.
+    sum: each update has its own full learning rate, scaled linearly with its batch if the policy tunes batches.
+    mean: one round moves the model as far as one step of data-parallel training on the samples of the round.
+    equal: as mean, but every update of a round has the same weight, whatever its batch size.
     """
 
     def __init__(self, kind: str, tuned: bool = False) -> None:
         self.kind, self.tuned = kind, tuned
-        self._all_equal = kind == "equal" or (kind == "sum" and not tuned)  # then there is nothing to note
-        self._own: dict[WorkerId, int] = {}  # the batch a worker brought with it
-        self._latest: dict[WorkerId, int] = {}
-        self._total = 0
+        self._all_equal = kind == "equal" or (kind == "sum" and not tuned)  # batch sizes do not matter
+        self._own: dict[WorkerId, int] = {}  # worker → its own batch size, from its first iteration
+        self._latest: dict[WorkerId, int] = {}  # worker → its latest batch size
+        self._total = 0  # sum of the latest batch sizes
 
     def see(self, worker: WorkerId, batch_size: int) -> None:
-        """Note a worker's batch: once an iteration, when its update arrives or, if it is streamed, is announced."""
+        """Note a worker's batch size, once per iteration: when its update arrives or, if streamed, is announced."""
         if self._all_equal:
             return
         self._own.setdefault(worker, batch_size)
@@ -211,7 +249,7 @@ class Weigher:
         self._total -= self._latest.pop(worker, 0)
 
     def together(self, updates: Sequence[Batch]) -> tuple[float, ...]:
-        """The weights of updates applied together, which are a round of their own."""
+        """Return the weights of updates that are applied together and form a round."""
         if self._all_equal:
             return (1.0 / len(updates) if self.kind == "equal" else 1.0,) * len(updates)
         if self.kind == "mean":
@@ -220,15 +258,16 @@ class Weigher:
         return tuple(self._scale(update) for update in updates)
 
     def in_round(self, updates: Sequence[Batch], members: int) -> tuple[float, ...]:
-        """The weights of updates that are part of a round in which every one of `members` takes part once."""
+        """Return the weights of updates that are part of a round of `members` members."""
         if self._all_equal:
             return (1.0 / max(members, len(updates)) if self.kind == "equal" else 1.0,) * len(updates)
         if self.kind == "mean":
-            # Members not heard of yet are taken to be average ones.
+            # Assume the average batch size for members that have not sent an update yet.
             seen = self._total * max(1.0, members / len(self._latest)) if self._latest else 0
             total = max(seen, sum(update.batch_size for update in updates))
             return tuple(update.batch_size / total for update in updates)
         return tuple(self._scale(update) for update in updates)
 
     def _scale(self, update: Batch) -> float:
+        """Return an update's batch size in units of its worker's own."""
         return update.batch_size / self._own.get(update.worker, update.batch_size)

@@ -1,25 +1,25 @@
-"""What a policy is told and what it may answer.
+"""The contract between a policy and its driver: events in, decisions out.
 
-A policy is a pure state machine. Its driver (a simulator, a parameter server, a federated engine) tells it what
-happened and when; the policy answers with decisions, which the driver carries out in the order given. A policy
-opens no socket, reads no clock, starts no thread and knows no tensor.
+A policy is a pure state machine. Its driver (a simulator, a parameter server, a federated engine) reports each event
+and its time. The policy returns decisions, which the driver carries out in the given order. A policy opens no socket,
+reads no clock, starts no thread and holds no tensor.
 
-What a driver promises:
- - `now` never goes backwards;
- - every `Grant` to a member is followed by one `ready` and one `arrived` of that worker, or by `left`. If the
-   iteration was cancelled in between, its `ready` or `arrived` may still come, or not;
- - a worker that rejoins is a new incarnation. Its Updates carry the new number, so two updates are never equal.
-   Nothing of the old incarnation is reported after `left`;
+A driver promises:
+ - `now` never decreases;
+ - every `Grant` to a member is followed by one `ready` and one `arrived` for that worker, or by `left`. After a Cancel,
+   the `ready` and the `arrived` of the cancelled iteration may or may not follow;
+ - a worker that rejoins is a new incarnation. Its Updates carry the new number, so no two updates are equal. After
+   `left` the driver reports no event of the old incarnation;
  - `Update.iteration` counts the Grants of that worker since it joined, from 1;
  - every `Apply` makes one new version of the model, numbered from 1;
- - where `hears_ready` is false it may leave out `ready`, and take the Turn for granted.
+ - if `hears_ready` is false, the driver may skip `ready` and assume the Turn.
 
-What a policy promises:
+A policy promises:
  - the same events give the same decisions;
- - every arrived update is applied or discarded, exactly once (a kept one may be applied many times);
- - nothing is left lying when the last member leaves;
- - where it is streamed or pipelined, every Apply is of one Stream; otherwise there are no Streams;
- - somebody always runs: while there are members, one of them holds an unanswered Grant or a `WakeAt` is set.
+ - it applies or discards every update that has arrived, exactly once (it may apply a kept update many times);
+ - it leaves no update undecided when the last member leaves;
+ - if it is streamed or pipelined, every Apply belongs to one Stream; otherwise it makes no Streams;
+ - the job never stalls: while there are members, one of them holds an unanswered Grant or a `WakeAt` is set.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ WorkerId: TypeAlias = int
 
 @record
 class Update:
-    """What one worker computed in one iteration, without the tensor.
+    """The result of one iteration of one worker, without the tensor.
 
-    base_version: the model version the worker pulled, from which the update was computed.
-    compute_seconds: time in computation alone, as the worker measured it.
-    incarnation: a number that is new each time that the worker joins. Worker, incarnation and iteration identify the
-    update.
+    base_version: the model version from which the update was computed.
+    compute_seconds: the time of the computation alone, as the worker measured it.
+    incarnation: a number that is new each time the worker joins. Worker, incarnation and iteration identify the update.
     """
 
     worker: WorkerId
@@ -55,23 +54,23 @@ class Update:
 
 @record
 class Turn:
-    """Push now. Answers `ready`."""
+    """Let the worker push now. Answers `ready`."""
 
     worker: WorkerId
 
 
 @record
 class Stream:
-    """How pushes that begin now are applied, said before they are in; only where the driver streams or pipelines.
+    """How to apply pushes that begin now, slice by slice. Only for a driver that streams or pipelines.
 
-    The updates that these workers have last announced by `ready` are applied together, slice by slice: each slice as
-    soon as all of them have sent it and, if `in_order`, after all earlier Streams have been applied to that slice. It
-    is returned to them at once. The Apply that names them follows when all of it is in, with these weights, these
-    updates and no others, in this order; those who left before theirs was in, or were cancelled, are missing from it.
-    If nobody is left, no Apply follows.
+    The updates that these workers announced last (`ready`) are applied together. Each slice is applied as soon as all
+    of the workers have sent it and, if `in_order`, after all earlier Streams have been applied to that slice. It is
+    returned to the workers at once. An Apply follows when all slices have arrived. It has these weights and names these
+    updates, in this order, without those of workers that left before their push was complete or were cancelled. If no
+    update remains, no Apply follows.
 
-    expected_staleness: where the policy knows it in advance, what the staleness of the updates will be that these
-    workers make of what is returned to them, counted from this Stream.
+    expected_staleness: the staleness of the updates that these workers will compute from the returned slices, counted
+    from this Stream; None if the policy does not know it in advance.
     """
 
     workers: tuple[WorkerId, ...]
@@ -82,10 +81,10 @@ class Stream:
 
 @record
 class Add:
-    """The update may be added to a running sum, times this weight, instead of being held until it is applied.
+    """Permission to add the update, times this weight, to a running sum instead of holding it until it is applied.
 
-    The Apply that names the update will name the sum, and all that is in it. If the update is discarded after all, so
-    is all else in the sum. A driver that holds its updates need not mind.
+    The Apply that names the update will name the sum and everything in it. If the update is discarded instead, so is
+    everything else in the sum. A driver that holds its updates may ignore this decision.
     """
 
     update: Update
@@ -95,12 +94,13 @@ class Add:
 
 @record
 class Apply:
-    """Change the model by these updates, together, in this order; this makes the next version.
+    """Change the model by these updates, together and in this order. This makes the next version.
 
-    With `mix` unset, each update is a gradient step at its own learning rate times its weight. With `mix` set, what
-    was pushed are weights of a model: model ← (1−mix)·model + mix·(mean of those, by weight).
+    If `mix` is None, each update is a gradient step at its own learning rate times its weight. Otherwise the workers
+    have pushed model weights: model ← (1−mix)·model + mix·(mean of the pushed weights, by weight).
 
-    sums: if all of the updates were added up (Add), in which sums, and what each counts times: it comes to the same.
+    sums: if all the updates were added to running sums (Add), the numbers of these sums and the factor of each.
+    Applying the sums gives the same model as applying the updates.
     """
 
     updates: tuple[Update, ...]
@@ -111,7 +111,7 @@ class Apply:
 
 @record
 class Keep:
-    """Put the update aside under this slot, in place of what was there; it may be named in later Applies."""
+    """Put the update aside in this slot and drop the slot's old update. Later Applies may name the kept update."""
 
     update: Update
     slot: int
@@ -126,10 +126,10 @@ class Discard:
 
 @record
 class Grant:
-    """Pull the newest model and run the next iteration.
+    """Let the worker pull the newest model and run its next iteration.
 
-    batch_size: None means the worker's own.
-    expected_staleness: where the policy knows it in advance, what the staleness of the resulting update will be.
+    batch_size: the batch to compute; None means the worker's own.
+    expected_staleness: the staleness of the resulting update; None if the policy does not know it in advance.
     """
 
     worker: WorkerId
@@ -139,14 +139,14 @@ class Grant:
 
 @record
 class Cancel:
-    """Abandon the iteration under way. Where its push was streamed, what has not been applied yet is skipped."""
+    """Abandon the worker's iteration. If its push was streamed, skip the slices that are not applied yet."""
 
     worker: WorkerId
 
 
 @record
 class WakeAt:
-    """Call `woke` at this time. A new WakeAt replaces the old one; an early or repeated `woke` is harmless."""
+    """Call `woke` at this time. A new WakeAt replaces the old one. An early or repeated `woke` is harmless."""
 
     time: float
 
@@ -156,30 +156,31 @@ Decisions: TypeAlias = list[Decision]
 
 
 class Policy(ABC):
-    """Who may go, when, and with what batch.
+    """Decides which workers may proceed, when, and with what batch size.
 
-    A subclass's `__init__` declares its options with `Annotated` types (see `paceline.policies.options`): their
-    values are checked on construction, and a name with options makes the same policy (`paceline.policies.make`).
+    A subclass declares its options as `Annotated` arguments of `__init__` (see `paceline.policies.options`). The values
+    are checked on construction, and `paceline.policies.make` makes the same policy from a name with options.
     """
 
-    #: Can each slice of an update be applied as it arrives? It can where updates are applied one by one, at once.
+    #: Whether each slice of an update can be applied as it arrives: true if updates are applied one by one, at once.
     streamable: bool = False
-    #: Set by the driver, before the first event, if it does apply so. A policy then answers `ready` with a Stream,
-    #: and may gate the push by its Turn.
+    #: Set by the driver before the first event if it applies slices as they arrive. The policy then answers `ready`
+    #: with a Stream, and its Turn may gate the push.
     streamed: bool = False
-    #: Are transfers to be let onto the servers' links one after the other, in the order of Turns and Grants?
+    #: Whether transfers use the servers' links one after the other, in the order of Turns and Grants.
     takes_turns: bool = False
-    #: Does it put updates aside (Keep), to name them again in later Applies?
+    #: Whether the policy puts updates aside (Keep) to name them again in later Applies.
     keeps: bool = False
-    #: Are weights of a model pushed instead of gradients, to be mixed into the server's?
+    #: Whether workers push model weights instead of gradients, to be mixed into the server's model.
     mixes: bool = False
-    #: Is it to be told (`measured`) the cosine of every update with the whole of what was applied, after each Apply of
-    #: several?
+    #: Whether the driver reports (`measured`), after each Apply of several updates, the cosine of each update with the
+    #: sum of all of them.
     compares: bool = False
-    #: Does it look at the losses of updates? A simulation that trains then knows them by the time an update is in.
+    #: Whether the policy reads the losses of updates. A simulation that trains then computes them before an update
+    #: arrives.
     hears_loss: bool = False
-    #: May a shard answer with its slice as soon as all members' slices are in, before the barrier's Apply? Which
-    #: members those are is said by a Stream.
+    #: Whether a shard may return its slice as soon as all members have sent it, before the barrier's Apply. A Stream
+    #: names these members.
     pipelined: bool = False
 
     #: One line for `paceline policies`.
@@ -187,7 +188,7 @@ class Policy(ABC):
 
     @property
     def least_workers(self) -> int:
-        """How many workers it takes for the options to make sense. With fewer it works, but as another scheme."""
+        """The number of workers that the options need to take effect. With fewer, the policy acts as another scheme."""
         return 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -195,61 +196,62 @@ class Policy(ABC):
         if "__init__" in cls.__dict__:
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
         if "ready" in cls.__dict__ and "hears_ready" not in cls.__dict__:
-            cls.hears_ready = True  # type: ignore[assignment,method-assign]  # who answers for itself is asked
+            cls.hears_ready = True  # type: ignore[assignment,method-assign]  # a policy with its own `ready` needs it
 
     @property
     def hears_ready(self) -> bool:
-        """Must `ready` be told? Where it is answered with a Turn and nothing else, always, a driver may save that."""
+        """Whether the driver must report `ready`. It may skip it if the only answer is ever a Turn."""
         return False
 
     @abstractmethod
     def joined(self, worker: WorkerId, now: float) -> Decisions:
-        """A worker came. It waits for a Grant."""
+        """A worker has joined and waits for a Grant."""
 
     def ready(self, worker: WorkerId, batch_size: int, now: float) -> Decisions:
-        """A worker has computed its gradient, of so many samples, and asks to push it."""
+        """A worker has computed its gradient from `batch_size` samples and waits for a Turn to push it."""
         return [Turn(worker)]
 
     @abstractmethod
     def arrived(self, update: Update, now: float) -> Decisions:
-        """A whole push is in. Its worker waits for a Grant."""
+        """A whole push has arrived. Its worker waits for a Grant."""
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
-        """Something was measured outside: a validation loss, the `cosine` of an Update. Most policies do not mind.
+        """The driver has measured a value, such as a validation loss or the `cosine` of an Update.
 
-        A `pardon` of several workers is a person's word: they are to be taken back. Who hears losses is told the
-        `momentum` of the server's optimizer too, once it is known, before anybody joins.
+        `pardon` is a request of the operator to take these workers back. A policy with `hears_loss` receives the
+        `momentum` of the server's optimizer once it is known, before any worker joins. Most policies ignore all of
+        this.
         """
         return []
 
     @abstractmethod
     def left(self, worker: WorkerId, now: float) -> Decisions:
-        """A worker left or was given up. What had fully arrived from it still counts.
+        """A worker has left or was given up. Its updates that had fully arrived still count.
 
-        But not where a Stream would have to name it that has not been given: a Stream is of members.
+        The exception is an update for which no Stream was made yet: a Stream can only name members.
         """
 
     def woke(self, now: float) -> Decisions:
-        """A WakeAt has come due."""
+        """The time of a WakeAt has come."""
         return []
 
     def exclusion(self, worker: WorkerId) -> str:
-        """Why this member is not granted any more, in a sentence; empty where it takes part."""
+        """Return why the policy leaves this member out, as a sentence; empty if the member takes part."""
         return ""
 
     def memory(self) -> dict[str, Any]:
-        """What is worth knowing after a restart, when everybody has to join anew; values that JSON knows."""
+        """Return the state to remember across a restart, as JSON values. After a restart all workers join anew."""
         return {}
 
-    def recall(self, memory: Mapping[str, Any]) -> None:  # noqa: B027  # most have nothing to recall
-        """Take over an earlier policy's `memory`, before the first event. What makes no sense is passed over."""
+    def recall(self, memory: Mapping[str, Any]) -> None:  # noqa: B027  # most policies have nothing to recall
+        """Restore an earlier policy's `memory`, before the first event. Ignore invalid values."""
 
 
 def apply_one(update: Update, weight: float) -> Apply:
-    """The Apply of a policy that applies updates one by one."""
+    """Return an Apply of a single update."""
     return Apply((update,), (weight,))
 
 
 def grant_all(workers: Sequence[WorkerId]) -> Decisions:
-    """One plain Grant for each."""
+    """Return a plain Grant for each worker."""
     return [Grant(worker) for worker in workers]

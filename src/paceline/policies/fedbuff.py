@@ -1,8 +1,8 @@
 """FedBuff, buffered asynchronous aggregation (Nguyen et al., AISTATS 2022).
 
-Nobody waits: whoever hands in an update is given the newest model at once. The server collects K updates and then makes
-a step of them together, `rate` (the paper's η_g) times their mean. An update that is τ versions old weighs
-(1+τ)^−discount; the paper's is 0.5.
+No client waits: a client whose update has arrived is granted the newest model at once. The server collects K updates
+and applies them together, as a step of `rate` (the paper's η_g) times their mean. The weight of an update that is τ
+versions old is (1+τ)^−discount. The paper uses 0.5.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from paceline.policies.options import Range
 
 
 class FedBuff(Policy):
-    summary = "nobody waits; every `k` updates make a step (federated)"
+    summary = "no client waits; every `k` updates make a step (federated)"
 
     def __init__(
         self,
         k: Annotated[
-            int, Range(1), "K, how many updates make a step; as many as there are clients, if they are fewer"
+            int, Range(1), "K, the number of updates that make a step, or the number of clients if that is smaller"
         ] = 10,
         rate: Annotated[
-            float, Range(0, open_low=True), "η_g, how far a step goes, in units of the updates' mean"
+            float, Range(0, open_low=True), "η_g, the length of a step, in units of the mean of the updates"
         ] = 1.0,
-        discount: Annotated[float, Range(0), "weigh an update τ versions old by (1+τ)^−discount"] = 0.5,
+        discount: Annotated[float, Range(0), "the weight of an update τ versions old is (1+τ)^−discount"] = 0.5,
     ) -> None:
         self.k, self.rate, self.discount = k, rate, discount
         self.version = 0
@@ -38,7 +38,7 @@ class FedBuff(Policy):
     def arrived(self, update: Update, now: float) -> Decisions:
         if update.worker not in self.members:
             return [Discard(update)]
-        self.version = max(self.version, update.base_version)  # a resumed model does not begin with 0
+        self.version = max(self.version, update.base_version)  # the versions of a resumed model do not start at 0
         self.buffer.append(update)
         return [*self._step(), Grant(update.worker)]
 
@@ -49,9 +49,10 @@ class FedBuff(Policy):
         return self._step()
 
     def _step(self) -> Decisions:
+        """Apply the buffer if it holds enough updates."""
         if not self.buffer or len(self.buffer) < min(self.k, len(self.members)):
             return []
         updates, self.buffer = tuple(self.buffer), []
-        stale = [self.version - update.base_version for update in updates]
+        staleness = [self.version - update.base_version for update in updates]
         self.version += 1
-        return [Apply(updates, tuple(self.rate * (1 + each) ** -self.discount / len(updates) for each in stale))]
+        return [Apply(updates, tuple(self.rate * (1 + tau) ** -self.discount / len(updates) for tau in staleness))]

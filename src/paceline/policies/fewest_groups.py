@@ -1,12 +1,12 @@
-"""The fewest groups that still reach the floor (`r2sp:groups=auto`).
+"""The search for the fewest groups that still reach the floor (`r2sp:groups=auto`).
 
-Staleness in M groups is M−1, so fewer are better as long as they cost no time. One group's compute and its transfers,
-there and back, must fit into the round: compute + 2·(size/N)·R ≤ R, where R is the time of a round. If that holds for
-the R that is measured, the group's own path is not what makes the round long, so the servers' links are, and more
-groups cannot help. If it does not hold, more groups are tried, and kept if a round gets shorter by more than 1%.
+The staleness of M groups is M−1, so fewer groups are better as long as they cost no time. The computation of one group
+and its transfers in both directions must fit into a round: compute + 2·(size/N)·R ≤ R, where R is the time of a round.
+If this holds for the measured R, the round is as long as the servers' links need, and more groups cannot make it
+shorter. Otherwise the search tries more groups, and keeps them if a round becomes shorter by more than 1%.
 
-The search goes upwards from three, so that staleness is never more than it needs to be. Two are never tried: they
-match pipelined BSP's time and add staleness.
+The search goes upwards from three groups, so that staleness is never higher than necessary. It never tries two groups:
+they take the time of pipelined BSP and add staleness.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ MIN_GROUPS = 3
 
 
 class FewestGroups:
-    SETTLE = 2  # revolutions until a new seating runs evenly
-    MEASURE = 3  # revolutions that are measured
-    WORTH = 0.01  # how much shorter a round must get
+    """Measures rounds and chooses the number of groups."""
+
+    SETTLE = 2  # revolutions until new groups run evenly
+    MEASURE = 3  # revolutions to measure
+    WORTH = 0.01  # the part by which a round must become shorter
 
     def __init__(self) -> None:
         self.groups = MIN_GROUPS
         self.restart()
 
     def restart(self) -> None:
-        """Search anew: the members have changed."""
+        """Start a new search because the members have changed."""
         self.groups = MIN_GROUPS
         self.settled = False
-        self._before: tuple[int, float] | None = None  # the last number of groups, and its round
+        self._before: tuple[int, float] | None = None  # the last number of groups, and the time of its round
         self._begin()
 
     def _begin(self) -> None:
@@ -38,13 +40,13 @@ class FewestGroups:
         self._turns = 0
 
     def turn(self, compute_seconds: float) -> None:
-        """A group took its turn; its slowest member computed this long."""
+        """Note the turn of a group whose slowest member computed for `compute_seconds`."""
         if self._revolutions >= self.SETTLE:
             self._compute += compute_seconds
             self._turns += 1
 
     def revolution(self, members: int, now: float) -> None:
-        """Everyone has had a turn; `groups` may change."""
+        """Note that every group has had a turn. `groups` may change."""
         if self.settled:
             return
         self._revolutions += 1
@@ -64,4 +66,4 @@ class FewestGroups:
             self.settled = True
         else:
             self._before = (self.groups, measured)
-            self.groups = math.ceil(members / (size - 1))  # the next that makes the largest group smaller
+            self.groups = math.ceil(members / (size - 1))  # the next number that makes the largest group smaller

@@ -1,15 +1,17 @@
-"""Outliers are left out (FL-R²SP, ToN 2026, section IV-B): a client whose updates keep pointing elsewhere.
+"""A filter for outliers (FL-R²SP, ToN 2026, section IV-B): clients whose updates point away from the others'.
 
-The driver measures the cosine of each update with those that it was applied with (`compares`). A client whose cosines
-stay low is blacklisted: as far as the policy inside knows, it has left. It is not granted any more, and what still
-comes from it is dropped. If it is taken back, the policy inside is told that a new incarnation has joined.
+The driver measures the cosine of each update with the sum of the updates it was applied with (`compares`). A client
+whose cosines stay low is blacklisted. The inner policy then sees it leave. The client gets no more Grants, and updates
+that still arrive from it are discarded. If the client is taken back, the inner policy sees a new incarnation join.
 
-The paper's rule (`relative=false,beta=0.5,strikes=3`): the cosine with the mean is below β = 0.5 three times in a row.
-But as training goes on updates become noise, and the cosine of any of n falls to 1/√n, below any fixed β.
+The paper's rule (`relative=false,beta=0.5,strikes=3`) blacklists a client whose cosine with the mean is below β = 0.5
+three times in a row. But as training proceeds, updates become noise, and the cosine of each of n updates falls to 1/√n,
+below any fixed β.
 
-So by default what counts is where a cosine lies among those of the same Apply: over the last `strikes` of them a client
-must be, on average, `SPREADS` spreads below the median, and below β times the median. That finds also who is small
-among noise: of one or two classes there is soon nothing left to learn. (How this was chosen: docs/decisions/0013.)
+So by default a cosine is judged relative to the others of the same Apply. Over its last `strikes` updates, a client
+must be, on average, `SPREADS` spreads below the median, and below β times the median. This also finds a client whose
+updates are small among noise: a client with data of one or two classes soon has nothing left to learn. Decision 0013
+(docs/decisions) tells how this rule was chosen.
 """
 
 from __future__ import annotations
@@ -24,57 +26,63 @@ from paceline.policies.contract import Add, Apply, Cancel, Decisions, Discard, G
 from paceline.policies.options import PolicyError, Range
 from paceline.policies.registry import make
 
-SMALLEST = 5  # updates applied together: with fewer there is no telling who is the outlier
-SPREADS = 2.5  # by how many a client must be below the median
-MIN_SPREAD = 0.06  # of the median: less is not worth a word
-NORMAL = 1.4826  # a normal distribution's deviation, in units of its median distance from the median
-AWAITED = 16  # Applies of which cosines may still come
+SMALLEST = 5  # updates in an Apply; among fewer, an outlier cannot be identified
+SPREADS = 2.5  # how far below the median an outlier is
+MIN_SPREAD = 0.06  # the least spread, in units of the median
+NORMAL = 1.4826  # standard deviation of a normal distribution, in units of its median absolute deviation
+AWAITED = 16  # the number of Applies whose cosines may still be reported
 
-Cohort: TypeAlias = dict[Update, float | None]  # applied together → their cosines, as far as they are known
+Cohort: TypeAlias = dict[Update, float | None]  # the updates of one Apply → their cosines, None until reported
 
 
 @dataclass(frozen=True, slots=True)
 class CosineSample:
-    """A client's cosine, and what was usual among those it was applied with."""
+    """The cosine of one update, with the median and the spread of the cosines of its Apply."""
 
     cosine: float
-    usual: float
+    median: float
     spread: float
 
 
 class Filtered(Policy):
-    summary = "`policy` without clients whose updates keep pointing elsewhere"
+    summary = "`policy`, without clients whose updates keep pointing away from the others'"
 
     def __init__(
         self,
-        policy: Annotated[Policy | str, "the policy for the others"] = "bsp:weights=mean",
+        policy: Annotated[Policy | str, "the policy for the clients that are not blacklisted"] = "bsp:weights=mean",
         beta: Annotated[float, Range(-1, 1), "β, the cosine below which a client is an outlier"] = 0.8,
-        relative: Annotated[bool, "β is in units of what is usual among those applied together"] = True,
-        strikes: Annotated[int, Range(1), "over how many of its updates"] = 5,
-        retest: Annotated[int, Range(0), "model versions after which a blacklisted one is tried again; 0: never"] = 0,
+        relative: Annotated[bool, "measure β in units of the median cosine of the updates applied together"] = True,
+        strikes: Annotated[int, Range(1), "the number of a client's latest updates to judge"] = 5,
+        retest: Annotated[
+            int, Range(0), "model versions after which a blacklisted client is tried again; 0: never"
+        ] = 0,
     ) -> None:
         self.policy = make(policy) if isinstance(policy, str) else policy
         self.beta, self.relative, self.strikes, self.retest = beta, relative, strikes, retest
         if self.policy.keeps:
-            raise PolicyError("filtered: a policy that keeps updates would go on with an outlier's; use another.")
+            raise PolicyError(
+                "filtered: a policy that keeps updates would still apply those of an outlier, so choose another one."
+            )
         if self.policy.pipelined:
-            raise PolicyError("filtered: a pipelined policy has answered before updates can be compared; use another.")
+            raise PolicyError(
+                "filtered: a pipelined policy returns slices before updates can be compared, so choose another one."
+            )
         self.takes_turns, self.mixes = self.policy.takes_turns, self.policy.mixes
         self.version = 0
-        self.granted: dict[WorkerId, int] = {}  # member → Grants it was given
-        self.running: set[WorkerId] = set()  # members with a Grant not yet answered
+        self.granted: dict[WorkerId, int] = {}  # member → number of its Grants
+        self.running: set[WorkerId] = set()  # members that hold an unanswered Grant
         self.compares = True
         self.hears_loss = self.policy.hears_loss
-        self.seen: dict[WorkerId, list[CosineSample]] = {}  # of a member, the last `strikes`
-        #: Client → the cosines it was blacklisted for. Who leaves and comes back is still on it.
+        self.seen: dict[WorkerId, list[CosineSample]] = {}  # member → its last `strikes` cosines
+        #: Client → the cosines that it was blacklisted for. A client that leaves and rejoins stays blacklisted.
         self.blacklist: dict[WorkerId, tuple[float, ...]] = {}
-        self.aside: set[WorkerId] = set()  # members who are on it
-        self.since: dict[WorkerId, int] = {}  # blacklisted → the version then, the oldest first
-        self.taken_back = 0  # how often a member was
-        #: Member that was taken back → its Grants before that, and its incarnation as the policy inside knows it.
+        self.aside: set[WorkerId] = set()  # blacklisted members
+        self.since: dict[WorkerId, int] = {}  # blacklisted client → the version at which it was, oldest first
+        self.taken_back = 0  # how often a member was taken back
+        #: Member that was taken back → its Grants before that, and its incarnation for the inner policy.
         self.skipped: dict[WorkerId, tuple[int, int]] = {}
-        self.sent: dict[Update, Update] = {}  # as the policy inside knows it → as it was sent, where those differ
-        self.cohorts: deque[Cohort] = deque(maxlen=AWAITED)  # applied, and not yet compared
+        self.sent: dict[Update, Update] = {}  # update as the inner policy knows it → as it was sent, if they differ
+        self.cohorts: deque[Cohort] = deque(maxlen=AWAITED)  # Applies whose cosines are not all reported
 
     @property
     def least_workers(self) -> int:
@@ -85,14 +93,14 @@ class Filtered(Policy):
         return self.policy.hears_ready
 
     def explain(self) -> list[str]:
-        """A line for each blacklisted client."""
+        """Return a line for each blacklisted client."""
         return [
             f"client {client}: {', '.join(f'{cosine:.2f}' for cosine in cosines)}"
             for client, cosines in sorted(self.blacklist.items())
         ]
 
     def pardon(self, clients: list[WorkerId] | None, now: float) -> Decisions:
-        """Take these back; all of them if None."""
+        """Take these clients back from the blacklist; None means all of them."""
         out: Decisions = []
         for client in list(self.blacklist) if clients is None else clients:
             if self.blacklist.pop(client, None) is not None:
@@ -100,7 +108,7 @@ class Filtered(Policy):
                 if client in self.aside:
                     self.aside.remove(client)
                     self.taken_back += 1
-                    # Drivers count incarnations from 1 up, so a negative number is no other incarnation's.
+                    # Drivers number incarnations from 1, so a negative number is unique.
                     self.skipped[client] = (self.granted[client], -self.taken_back)
                     out += self._pass(self.policy.joined(client, now))
         return out
@@ -121,13 +129,13 @@ class Filtered(Policy):
             self.blacklist[int(client)] = tuple(float(cosine) for cosine in cosines)
             self.since[int(client)] = self.version
 
-    # What happens
+    # Events
 
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         self.granted[worker] = 0
         if worker in self.blacklist:
             self.aside.add(worker)
-            return self._have_somebody(now)
+            return self._ensure_a_member(now)
         return self._pass(self.policy.joined(worker, now))
 
     def ready(self, worker: WorkerId, batch_size: int, now: float) -> Decisions:
@@ -144,7 +152,7 @@ class Filtered(Policy):
         if skipped:
             known = replace(update, iteration=update.iteration - skipped, incarnation=incarnation)
             self.sent[known] = update
-        return self._pass(self.policy.arrived(known, now)) + self._try_again(now)
+        return self._pass(self.policy.arrived(known, now)) + self._retest(now)
 
     def left(self, worker: WorkerId, now: float) -> Decisions:
         if self.granted.pop(worker, None) is None:
@@ -155,13 +163,15 @@ class Filtered(Policy):
         if worker in self.aside:
             self.aside.remove(worker)
             return []
-        return self._pass(self.policy.left(worker, now)) + self._have_somebody(now)
+        return self._pass(self.policy.left(worker, now)) + self._ensure_a_member(now)
 
     def woke(self, now: float) -> Decisions:
         return self._pass(self.policy.woke(now))
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
-        if kind == "pardon" and isinstance(subject, tuple):  # a worker speaks of itself alone
+        if kind == "pardon" and isinstance(
+            subject, tuple
+        ):  # only the operator sends a tuple; a worker sends its own id
             return self.pardon([client for client in subject if isinstance(client, int)], now)
         if kind != "cosine" or not isinstance(subject, Update):
             return self._pass(self.policy.measured(kind, subject, value, now))
@@ -175,34 +185,37 @@ class Filtered(Policy):
         self.cohorts.remove(cohort)
         return self._judge(cosines, now)
 
-    # Who is an outlier
+    # Outliers
 
     def _judge(self, cosines: dict[Update, float], now: float) -> Decisions:
+        """Blacklist the outliers among the clients of one Apply."""
         values = [cosine if cosine == cosine else -1.0 for cosine in cosines.values()]
-        usual = median(values)
-        spread = max(NORMAL * median(abs(value - usual) for value in values), MIN_SPREAD * usual)
-        if usual <= 0 or (usual < self.beta and not self.relative):
-            return []  # most are below it: then it is not they who are odd
+        middle = median(values)
+        spread = max(NORMAL * median(abs(value - middle) for value in values), MIN_SPREAD * middle)
+        if middle <= 0 or (middle < self.beta and not self.relative):
+            return []  # most clients are below the threshold, so a low cosine is not odd
         out: Decisions = []
         for update, value in zip(cosines, values, strict=True):
             worker = update.worker
             if worker in self.granted and worker not in self.aside:
                 seen = self.seen.setdefault(worker, [])
-                seen.append(CosineSample(value, usual, spread))
+                seen.append(CosineSample(value, middle, spread))
                 del seen[: -self.strikes]
-                if self._is_odd(seen) and len(self.aside) + 1 < len(self.granted):
-                    out += self._dismiss(worker, now)
+                if self._is_outlier(seen) and len(self.aside) + 1 < len(self.granted):
+                    out += self._exclude(worker, now)
         return out
 
-    def _is_odd(self, seen: list[CosineSample]) -> bool:
+    def _is_outlier(self, seen: list[CosineSample]) -> bool:
+        """Return whether these latest cosines of a client are those of an outlier."""
         if len(seen) < self.strikes:
             return False
         if not self.relative:
             return all(each.cosine < self.beta for each in seen)
-        below = mean((each.usual - each.cosine) / each.spread for each in seen)
-        return below > SPREADS and mean(each.cosine for each in seen) < self.beta * mean(each.usual for each in seen)
+        below = mean((each.median - each.cosine) / each.spread for each in seen)
+        return below > SPREADS and mean(each.cosine for each in seen) < self.beta * mean(each.median for each in seen)
 
-    def _dismiss(self, worker: WorkerId, now: float) -> Decisions:
+    def _exclude(self, worker: WorkerId, now: float) -> Decisions:
+        """Blacklist a member."""
         self.blacklist[worker] = tuple(each.cosine for each in self.seen.pop(worker))
         self.since[worker] = self.version
         self.aside.add(worker)
@@ -210,12 +223,13 @@ class Filtered(Policy):
         self.running.discard(worker)
         return out + self._pass(self.policy.left(worker, now))
 
-    def _have_somebody(self, now: float) -> Decisions:
-        """Where all who are there are blacklisted, they are better than nobody."""
-        everyone = bool(self.aside) and len(self.aside) == len(self.granted)
-        return self.pardon(sorted(self.aside), now) if everyone else []
+    def _ensure_a_member(self, now: float) -> Decisions:
+        """Take all members back if every one is blacklisted: a job with outliers is better than a job that stalls."""
+        all_aside = bool(self.aside) and len(self.aside) == len(self.granted)
+        return self.pardon(sorted(self.aside), now) if all_aside else []
 
-    def _try_again(self, now: float) -> Decisions:
+    def _retest(self, now: float) -> Decisions:
+        """Take back the clients that were blacklisted `retest` versions ago."""
         if not (self.retest and self.since):
             return []
         due = []
@@ -225,9 +239,10 @@ class Filtered(Policy):
             due.append(client)
         return self.pardon(due, now)
 
-    # Decisions of the policy inside
+    # Decisions of the inner policy
 
     def _pass(self, decisions: Decisions) -> Decisions:
+        """Pass the inner policy's decisions on to the driver, with the updates as they were sent."""
         out: Decisions = []
         for decision in decisions:
             match decision:
@@ -248,6 +263,6 @@ class Filtered(Policy):
                     if self.compares and len(updates) >= SMALLEST:
                         self.cohorts.append(dict.fromkeys(updates))
                 case Keep():
-                    raise AssertionError("a policy that keeps nothing has kept an update")
+                    raise AssertionError("A policy with keeps = False has kept an update.")
             out.append(decision)
         return out

@@ -1,7 +1,8 @@
-"""K-sync and K-batch-sync (Dutta et al., AISTATS 2018): a step is made of the first K that come.
+"""K-sync and K-batch-sync (Dutta et al., AISTATS 2018): the first K updates make a step.
 
-K-sync takes the first K *workers*, each once; K-batch-sync the first K *updates*, so a fast worker that is done may
-give another from the same weights. Then the rest abandon what they are doing and all start from the new model.
+K-sync takes the updates of the first K *workers*, one of each. K-batch-sync takes the first K *updates*: a fast worker
+may compute another one from the same weights. After the step, the other workers abandon their iterations, and all
+workers start from the new model.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from paceline.policies.components import Weigher, Weights
 from paceline.policies.contract import Apply, Cancel, Decisions, Discard, Grant, Policy, Update, WorkerId
 from paceline.policies.options import Range
 
-K: TypeAlias = Annotated[int, Range(1), "how many to wait for"]
+K: TypeAlias = Annotated[int, Range(1), "the number of updates to wait for"]
 
 
 class _FirstK(Policy):
-    """What the two share: collect, and at K apply, cancel the rest and grant all."""
+    """The part that both share: collect K updates, apply them, cancel the other iterations and grant all workers."""
 
     def __init__(self, k: K, weights: Weights) -> None:
         self.k = k
-        self.iteration: dict[WorkerId, int] = {}  # member → its Grants so far
-        self.running: dict[WorkerId, None] = {}  # members with a Grant not yet answered
+        self.iteration: dict[WorkerId, int] = {}  # member → number of its Grants
+        self.running: dict[WorkerId, None] = {}  # members that hold an unanswered Grant
         self.pending: list[Update] = []
         self.weigher = Weigher(weights)
 
@@ -32,7 +33,7 @@ class _FirstK(Policy):
     def arrived(self, update: Update, now: float) -> Decisions:
         worker = update.worker
         if self.iteration.get(worker) != update.iteration:
-            return [Discard(update)]  # an answer to a cancelled Grant; a newer one is out
+            return [Discard(update)]  # its Grant was cancelled, and a newer one was sent
         self.weigher.see(worker, update.batch_size)
         self.running.pop(worker, None)
         self.pending.append(update)
@@ -46,14 +47,15 @@ class _FirstK(Policy):
         return self._close()
 
     def _wanted(self) -> int:
-        """How many make a step."""
+        """Return the number of updates that make a step."""
         return min(self.k, len(self.iteration))
 
     def _meanwhile(self, worker: WorkerId) -> Decisions:
-        """What a worker does whose update is in while K are not."""
+        """Return what a worker does after its update has arrived and before the step is made."""
         return []
 
     def _close(self) -> Decisions:
+        """Make the step if enough updates have arrived."""
         if not self.pending or len(self.pending) < self._wanted():
             return []
         apply = Apply(tuple(self.pending), self.weigher.together(self.pending))
@@ -68,7 +70,7 @@ class _FirstK(Policy):
 
 
 class KSync(_FirstK):
-    summary = "apply the first `k` workers' updates; the others start again"
+    summary = "apply the updates of the first `k` workers; the others start again"
 
     def __init__(self, k: K = 4, weights: Weights = "sum") -> None:
         super().__init__(k, weights)
@@ -79,7 +81,7 @@ class KSync(_FirstK):
 
 
 class KBatch(_FirstK):
-    summary = "as ksync, but the first `k` updates, whoever they are from"
+    summary = "as ksync, but apply the first `k` updates, from any workers"
 
     def __init__(self, k: K = 4, weights: Weights = "sum") -> None:
         super().__init__(k, weights)

@@ -1,4 +1,4 @@
-"""What ASP, SSP and DSSP share: each update is applied by itself, as it comes; streamed, each slice of it."""
+"""The part that ASP, SSP and DSSP share: each update is applied by itself, when it arrives or slice by slice."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from paceline.policies.contract import Apply, Decisions, Policy, Stream, Turn, U
 
 
 class OneByOne(Policy):
+    """Base of the policies that apply each update by itself."""
+
     streamable = True
 
     def __init__(self, weights: Weights) -> None:
         self.weigher = Weigher(weights)
-        self.promised: dict[WorkerId, float] = {}  # streamed: what an update weighs that is being pushed
+        self.promised: dict[WorkerId, float] = {}  # streamed: the weight of each member's push
 
     @property
     def hears_ready(self) -> bool:
         return self.streamed
 
     @abstractmethod
-    def _crowd(self) -> set[WorkerId] | Progress:
-        """The members."""
+    def _members(self) -> set[WorkerId] | Progress:
+        """Return the members."""
 
     def ready(self, worker: WorkerId, batch_size: int, now: float) -> Decisions:
         if not self.streamed:
             return [Turn(worker)]
-        crowd = self._crowd()
-        if worker not in crowd:
+        members = self._members()
+        if worker not in members:
             return []
         self.weigher.see(worker, batch_size)
-        weights = self.weigher.in_round((AnnouncedUpdate(worker, batch_size),), len(crowd))
+        weights = self.weigher.in_round((AnnouncedUpdate(worker, batch_size),), len(members))
         (self.promised[worker],) = weights
         return [Turn(worker), Stream((worker,), weights, in_order=False)]
 

@@ -1,8 +1,8 @@
-"""Options of a policy: declared once, in the signature of its `__init__`, and checked wherever they come from.
+"""Options of a policy: declared once, in the signature of its `__init__`, and checked whatever their source.
 
     def __init__(self, staleness: Annotated[int, Range(0), "iterations ahead of the slowest"] = 3) -> None: ...
 
-The same declaration checks direct construction, parses `ssp:staleness=5`, and prints `paceline policies`.
+The same declaration checks direct construction, parses `ssp:staleness=5` and documents `paceline policies`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class PolicyError(ValueError):
-    """A policy that cannot be made as asked. The message is one sentence that says what would do."""
+    """A policy cannot be made as requested. The message is one sentence that says what to do."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Allowed numbers, both ends included unless `open_low`."""
+    """A range of allowed numbers. It includes both ends, except the low one if `open_low`."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -34,28 +34,28 @@ class Range:
         return (self.low < value if self.open_low else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
-        above = f"more than {self.low:g}" if self.open_low else f"at least {self.low:g}"
+        above = f"above {self.low:g}" if self.open_low else f"of at least {self.low:g}"
         if math.isinf(self.high):
             return above
         if math.isinf(self.low):
-            return f"at most {self.high:g}"
+            return f"of at most {self.high:g}"
         return f"{above} and at most {self.high:g}" if self.open_low else f"from {self.low:g} to {self.high:g}"
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a policy, as declared."""
+    """One declared option of a policy."""
 
     name: str
-    kinds: tuple[type, ...]  # among bool, int, float, and others that only construction in Python accepts
-    words: tuple[str, ...]  # allowed words, from Literal
+    kinds: tuple[type, ...]  # bool, int, float, str, or classes that only direct construction accepts
+    words: tuple[str, ...]  # the allowed words of a Literal
     range: Range
     default: Any
     help: str
 
     @property
     def expected(self) -> str:
-        """What would be accepted, in words."""
+        """Describe the accepted values."""
         parts = list(self.words)
         if bool in self.kinds:
             parts.append("true or false")
@@ -64,13 +64,13 @@ class Option:
             bounded = not (math.isinf(self.range.low) and math.isinf(self.range.high))
             parts.append(f"{noun} {self.range}" if bounded else noun)
         if self.kinds == (str,):
-            parts.append("a file's name")
+            parts.append("a file name")
         elif any(kind not in (bool, int, float) for kind in self.kinds):
-            parts.append("a policy, in parentheses if it has options of its own")
+            parts.append("a policy, in parentheses if it has options")
         return " or ".join(parts)
 
     def parse(self, text: str) -> Any:
-        """The value written as `text`, or ValueError."""
+        """Return the value that `text` stands for. Raise ValueError if there is none."""
         if text in self.words:
             return text
         if bool in self.kinds and text.lower() in ("true", "false"):
@@ -86,7 +86,7 @@ class Option:
         raise ValueError(text)
 
     def accepts(self, value: Any) -> bool:
-        """Is this value of the right kind and within the range?"""
+        """Return whether a value has an accepted type and is within the range."""
         if isinstance(value, bool):
             return bool in self.kinds
         if isinstance(value, int | float):
@@ -100,13 +100,13 @@ class Option:
 
 @functools.cache
 def options_of(init: Callable[..., Any]) -> dict[str, Option]:
-    """The options declared in a policy's `__init__`."""
+    """Return the options that a policy's `__init__` declares."""
     function = inspect.unwrap(init)
     hints = get_type_hints(function, include_extras=True)
     found = {}
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue  # a policy without an __init__ of its own has object's
+            continue  # a policy without its own __init__ has that of object
         hint: Any = hints.get(parameter.name, str)
         notes: tuple[Any, ...] = ()
         if hasattr(hint, "__metadata__"):
@@ -124,12 +124,12 @@ def options_of(init: Callable[..., Any]) -> dict[str, Option]:
 
 
 def shown(value: Any) -> str:
-    """A value as it is written in an option."""
+    """Return a value as text, as it is written in an option."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def checked(init: F) -> F:
-    """An `__init__` that refuses values outside its declared options."""
+    """Wrap an `__init__` so that it refuses values that its declared options do not accept."""
 
     @functools.wraps(init)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:

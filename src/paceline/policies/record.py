@@ -1,9 +1,9 @@
-"""Frozen dataclasses that are made quickly.
+"""Frozen dataclasses that are fast to create.
 
-Every decision of a policy is one, and so is every event and every instruction of a job. The standard library's frozen
-dataclass takes several times as long to make as one that can be changed, since it writes each field by
-`object.__setattr__`. Here an instance is filled as an instance of a twin class that is not frozen. Then its class is
-set. Both classes have the same slots, so Python allows that.
+Every decision of a policy, every event and every instruction of a job is one. A frozen dataclass of the standard
+library takes several times as long to create as a mutable one, because it sets each field by `object.__setattr__`. A
+record is created as an instance of a mutable twin class, and its class is changed when its fields are set. Python
+allows this because both classes have the same slots.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass with slots of a class. Defaults must be plain values."""
+    """Turn a class into a frozen dataclass with slots. Defaults must be plain values."""
     made: Any = dataclass(frozen=True, slots=True, init=False)(cls)
-    names: dict[str, Any] = {"made": made, "Open": type(made.__name__, (), {"__slots__": made.__slots__})}
-    parameters, lines = ["cls"], ["self = Open()"]
+    names: dict[str, Any] = {"made": made, "Mutable": type(made.__name__, (), {"__slots__": made.__slots__})}
+    parameters, lines = ["cls"], ["self = Mutable()"]
     for each in fields(made):
         lines.append(f"self.{each.name} = {each.name}")
         if each.default is MISSING:
@@ -35,5 +35,5 @@ def record(cls: type[T]) -> type[T]:
 
 
 def _reduce(self: Any) -> tuple[type, tuple[Any, ...]]:
-    """For pickle and copy: make it anew from its fields."""
+    """Let pickle and copy create a record from its fields."""
     return type(self), tuple(getattr(self, each.name) for each in fields(self))

@@ -1,4 +1,7 @@
-"""Names that make policies: `r2sp`, `dssp:low=3,high=15`, `groups:inner=(bsp:fraction=0.75)`, `my.module:Class`."""
+"""Make policies from names with options.
+
+Examples: `r2sp`, `dssp:low=3,high=15`, `groups:inner=(bsp:fraction=0.75)`, `my.module:Class`.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +30,25 @@ _KNOWN: dict[str, str] = {
 
 
 def register(name: str, path: str) -> None:
-    """Let `name` make the policy at `module:Class`. The module is imported when first asked for."""
+    """Register `name` for the policy at `module:Class`. The module is imported at first use."""
     if not name.isidentifier():
         raise PolicyError(f"A policy's name must be a plain word, not {name!r}.")
     _KNOWN[name] = path
 
 
 def packages() -> tuple[str, ...]:
-    """The packages of all registered policies, each with a dot at its end."""
+    """Return the packages of all registered policies, each with a trailing dot."""
     modules = {path.partition(":")[0] for path in _KNOWN.values()}
     return tuple(sorted({f"{name.rpartition('.')[0]}." for name in modules if "." in name}))
 
 
 def names() -> list[str]:
-    """Every known policy's name."""
+    """Return the names of all registered policies."""
     return list(_KNOWN)
 
 
 def policy_class(name: str) -> type[Policy]:
-    """The class a name stands for."""
+    """Return the class of the policy with this name."""
     if name in _KNOWN:
         path = _KNOWN[name]
     elif ":" in name or "." in name:
@@ -58,19 +61,19 @@ def policy_class(name: str) -> type[Policy]:
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise PolicyError(f"{path!r} does not lead to a policy: {error}.") from None
+        raise PolicyError(f"{path!r} cannot be loaded as a policy: {error}.") from None
     if not (isinstance(found, type) and issubclass(found, Policy)) or inspect.isabstract(found):
-        raise PolicyError(f"{path!r} is not a policy: it must be a full subclass of paceline.policies.Policy.")
+        raise PolicyError(f"{path!r} is not a policy: it must be a concrete subclass of paceline.policies.Policy.")
     return found
 
 
 def policy_options(name: str) -> dict[str, Option]:
-    """The options of the policy of that name."""
+    """Return the options of the policy with this name."""
     return options_of(policy_class(name).__init__)
 
 
 def make(spec: str) -> Policy:
-    """The policy that a name with options describes."""
+    """Make the policy that a spec describes: a name, and options after a colon."""
     name, options = split_spec(spec)
     cls = policy_class(name)
     known = options_of(cls.__init__)
@@ -89,18 +92,18 @@ def make(spec: str) -> Policy:
             raise PolicyError(f"{name}: {key} must be {known[key].expected}, not {text!r}.")
     for key, option in known.items():
         if option.default is inspect.Parameter.empty and key not in values:
-            raise PolicyError(f"{name}: {key} must be given; it is {option.expected}.")
+            raise PolicyError(f"{name}: {key} is missing; it must be {option.expected}.")
     return cls(**values)
 
 
 def split_spec(spec: str) -> tuple[str, list[tuple[str, str]]]:
-    """A spec's name and its options as written. `module:Class` is a name, so `a.b:C:x=1` has one option."""
+    """Split a spec into its name and its options, as text. `module:Class` is a name: `a.b:C:x=1` has one option."""
     name, _, rest = spec.strip().partition(":")
     if rest and "=" not in rest.partition(":")[0] and name not in _KNOWN:
         class_name, _, rest = rest.partition(":")
         name = f"{name}:{class_name}"
     if not name:
-        raise PolicyError("A policy's name is missing; write for example 'ssp:staleness=3'.")
+        raise PolicyError("The policy's name is missing; write for example 'ssp:staleness=3'.")
     options = []
     for part in _split(rest) if rest else []:
         key, equals, value = part.partition("=")
@@ -114,7 +117,7 @@ def split_spec(spec: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def split_list(texts: Iterable[str]) -> list[str]:
-    """The specs in comma-separated lists. A `key=value` after a comma belongs to the policy before it."""
+    """Split comma-separated lists into specs. A `key=value` after a comma belongs to the policy before it."""
     specs: list[str] = []
     for text in texts:
         first = True
@@ -122,7 +125,7 @@ def split_list(texts: Iterable[str]) -> list[str]:
             head = part.partition("(")[0]
             if "=" in head and ":" not in head.partition("=")[0]:
                 if first:
-                    raise PolicyError(f"The option {part!r} stands before any policy's name.")
+                    raise PolicyError(f"The option {part!r} must come after the name of a policy.")
                 specs[-1] += ("," if "=" in specs[-1] else ":") + part
             else:
                 specs.append(part)
@@ -131,7 +134,7 @@ def split_list(texts: Iterable[str]) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas outside parentheses."""
+    """Split a text at the commas outside parentheses."""
     parts, depth, start = [], 0, 0
     for i, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -145,5 +148,5 @@ def _split(text: str) -> list[str]:
     parts.append(text[start:])
     parts = [part.strip() for part in parts]
     if not all(parts):
-        raise PolicyError(f"There is an empty place in the list {text!r}.")
+        raise PolicyError(f"The list {text!r} has an empty item.")
     return parts

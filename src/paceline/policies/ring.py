@@ -1,4 +1,4 @@
-"""The ring of R²SP: seats in a fixed order, and whose turn it is."""
+"""The ring of R²SP: seats in a fixed order, one of which has the turn."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from paceline.policies.contract import Update, WorkerId
 
 
 class Seat:
-    """A place in the ring: one worker's, or one group's. Its updates are applied together when its turn comes."""
+    """A place in the ring, for one worker or one group. Its updates are applied together at its turn."""
 
     __slots__ = ("members", "number", "pending", "present", "running", "since")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.members: dict[WorkerId, None] = {}
-        self.running: dict[WorkerId, None] = {}  # members whom the turn waits for
-        self.present: dict[WorkerId, float] = {}  # members who wait for the turn, and since when
-        self.pending: list[Update] = []  # updates that wait for the turn, also of members who have left since
-        self.since = 0.0  # when the last of `running` was granted
+        self.running: dict[WorkerId, None] = {}  # members that the turn waits for
+        self.present: dict[WorkerId, float] = {}  # members that wait for the turn, and since when
+        self.pending: list[Update] = []  # updates that wait for the turn; some of their workers may have left
+        self.since = 0.0  # time of the last Grant to a member of `running`
 
 
 class Ring:
     """Seats in the order in which they take turns.
 
-    The links are numbers and not references, so that a ring of ten thousand can be copied and saved.
+    The links are numbers, not references: copying and saving a ring of ten thousand seats must not recurse that deep.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Ring:
         self._after: dict[int, int] = {}
         self._before: dict[int, int] = {}
         self._head = -1
-        self.head = Seat(-1)  # whose turn it is; where there are no seats, nobody's
+        self.head = Seat(-1)  # the seat that has the turn; a placeholder if the ring is empty
         self._next_number = 0
         self._sizes: list[tuple[int, int]] = []  # heap of (members, number); outdated entries are skipped
 
@@ -41,25 +41,28 @@ class Ring:
         return len(self._seats)
 
     def __iter__(self) -> Iterator[Seat]:
-        """All seats, from the one whose turn it is."""
+        """Iterate over the seats, from the one that has the turn."""
         number = self._head
         for _ in range(len(self._seats)):
             yield self._seats[number]
             number = self._after[number]
 
     def add(self, before: Seat | None = None) -> Seat:
-        """A new seat, before that one; or last in line. So nobody in the ring waits longer for it in this revolution,
-        and one who left after its turn and came back gets no second turn before the others have had theirs."""
+        """Add a new seat before the given one, by default last in line, and return it.
+
+        A seat that is last in line delays no other seat in this revolution. A worker that leaves after its turn and
+        comes back gets no second turn before the others have had theirs.
+        """
         seat = Seat(self._next_number)
         number, self._next_number = self._next_number, self._next_number + 1
         if not self._seats:
             self._head = self._before[number] = self._after[number] = number
             self.head = seat
         else:
-            next_one = self._head if before is None else before.number
-            last = self._before[next_one]
-            self._after[last] = self._before[next_one] = number
-            self._before[number], self._after[number] = last, next_one
+            following = self._head if before is None else before.number
+            preceding = self._before[following]
+            self._after[preceding] = self._before[following] = number
+            self._before[number], self._after[number] = preceding, following
         self._seats[number] = seat
         return seat
 
@@ -74,7 +77,7 @@ class Ring:
             self._head, self.head = after, self._seats[after]
 
     def pass_on(self) -> None:
-        """The turn goes to the next in line."""
+        """Pass the turn to the next seat."""
         self._head = self._after[self._head]
         self.head = self._seats[self._head]
 
@@ -87,7 +90,7 @@ class Ring:
         self._note_size(seat)
 
     def smallest(self) -> Seat:
-        """The seat with the fewest members, the oldest of them."""
+        """Return the seat with the fewest members; of several, the oldest."""
         while True:
             size, number = self._sizes[0]
             seat = self._seats.get(number)
@@ -97,6 +100,6 @@ class Ring:
 
     def _note_size(self, seat: Seat) -> None:
         heapq.heappush(self._sizes, (len(seat.members), seat.number))
-        if len(self._sizes) > 4 * len(self._seats) + 16:  # so that coming and going does not pile up
+        if len(self._sizes) > 4 * len(self._seats) + 16:  # outdated entries must not accumulate
             self._sizes = [(len(seat.members), number) for number, seat in self._seats.items()]
             heapq.heapify(self._sizes)

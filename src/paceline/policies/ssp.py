@@ -1,4 +1,4 @@
-"""Stale Synchronous Parallel (Ho et al., NIPS 2013): nobody runs more than `staleness` ahead of the slowest."""
+"""Stale Synchronous Parallel (Ho et al., NIPS 2013): no worker runs more than `staleness` ahead of the slowest."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paceline.policies.options import Range
 
 
 class SSP(OneByOne):
-    summary = "as asp, but nobody runs more than `staleness` ahead of the slowest"
+    summary = "as asp, but no worker runs more than `staleness` iterations ahead of the slowest"
 
     def __init__(
         self,
-        staleness: Annotated[int, Range(0), "how many iterations one may be ahead of the slowest"] = 3,
+        staleness: Annotated[int, Range(0), "how many iterations a worker may be ahead of the slowest"] = 3,
         weights: Weights = "sum",
     ) -> None:
         self.staleness = staleness
@@ -42,14 +42,14 @@ class SSP(OneByOne):
     def left(self, worker: WorkerId, now: float) -> Decisions:
         if worker not in self.progress:
             return []
-        self.progress.remove(worker)  # the slowest may be gone: others may now go
+        self.progress.remove(worker)  # it may have been the slowest, so others may proceed now
         self.waiting.discard(worker)
         self._forget(worker)
         return self._release()
 
-    def _crowd(self) -> Progress:
+    def _members(self) -> Progress:
         return self.progress
 
     def _release(self) -> Decisions:
-        """Grant everyone within the bound. The slowest always is, so somebody always runs."""
+        """Grant every waiting worker within the bound. The slowest always is, so one worker always runs."""
         return grant_all(self.waiting.release(self.progress.slowest + self.staleness))

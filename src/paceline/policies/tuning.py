@@ -1,13 +1,13 @@
 """Batch-size tuning (R²SP, INFOCOM 2019, section IV): a faster worker uses its idle time to compute more samples.
 
-The paper grows a worker's batch by its idle time × its speed: with 429, 628 and 917 samples a second and a batch of
-512, blocking times of 0, 0.62 and 0.82 s become batches of 512, 901 and 1264 (table II). Three things are added so
-that it settles:
- - idle time counts relative to the least idle worker, that is, from the reference time of the slowest worker *at its
-   own batch*; else a ring that waits for the network would inflate every batch, and growing workers would chase
-   each other;
- - a batch changes only by what the noise of the measurement cannot explain;
- - each change of a worker's batch doubles the evidence wanted for its next one.
+The paper grows a worker's batch by its idle time × its speed. With 429, 628 and 917 samples a second and a batch of
+512, blocking times of 0, 0.62 and 0.82 s give batches of 512, 901 and 1264 (table II). Three rules are added so that
+the batches settle:
+ - Idle time is counted relative to the least idle worker, that is, from the time that the slowest worker takes *with
+   its own batch* (the reference). Otherwise a ring that waits for the network would inflate every batch, and growing
+   workers would chase each other.
+ - A batch changes only if the idle time is larger than the noise of the measurement.
+ - Each change of a worker's batch doubles the number of observations that its next change needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.policies.contract import Update, WorkerId
 
 
 class _WorkerTimes:
-    """What was measured of one worker since its batch last changed."""
+    """The measurements of one worker since its batch last changed."""
 
     __slots__ = ("batch", "busy", "changes", "count", "own", "speed", "variance")
 
@@ -35,12 +35,12 @@ class _WorkerTimes:
 
 
 class BatchTuner:
-    """Batch sizes that let every member take as long as the slowest does with its own batch."""
+    """Chooses batch sizes so that every member takes as long as the slowest takes with its own batch."""
 
-    FIRST = 4  # observations before a first change
-    MEMORY = 64  # observations that count
-    NOISE = 2.0  # standard errors that may be noise
-    SMALLEST = 0.005  # of the reference time: not worth a change
+    FIRST = 4  # observations before the first change
+    MEMORY = 64  # observations in the moving means
+    NOISE = 2.0  # standard errors that count as noise
+    SMALLEST = 0.005  # a smaller idle time, in units of the reference, is not worth a change
 
     def __init__(self, max_growth: float) -> None:
         self.max_growth = max_growth
@@ -48,17 +48,17 @@ class BatchTuner:
         self._reference = RecentMax()
 
     def observe(self, update: Update, busy_seconds: float) -> None:
-        """An iteration took `busy_seconds` from Grant to arrival."""
+        """Observe an iteration that took `busy_seconds` from its Grant to its arrival."""
         worker = self._workers.get(update.worker)
         if worker is None:
             worker = self._workers[update.worker] = _WorkerTimes(update.batch_size)
         if update.batch_size != worker.batch:
-            return  # begun before the last change
+            return  # it was granted before the last change
         worker.count += 1
         share = 1.0 / min(worker.count, self.MEMORY)
-        away = busy_seconds - worker.busy
-        worker.busy += share * away
-        worker.variance = (1.0 - share) * (worker.variance + share * away * away)
+        deviation = busy_seconds - worker.busy
+        worker.busy += share * deviation
+        worker.variance = (1.0 - share) * (worker.variance + share * deviation * deviation)
         if update.compute_seconds > 0:
             worker.speed += share * (update.batch_size / update.compute_seconds - worker.speed)
         if worker.count >= self.FIRST and worker.speed > 0:
@@ -66,7 +66,7 @@ class BatchTuner:
             self._reference.see(at_own_batch - self._noise(worker), len(self._workers))
 
     def batch(self, worker_id: WorkerId) -> int | None:
-        """The batch to grant; None while the worker's own is not known."""
+        """Return the batch size to grant; None while the worker's own is unknown."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return None
@@ -88,4 +88,5 @@ class BatchTuner:
         self._workers.pop(worker_id, None)
 
     def _noise(self, worker: _WorkerTimes) -> float:
+        """Return how far the mean busy time may be off by chance."""
         return self.NOISE * math.sqrt(worker.variance / min(worker.count, self.MEMORY))
