@@ -1,10 +1,10 @@
-"""Which workers take part, at which stage each of them is, and when nobody may train any more."""
+"""The members of a job, their stages, and when the training is over."""
 
 from __future__ import annotations
 
 import pytest
 
-from paceline.job.membership import IN_ORDER, RUNNING, TRANSITIONS, Member, Roster, Stage, StageError, Transition
+from paceline.job.membership import ADMITTED, RUNNING, TRANSITIONS, Member, Roster, Stage, StageError, Transition
 
 
 def member(worker: int, connected: bool = True) -> Member:
@@ -14,121 +14,123 @@ def member(worker: int, connected: bool = True) -> Member:
     return made
 
 
-def entered(roster: Roster, *workers: int) -> list[Member]:
+def enter(roster: Roster, *workers: int) -> list[Member]:
+    """Add workers to the roster, and return the members."""
     members = [member(worker) for worker in workers]
     for each in members:
         roster.enter(each)
     return members
 
 
-def walked(*steps: Transition) -> Member:
+def after(*transitions: Transition) -> Member:
+    """A member that has made these transitions."""
     made = member(0)
-    for step in steps:
-        made.step(step)
+    for transition in transitions:
+        made.step(transition)
     return made
 
 
 def test_an_iteration_goes_from_stage_to_stage() -> None:
-    a = walked(
+    a = after(
         Transition.ADMIT, Transition.GRANT, Transition.ANNOUNCE, Transition.TURN, Transition.ARRIVE, Transition.GRANT
     )
     assert a.stage is Stage.COMPUTING
-    assert walked(Transition.ADMIT, Transition.GRANT, Transition.ANNOUNCE, Transition.ARRIVE).stage is Stage.IDLE, (
-        "a push need not be gated"
+    assert after(Transition.ADMIT, Transition.GRANT, Transition.ANNOUNCE, Transition.ARRIVE).stage is Stage.IDLE, (
+        "a push needs no Turn"
     )
-    assert walked(Transition.ADMIT, Transition.GRANT, Transition.CANCEL, Transition.GRANT).stage is Stage.COMPUTING
+    assert after(Transition.ADMIT, Transition.GRANT, Transition.CANCEL, Transition.GRANT).stage is Stage.COMPUTING
 
 
-@pytest.mark.parametrize("step", Transition)
+@pytest.mark.parametrize("transition", Transition)
 @pytest.mark.parametrize("stage", Stage)
-def test_a_step_that_is_not_in_the_table_is_refused_and_changes_nothing(stage: Stage, step: Transition) -> None:
+def test_a_transition_that_is_not_in_the_table_raises_and_changes_nothing(stage: Stage, transition: Transition) -> None:
     made = member(0)
     made.stage = stage
-    if step in TRANSITIONS[stage]:
-        made.step(step)
-        assert made.stage is TRANSITIONS[stage][step]
+    if transition in TRANSITIONS[stage]:
+        made.step(transition)
+        assert made.stage is TRANSITIONS[stage][transition]
     else:
-        with pytest.raises(StageError, match=f"cannot {step.name}"):
-            made.step(step)
+        with pytest.raises(StageError, match=f"allows no {transition.name}"):
+            made.step(transition)
         assert made.stage is stage
 
 
-def test_every_stage_can_be_reached_and_left_but_the_last() -> None:
-    reached = {Stage.WAITING} | {then for steps in TRANSITIONS.values() for then in steps.values()}
+def test_every_stage_can_be_reached_and_every_stage_but_the_last_can_be_left() -> None:
+    reached = {Stage.WAITING} | {stage for following in TRANSITIONS.values() for stage in following.values()}
     assert reached == set(Stage)
     assert [stage for stage in Stage if not TRANSITIONS[stage]] == [Stage.GONE]
     assert all(Transition.LEAVE in TRANSITIONS[stage] for stage in Stage if stage is not Stage.GONE)
-    assert all(Transition.GRANT in TRANSITIONS[stage] for stage in IN_ORDER - RUNNING)
+    assert all(Transition.GRANT in TRANSITIONS[stage] for stage in ADMITTED - RUNNING)
 
 
-def test_whoever_finishes_is_out_of_the_order_and_still_there() -> None:
+def test_a_member_that_finishes_no_longer_trains_and_is_still_present() -> None:
     roster = Roster(2)
-    a, b = entered(roster, 0, 1)
+    a, b = enter(roster, 0, 1)
     roster.finish(a)
     assert list(roster.training) == [1]
     assert roster.find(0) is a
-    assert not roster.nobody_trains
+    assert not roster.training_is_over
     roster.leave(b, expected_back=False)
-    assert roster.nobody_trains
+    assert roster.training_is_over
     assert roster.present() == [a]
 
 
-def test_one_who_is_expected_back_may_still_train() -> None:
+def test_the_training_is_not_over_while_a_worker_is_expected_back() -> None:
     roster = Roster(2)
-    (a,) = entered(roster, 0)
+    (a,) = enter(roster, 0)
     roster.leave(a, expected_back=True)
-    assert not roster.nobody_trains
-    assert not roster.may_yet_come
-    entered(roster, 0)
+    assert not roster.training_is_over
+    assert not roster.awaits_only_unknown
+    enter(roster, 0)
     assert roster.awaited == set()
 
 
-def test_an_old_self_takes_no_part_any_more() -> None:
+def test_a_new_incarnation_replaces_the_old_one() -> None:
     roster = Roster(1)
-    (old,) = entered(roster, 0)
-    (new,) = entered(roster, 0)
+    (old,) = enter(roster, 0)
+    (new,) = enter(roster, 0)
     assert roster.find(0) is new is not old
 
 
-def test_numbers_are_filled_from_below_and_a_closed_connection_leaves_its_own_free() -> None:
+def test_the_lowest_number_is_free_unless_a_connected_member_has_it() -> None:
     roster = Roster(3)
-    assert roster.free_number() == 0
-    entered(roster, 0, 2)
-    assert roster.free_number() == 1
+    assert roster.first_free_number() == 0
+    enter(roster, 0, 2)
+    assert roster.first_free_number() == 1
     roster.enter(member(1, connected=False))
-    assert roster.free_number() == 1
+    assert roster.first_free_number() == 1
 
 
-def test_after_a_restoration_those_who_had_not_left_are_waited_for() -> None:
+def test_after_a_restore_the_workers_that_had_not_left_are_expected() -> None:
     roster = Roster(3, awaited=frozenset({0, 1}), restored=True)
-    (a,) = entered(roster, 0)
+    (a,) = enter(roster, 0)
     roster.finish(a)
-    assert not roster.nobody_trains, "1 is still on its way"
-    (b,) = entered(roster, 1)
+    assert not roster.training_is_over, "worker 1 is still expected"
+    (b,) = enter(roster, 1)
     roster.leave(b, expected_back=False)
-    assert roster.nobody_trains, "a third was never there"
+    assert roster.training_is_over, "there never was a third worker"
 
 
-def test_where_nobody_knows_who_took_part_as_many_as_were_wanted_may_come() -> None:
+def test_after_a_restore_without_known_workers_the_configured_number_is_expected() -> None:
     roster = Roster(2, restored=True)
-    (a,) = entered(roster, 0)
+    (a,) = enter(roster, 0)
     roster.finish(a)
-    assert roster.may_yet_come
-    assert not roster.nobody_trains
-    roster.expect_no_more()
-    assert roster.nobody_trains
+    assert roster.awaits_only_unknown
+    assert not roster.training_is_over
+    roster.stop_expecting_unknown()
+    assert roster.training_is_over
 
 
-def test_a_job_that_begins_anew_waits_for_no_strangers() -> None:
+def test_a_new_job_expects_no_unknown_workers() -> None:
     roster = Roster(5)
-    (a,) = entered(roster, 0)
+    (a,) = enter(roster, 0)
     roster.leave(a, expected_back=False)
-    assert roster.nobody_trains
+    assert roster.training_is_over
 
 
-def test_another_generation_expects_all_but_those_who_were_told_the_end() -> None:
+def test_the_next_generation_expects_all_workers_but_those_that_know_the_last_version() -> None:
     roster = Roster(3)
-    a, b, c = entered(roster, 0, 1, 2)
+    a, b, c = enter(roster, 0, 1, 2)
     roster.finish(a)
     a.step(Transition.END)
     roster.finish(b)

@@ -1,4 +1,4 @@
-"""Quiescence: the awaited moment comes once nothing is under way, and nothing new begins before."""
+"""Quiescence begins once no update is under way, and no new update begins before it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def update(number: int) -> Identity:
     return Identity(number, 1, 1)
 
 
-def test_with_nothing_under_way_it_is_quiet_at_once() -> None:
+def test_it_is_quiet_at_once_if_no_update_is_under_way() -> None:
     quiesce: Quiesce[int] = Quiesce()
     assert not quiesce.is_quiet
     quiesce.await_quiet()
@@ -24,7 +24,7 @@ def test_with_nothing_under_way_it_is_quiet_at_once() -> None:
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.tuples(st.sampled_from(["begin", "settle", "await"]), st.integers(0, 4)), max_size=40))
-def test_orders_that_were_put_off_follow_the_quiet_moment_in_order(steps: list[tuple[str, int]]) -> None:
+def test_postponed_orders_follow_in_their_order(steps: list[tuple[str, int]]) -> None:
     quiesce: Quiesce[int] = Quiesce()
     asked: list[int] = []
     begun: list[int] = []
@@ -51,9 +51,9 @@ def test_orders_that_were_put_off_follow_the_quiet_moment_in_order(steps: list[t
         elif not quiesce.is_awaited:
             quiesce.await_quiet()
             if_quiet()
-        assert quiesce.is_awaited or begun == asked, "orders that were put off must follow"
+        assert quiesce.is_awaited or begun == asked, "the postponed orders must follow"
         assert begun == asked[: len(begun)]
-        assert not quiesce.is_awaited or quiesce.under_way, "a quiet moment was missed"
+        assert not quiesce.is_awaited or quiesce.under_way, "quiescence was missed"
     for number in range(5):
         quiesce.settled(update(number))
     if_quiet()

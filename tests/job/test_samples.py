@@ -1,4 +1,4 @@
-"""Each sample once an epoch, whoever comes and goes."""
+"""Each sample is trained on once an epoch, even when workers join and leave."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import json
 from collections import Counter
 from itertools import count as counting
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("msgspec")
 
 from paceline.job.samples import Positions, Samples
 
@@ -23,13 +20,13 @@ def test_ranges_follow_one_another_and_end_with_the_epoch() -> None:
     assert samples.take(0, 3, 4) == Positions(1, 0, 4)
 
 
-def test_asked_twice_for_the_same_number_it_gives_the_same_range() -> None:
+def test_a_repeated_request_gets_the_same_range() -> None:
     samples = Samples(size=10, epochs=1)
     assert samples.take(0, 1, 4) == samples.take(0, 1, 4) == Positions(0, 0, 4)
     assert samples.take(0, 2, 4) == Positions(0, 4, 8)
 
 
-def test_what_a_departed_worker_had_is_handed_out_again() -> None:
+def test_the_samples_of_a_departed_worker_are_handed_out_again() -> None:
     samples = Samples(size=8, epochs=1)
     samples.take(0, 1, 4)
     samples.take(1, 1, 4)
@@ -43,7 +40,7 @@ def test_what_a_departed_worker_had_is_handed_out_again() -> None:
     assert samples.all_done
 
 
-def test_what_was_taken_ahead_counts_only_with_its_own_update() -> None:
+def test_samples_taken_ahead_count_only_with_their_own_update() -> None:
     samples = Samples(size=8, epochs=1)
     samples.take(0, 1, 4)
     samples.take(0, 2, 4)
@@ -54,11 +51,11 @@ def test_what_was_taken_ahead_counts_only_with_its_own_update() -> None:
     assert samples.take(1, 1, 9) == Positions(0, 4, 8)
 
 
-def test_what_is_done_is_not_handed_out_again() -> None:
+def test_the_samples_of_an_arrived_update_are_not_handed_out_again() -> None:
     samples = Samples(size=4, epochs=1)
     samples.take(0, 1, 4)
     samples.arrived(0, [1], "update")
-    samples.abandoned(0)  # its worker has left; the update is in all the same
+    samples.abandoned(0)  # the worker has left, but its update has arrived
     assert samples.take(1, 1, 4) is None
     samples.done("update")
     assert samples.all_done
@@ -72,11 +69,11 @@ def test_the_samples_of_a_discarded_update_are_handed_out_again() -> None:
     assert samples.take(1, 1, 4) == Positions(0, 0, 4)
 
 
-def test_numbers_that_are_not_its_own_claim_nothing() -> None:
+def test_a_worker_cannot_claim_the_request_numbers_of_another() -> None:
     samples = Samples(size=4, epochs=1)
     samples.take(0, 1, 4)
-    samples.arrived(1, [1], "a stranger's")
-    samples.done("a stranger's")
+    samples.arrived(1, [1], "update of another worker")
+    samples.done("update of another worker")
     assert samples.trained == 0
 
 
@@ -87,14 +84,14 @@ def test_numbers_that_are_not_its_own_claim_nothing() -> None:
     steps=st.lists(
         st.tuples(
             st.integers(0, 3),
-            st.sampled_from(("applied", "discarded", "cancelled", "left", "still at it", "restored")),
+            st.sampled_from(("applied", "discarded", "cancelled", "left", "computing", "restored")),
             st.integers(1, 17),
         ),
         max_size=60,
     ),
 )
 def test_every_sample_is_done_once_an_epoch(size: int, epochs: int, steps: list[tuple[int, str, int]]) -> None:
-    """Whatever happens to updates and workers, and though the whole position is saved and restored in between."""
+    """This holds whatever happens to updates and workers, and if the samples are saved and restored in between."""
     samples = Samples(size, epochs)
     done: Counter[tuple[int, int]] = Counter()
     held: dict[int, dict[int, Positions]] = {}
@@ -135,14 +132,14 @@ def test_every_sample_is_done_once_an_epoch(size: int, epochs: int, steps: list[
     assert done == Counter((epoch, position) for epoch in range(epochs) for position in range(size))
 
 
-def test_epochs_may_be_asked_for_one_after_the_other() -> None:
-    """As by a script with the loop over epochs outside: who is quick may be an epoch ahead of who is slow."""
+def test_epochs_may_be_requested_one_after_the_other() -> None:
+    """A script may loop over the epochs itself. Then a fast worker can be an epoch ahead of a slow one."""
     samples = Samples(size=4, epochs=1)
     assert samples.take(0, 1, 2, epochs=1) == Positions(0, 0, 2)
     assert samples.take(1, 1, 2, epochs=1) == Positions(0, 2, 4)
     assert samples.take(0, 2, 2, epochs=1) is None
     assert samples.take(0, 2, 2, epochs=2) == Positions(1, 0, 2)
-    assert samples.take(1, 2, 2, epochs=1) is None, "it is still in the first epoch"
+    assert samples.take(1, 2, 2, epochs=1) is None, "this worker is still in the first epoch"
     samples.returned(0, [2])
     assert samples.take(1, 2, 2, epochs=1) is None
     assert samples.take(1, 2, 2, epochs=2) == Positions(1, 0, 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from job.talk import Talk
+from job.conversation import Conversation
 from paceline.job import JobConfig, JobState, snapshot
 from paceline.job.accounting import Watcher
 from paceline.job.events import Event
@@ -21,13 +21,13 @@ from paceline.simulate.protocol import run
 SEEDS = range(24)
 
 
-class Reborn(JobState):
-    """Before each event it is saved and loaded, and its copy must do the same as it does."""
+class SavedAndLoaded(JobState):
+    """A job that is saved and loaded before each event. The loaded copy must give the same instructions."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        self.__class__ = JobState  # type: ignore[assignment]  # a class of the tests would not be loaded
+        self.__class__ = JobState  # type: ignore[assignment]  # only classes of paceline can be loaded
         copy = snapshot.load(json.loads(json.dumps(snapshot.save(self))), Recorder(lambda _: None))
-        self.__class__ = Reborn
+        self.__class__ = SavedAndLoaded
         theirs = copy.handle(event, now)
         mine = super().handle(event, now)
         assert theirs == mine
@@ -35,8 +35,8 @@ class Reborn(JobState):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_job_that_is_saved_and_loaded_at_every_event_goes_on_as_it_would_have(seed: int) -> None:
-    assert not run(seed, Reborn).problems
+def test_a_job_that_is_saved_and_loaded_at_every_event_continues_unchanged(seed: int) -> None:
+    assert not run(seed, SavedAndLoaded).problems
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -66,15 +66,15 @@ def test_a_log_of_events_replays_to_the_same_instructions(seed: int) -> None:
             assert again.handle(event, now) == out
 
 
-def test_what_watches_the_job_is_not_saved_and_stays() -> None:
-    talk = Talk("asp")
+def test_the_watcher_is_not_saved_and_stays_in_place() -> None:
+    talk = Conversation("asp")
     watcher = talk.state.ledger.watcher
     text = json.dumps(snapshot.save(talk.state))
     assert "Recorder" not in text
     assert talk.state.ledger.watcher is watcher
 
 
-def test_what_is_not_a_job_cannot_be_loaded() -> None:
+def test_only_a_saved_job_can_be_loaded() -> None:
     with pytest.raises(PolicyError, match="not a job"):
         snapshot.load([1, 2], Recorder(lambda _: None))
     with pytest.raises(PolicyError, match="may not name"):

@@ -1,4 +1,4 @@
-"""A worker's side of the protocol: it forgets no message, and repeats those that may have been lost."""
+"""The worker's side of the protocol: it loses no message, and repeats those that may have been lost."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def ready(iteration: int, *taken: int) -> events.GradientComputed:
     return events.GradientComputed(1, iteration, 0, 1, 0.1, None, taken)
 
 
-def at_work(iteration: int = 1) -> WorkerState:
-    """A worker that computes its iteration."""
+def computing(iteration: int = 1) -> WorkerState:
+    """A worker that computes this iteration."""
     worker = WorkerState()
     worker.heard(granted(iteration))
     worker.take_grant()
     return worker
 
 
-def test_an_iteration() -> None:
+def test_one_iteration() -> None:
     worker = WorkerState()
     assert not worker.is_granted
     worker.heard(granted(1))
@@ -41,27 +41,27 @@ def test_an_iteration() -> None:
 
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("step", STEPS)
-def test_a_step_out_of_turn_is_a_mistake(step: str, phase: Phase) -> None:
+def test_a_step_that_the_phase_does_not_allow_raises(step: str, phase: Phase) -> None:
     worker = WorkerState()
     worker.phase = phase
-    allowed, then = STEPS[step]
+    allowed, following = STEPS[step]
     if phase in allowed:
         worker._step(step)
-        assert worker.phase is then
+        assert worker.phase is following
     else:
-        with pytest.raises(RuntimeError, match=f"at {phase.name} cannot {step}"):
+        with pytest.raises(RuntimeError, match=f"in phase {phase.name} cannot {step}"):
             worker._step(step)
 
 
-# A server that is stopped for seconds
+# A server that was blocked for seconds
 
 
-def test_a_worker_that_waits_for_its_turn_hears_that_it_was_cancelled_and_granted_anew() -> None:
-    """The server wakes up: it tells of the Turn and of its end into a dead connection, and grants the next iteration.
+def test_a_worker_that_waits_for_its_turn_receives_the_next_grant() -> None:
+    """The server wakes up, sends the Turn and its cancellation on a dead connection, and grants the next iteration.
 
-    On the new connection it repeats only the last Grant. A worker that threw it away would wait for ever.
+    On the new connection it repeats only the last Grant. A worker that dropped this Grant would wait forever.
     """
-    worker = at_work()
+    worker = computing()
     worker.tell_ready(ready(1))
     assert worker.turn(1) == "later"
     worker.reconnected()
@@ -70,8 +70,8 @@ def test_a_worker_that_waits_for_its_turn_hears_that_it_was_cancelled_and_grante
     assert worker.take_grant().iteration == 2
 
 
-def test_or_that_it_was_cancelled_and_nothing_else() -> None:
-    worker = at_work()
+def test_a_worker_that_waits_for_its_turn_receives_the_cancellation() -> None:
+    worker = computing()
     worker.tell_ready(ready(1))
     worker.reconnected()
     worker.heard(granted(1))
@@ -80,31 +80,31 @@ def test_or_that_it_was_cancelled_and_nothing_else() -> None:
     assert not worker.is_granted
 
 
-def test_a_turn_of_an_iteration_that_is_over_does_not_bring_it_back() -> None:
-    worker = at_work()
+def test_a_turn_does_not_revive_an_iteration_that_is_over() -> None:
+    worker = computing()
     worker.tell_ready(ready(1))
     worker.heard(granted(2))
     worker.heard(instructions.SendPushNow(1, 1))
     assert worker.turn(1) == "never"
 
 
-def test_a_grant_that_was_heard_before_does_not_count_again() -> None:
-    worker = at_work(2)
+def test_a_repeated_grant_changes_nothing() -> None:
+    worker = computing(2)
     worker.heard(granted(1))
     worker.heard(granted(2))
     assert not worker.is_granted
     assert worker.newest.iteration == 2
 
 
-# What is said again
+# Repeated messages
 
 
-def test_what_was_not_answered_is_said_again_in_the_order_in_which_it_makes_sense() -> None:
-    worker = at_work()
-    want = events.SamplesRequested(1, 1, 2, 8, 1)
-    worker.request(want)
+def test_messages_without_an_answer_are_repeated_in_order() -> None:
+    worker = computing()
+    request = events.SamplesRequested(1, 1, 2, 8, 1)
+    worker.request(request)
     worker.tell_ready(ready(1))
-    assert worker.reconnected() == [want, ready(1)]
+    assert worker.reconnected() == [request, ready(1)]
     worker.heard(instructions.SendSamples(1, 1, 0, 0, 2))
     assert worker.reconnected() == [ready(1)]
     worker.heard(granted(2))
@@ -122,32 +122,34 @@ def test_what_was_not_answered_is_said_again_in_the_order_in_which_it_makes_sens
     assert worker.reconnected() == []
 
 
-def test_an_announcement_is_said_again_until_its_turn() -> None:
-    worker = at_work()
-    soon = events.GradientBegun(1, 1, 0, 4)
-    worker.announce(soon)
-    assert worker.reconnected() == [soon]
+def test_an_announcement_is_repeated_until_its_turn() -> None:
+    worker = computing()
+    begun = events.GradientBegun(1, 1, 0, 4)
+    worker.announce(begun)
+    assert worker.reconnected() == [begun]
     worker.heard(instructions.SendPushNow(1, 1))
     assert worker.reconnected() == []
 
 
-def test_samples_of_a_cancelled_iteration_are_told_of_until_something_later_is_answered() -> None:
-    """The job does not answer this Ready. If it was lost, no worker would train on its samples."""
-    worker = at_work()
+def test_the_gradient_of_a_cancelled_iteration_is_announced_until_a_later_message_is_answered() -> None:
+    """The job does not answer this announcement. If it were lost, no worker would train on its samples."""
+    worker = computing()
     worker.heard(instructions.SendCancel(1, 1))
     worker.tell_ready(ready(1, 7))
     assert worker.reconnected() == [ready(1, 7)]
     worker.beat(events.WorkerAlive(1))
     worker.reconnected()
     worker.heard(instructions.SendHeartbeat(1))
-    assert worker.reconnected() == [ready(1, 7)], "that Beat was said on the old connection, before the Ready"
+    assert worker.reconnected() == [ready(1, 7)], (
+        "that heartbeat was sent on the old connection, before the announcement"
+    )
     worker.beat(events.WorkerAlive(1))
     worker.heard(instructions.SendHeartbeat(1))
     assert worker.reconnected() == []
 
 
-def test_an_answer_is_taken_once_and_by_its_number() -> None:
-    worker = at_work()
+def test_samples_are_taken_once_and_by_the_number_of_their_request() -> None:
+    worker = computing()
     worker.request(events.SamplesRequested(1, 1, 2, 8, 1))
     worker.request(events.SamplesRequested(1, 2, 2, 8, 1))
     worker.heard(instructions.SendSamples(1, 2, 0, 2, 4))
@@ -155,11 +157,11 @@ def test_an_answer_is_taken_once_and_by_its_number() -> None:
     assert worker.take_given(2) == instructions.SendSamples(1, 2, 0, 2, 4)
     assert worker.take_given(2) is None
     worker.heard(instructions.SendSamples(1, 2, 0, 2, 4))
-    assert worker.take_given(2) is None, "said twice"
+    assert worker.take_given(2) is None, "the answer was repeated"
 
 
-def test_why_it_is_not_granted_holds_until_it_is() -> None:
-    worker = at_work()
+def test_an_exclusion_holds_until_the_next_grant() -> None:
+    worker = computing()
     worker.heard(instructions.SendExcluded(1, "its updates differ"))
     assert worker.exclusion == "its updates differ"
     worker.heard(granted(2))

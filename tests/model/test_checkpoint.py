@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, and a job goes on from one as if nothing had happened."""
+"""A checkpoint is complete or does not exist, and a job continues from one as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -38,15 +38,17 @@ def test_the_last_checkpoint_holds_the_whole_job(tmp_path: Path) -> None:
     assert all(np.all(array == 40) for array in weights.values())
     assert found.job["samples"]["trained"] == 40
     assert found.job["samples"]["open"] == []
-    assert sum(iteration for _, _, iteration in found.job["applied"]) == 10, "one entry a worker, its last iteration"
+    assert sum(iteration for _, _, iteration in found.job["applied"]) == 10, (
+        "one entry per worker, with its last iteration"
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         path.name for path in tmp_path.iterdir() if path.name.startswith("version-") and not path.name.endswith(".part")
     )
     assert len(list(tmp_path.iterdir())) == 2, "only the last two are kept"
 
 
-def test_a_job_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """The samples that were done stay done; the rest is trained on, and incarnations go on."""
+def test_a_job_continues_from_a_checkpoint(tmp_path: Path) -> None:
+    """Samples that were done stay done, the other samples are trained on, and incarnations keep counting."""
     trained(tmp_path, 40)
     found = checkpoint.newest(tmp_path)
     assert found is not None
@@ -60,7 +62,7 @@ def test_a_job_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert again.job["incarnations"]["0"] == 2
 
 
-def test_what_the_policy_knows_goes_on_too(tmp_path: Path) -> None:
+def test_the_memory_of_the_policy_is_restored(tmp_path: Path) -> None:
     spec = "fl-r2sp:groups=2,fraction=1"
     with job(spec, workers=4, saving=CheckpointPlan(tmp_path, updates=2)) as running:
         before: Any = running.coordinator.ledger.policy
@@ -75,12 +77,12 @@ def test_what_the_policy_knows_goes_on_too(tmp_path: Path) -> None:
         assert again.blacklist == {9: (0.25, 0.5)}
         assert again.outer.pace.T == found.job["memory"]["T"]
         assert running.work(lambda where: work(where, 40, epochs=2))[0] > 40
-    with job("fl-r2sp:groups=3", restored=found) as running:  # of another policy's it wants to know nothing
+    with job("fl-r2sp:groups=3", restored=found) as running:  # another policy ignores the memory
         other: Any = running.coordinator.ledger.policy
         assert not other.blacklist and other.outer.pace.T is None
 
 
-def test_a_model_that_is_not_the_checkpoints_is_refused(tmp_path: Path) -> None:
+def test_a_model_other_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
     found = trained(tmp_path)
     with job("asp", shards=2, restored=found) as running:
         from paceline.serve.environment import address
@@ -107,7 +109,7 @@ def test_export_writes_a_plain_state_dict(tmp_path: Path, suffix: str) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"job", target.name}
 
 
-def test_what_cannot_be_used_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_or_missing_checkpoint_is_explained_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"There is no checkpoint at .*; name the folder"):
         checkpoint.read(tmp_path / "none")
     (tmp_path / "empty").mkdir()
@@ -130,7 +132,7 @@ def test_what_cannot_be_used_is_told_in_one_sentence(tmp_path: Path) -> None:
         checkpoint.weights(checkpoint.read(found.folder))
 
 
-def test_a_checkpoint_cut_short_is_not_one(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_ignored(tmp_path: Path) -> None:
     found = trained(tmp_path)
     part = checkpoint.part_of(tmp_path, found.version + 1)
     part.mkdir()
@@ -138,7 +140,7 @@ def test_a_checkpoint_cut_short_is_not_one(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) == found
 
 
-def test_a_folder_that_cannot_be_written_to_does_not_stop_the_job(tmp_path: Path) -> None:
+def test_the_job_continues_if_the_folder_cannot_be_written(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     with job("asp", shards=1, workers=1, saving=CheckpointPlan(blocked / "inside", updates=2)) as running:
@@ -147,7 +149,7 @@ def test_a_folder_that_cannot_be_written_to_does_not_stop_the_job(tmp_path: Path
 
 
 def test_a_folder_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
-    """Its checkpoints would be taken for this run's, and this run's thrown away as older."""
+    """The new run would mistake those checkpoints for its own, and remove its own as older ones."""
     import asyncio
 
     from paceline.policies import make
@@ -159,12 +161,12 @@ def test_a_folder_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
     async def serve(resume: Path | None) -> None:
         Server(lambda: make("asp"), ServerConfig(shards=2, saving=CheckpointPlan(tmp_path, updates=3)), resume=resume)
 
-    with pytest.raises(CheckpointError, match="has checkpoints of an earlier run: go on with --resume"):
+    with pytest.raises(CheckpointError, match="has checkpoints of an earlier run: continue it with --resume"):
         asyncio.run(serve(None))
     asyncio.run(serve(tmp_path))
 
 
-def test_a_full_disk_at_the_end_does_not_hold_the_job_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_keep_the_job_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -195,6 +197,6 @@ def test_an_export_loads_strictly_with_batch_norm_and_its_count(tmp_path: Path) 
     export(tmp_path / "job", tmp_path / "model.pt")
     state = torch.load(tmp_path / "model.pt", weights_only=True)
     assert state["1.num_batches_tracked"].dtype == torch.int64
-    assert int(state["1.num_batches_tracked"]) == 5, "nine batches of two workers, in five rounds"
+    assert int(state["1.num_batches_tracked"]) == 5, "two workers train on nine batches in five rounds"
     assert float(state["1.running_var"].mean()) != 1.0
     model().load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Staleness that is known in advance: predictions are what torch's own optimizers would do, and a round is a round."""
+"""The correction of staleness: predictions equal the steps of torch's optimizers, and momentum decays once a round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.model.slice import Slice
 SIZE = 40
 LAYOUT = Layout((Tensor("w", (SIZE,)),))
 RATE = 0.05
-#: Whatever has momentum that we know how to follow.
+#: Variants of SGD whose momentum can be predicted.
 MOMENTUM: dict[str, tuple[str, dict[str, Any]]] = {
     "momentum": ("SGD", {"momentum": 0.9}),
     "dampening": ("SGD", {"momentum": 0.9, "dampening": 0.4}),
@@ -34,7 +34,7 @@ ADAM: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("AdamW", {"weight_decay": 0.0}),
 }
 ALL = MOMENTUM | ADAM
-#: A pull that hardly changes over a few steps, and yet moves the weights.
+#: Optimizers with a weight decay that moves the weights but hardly changes over a few steps.
 DECAY: dict[str, tuple[str, dict[str, Any]]] = {
     "momentum": ("SGD", {"momentum": 0.9, "weight_decay": 0.02}),
     "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.02}),
@@ -49,12 +49,12 @@ def random(seed: int, size: int = SIZE) -> Any:
 
 
 def signs(seed: int) -> Any:
-    """Gradients whose squares are always the same, so that Adam's second moment is too."""
+    """Return gradients whose squares are always the same, so that Adam's second moment is constant."""
     return random(seed).sign() * random(99).abs()
 
 
 def both(name: str, settings: dict[str, Any]) -> tuple[Slice, Any, Any]:
-    """A slice, and torch's own optimizer over the same weights."""
+    """Return a slice, and torch's own parameter and optimizer with the same weights."""
     parameter = torch.nn.Parameter(random(0))
     optimizer = getattr(torch.optim, name)([parameter], lr=RATE, **settings)
     ours = Slice(LAYOUT, 0, SIZE, spec_of(optimizer))
@@ -71,7 +71,7 @@ def spec(name: str, **settings: Any) -> OptimizerSpec:
     return OptimizerSpec(name, ({"lr": RATE, **settings},))
 
 
-# What is chosen
+# The choice of a correction
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def spec(name: str, **settings: Any) -> OptimizerSpec:
         (spec("AdamW"), "full"),
         (spec("SGD"), "none"),
         (spec("SGD", momentum=0.0), "none"),
-        (spec("SGD", momentum=1.0), "none"),  # it never decays, so there is no telling
+        (spec("SGD", momentum=1.0), "none"),  # it never decays, so it cannot be predicted
         (OptimizerSpec("SGD", ({"lr": 1.0}, {"lr": 1.0, "momentum": 0.5})), "full"),
         (spec("RMSprop", momentum=0.9), "none"),
         (spec("Adagrad"), "none"),
@@ -114,23 +114,23 @@ def test_auto_is_full_where_momentum_is_known(of: OptimizerSpec, auto: Correctio
     ],
     ids=lambda value: f"{value.name}{value.settings_of_groups[-1]}" if isinstance(value, OptimizerSpec) else "",
 )
-def test_how_much_of_its_last_step_an_optimizer_carries_on(of: OptimizerSpec, momentum: float) -> None:
+def test_momentum_of_an_optimizer(of: OptimizerSpec, momentum: float) -> None:
     assert momentum_of(of) == momentum
 
 
-def test_what_can_be_asked_for() -> None:
+def test_a_correction_that_does_not_exist_is_refused() -> None:
     assert [checked(asked) for asked in ASKED] == ["auto", *CORRECTIONS]
     for wrong in ("Full", "", "yes"):
         with pytest.raises(ValueError, match=f"^correct must be auto, none, predict, round or full, not '{wrong}'$"):
             checked(wrong)
 
 
-# Predictions, against torch's own optimizers that make those steps
+# Predictions, compared with torch's own optimizers that make those steps
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 15, 200])
 @pytest.mark.parametrize("which", MOMENTUM)
-def test_what_is_predicted_is_what_torch_comes_to_without_gradients(which: str, steps: int) -> None:
+def test_predict_equals_torchs_steps_with_zero_gradients(which: str, steps: int) -> None:
     ours, parameter, optimizer = both(*MOMENTUM[which])
     for seed in range(1, 6):
         ours.step([random(seed)], [1.0], [RATE])
@@ -141,14 +141,14 @@ def test_what_is_predicted_is_what_torch_comes_to_without_gradients(which: str, 
         step(parameter, optimizer, torch.zeros(SIZE))
     torch.testing.assert_close(ahead, parameter.detach(), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(ahead, before, atol=1e-3)
-    assert torch.equal(ours.weights, before), "nothing but a copy is ahead"
+    assert torch.equal(ours.weights, before), "the prediction is a copy"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 15])
 @pytest.mark.parametrize("which", ALL)
-def test_in_full_it_is_what_torch_comes_to_by_the_newest_gradient(which: str, steps: int) -> None:
+def test_full_equals_torchs_steps_with_the_newest_gradient(which: str, steps: int) -> None:
     ours, parameter, optimizer = both(*ALL[which])
-    for seed in range(1, 151):  # so many that Adam's means lack nothing any more
+    for seed in range(1, 151):  # enough steps for Adam's bias correction to vanish
         ours.step([signs(seed)], [1.0], [RATE], "full", 1)
         step(parameter, optimizer, signs(seed))
     before, ahead = ours.weights.clone(), ours.ahead(steps, "full")
@@ -160,7 +160,7 @@ def test_in_full_it_is_what_torch_comes_to_by_the_newest_gradient(which: str, st
 
 @pytest.mark.parametrize("which", DECAY)
 @pytest.mark.parametrize("correct", ["predict", "full"])
-def test_weight_decay_pulls_meanwhile(which: str, correct: Correction) -> None:
+def test_predictions_include_weight_decay(which: str, correct: Correction) -> None:
     name, settings = DECAY[which]
     ours, parameter, optimizer = both(name, settings)
     blind = Slice(LAYOUT, 0, SIZE, spec_of(optimizer))
@@ -179,7 +179,7 @@ def test_weight_decay_pulls_meanwhile(which: str, correct: Correction) -> None:
     assert (ahead - true).norm() < 0.35 * (without - true).norm()
 
 
-def test_amsgrad_goes_by_the_largest_that_its_second_moment_has_been() -> None:
+def test_amsgrad_uses_the_largest_second_moment_so_far() -> None:
     ours, parameter, optimizer = both(*ADAM["amsgrad"])
     for seed in range(1, 151):
         gradient = signs(seed) * (10 if seed < 75 else 1)
@@ -193,7 +193,7 @@ def test_amsgrad_goes_by_the_largest_that_its_second_moment_has_been() -> None:
 
 @pytest.mark.parametrize("steps", [1, 3, 6])
 @pytest.mark.parametrize("which", ["adam", "adamw"])
-def test_adams_prediction_holds_while_its_second_moment_does(which: str, steps: int) -> None:
+def test_adams_prediction_holds_while_its_second_moment_is_constant(which: str, steps: int) -> None:
     name, settings = ADAM[which]
     ours, parameter, optimizer = both(name, settings | {"betas": (0.8, 0.99999)})
     for seed in range(1, 301):
@@ -205,7 +205,7 @@ def test_adams_prediction_holds_while_its_second_moment_does(which: str, steps: 
     torch.testing.assert_close(ahead - before, parameter.detach() - before, rtol=0.02, atol=1e-5)
 
 
-def test_the_newest_gradient_is_what_was_applied_together() -> None:
+def test_the_newest_gradient_is_the_weighted_sum_of_an_apply() -> None:
     ours, parameter, optimizer = both("SGD", {"momentum": 0.9})
     together = 0.25 * random(1) + 0.75 * random(2)
     ours.step([random(1), random(2)], [0.25, 0.75], [RATE], "full", 1)
@@ -215,7 +215,7 @@ def test_the_newest_gradient_is_what_was_applied_together() -> None:
     torch.testing.assert_close(ahead, parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_each_group_goes_its_own_way_and_statistics_stay_where_they_are() -> None:
+def test_each_group_has_its_own_prediction_and_statistics_have_none() -> None:
     tensors = (Tensor("a", (5,)), Tensor("b", (4,), group=1), Tensor("c", (6,)), Tensor("mean", (3,), group=STATISTICS))
     layout = Layout(tensors)
     settings = {"lr": RATE, "momentum": 0.9}, {"lr": RATE, "momentum": 0.5, "nesterov": True}
@@ -237,7 +237,7 @@ def test_each_group_goes_its_own_way_and_statistics_stay_where_they_are() -> Non
 
 @pytest.mark.parametrize("correct", CORRECTIONS)
 @pytest.mark.parametrize("which", ALL)
-def test_nobody_is_ahead_before_the_first_step_or_by_no_steps(which: str, correct: Correction) -> None:
+def test_there_is_no_prediction_before_the_first_step_or_for_no_steps(which: str, correct: Correction) -> None:
     ours, _, _ = both(*ALL[which])
     assert torch.equal(ours.ahead(7, correct), ours.weights)
     ours.step([random(1)], [1.0], [RATE], correct, 4)
@@ -248,7 +248,7 @@ def test_nobody_is_ahead_before_the_first_step_or_by_no_steps(which: str, correc
 
 @pytest.mark.parametrize("correct", CORRECTIONS)
 @pytest.mark.parametrize("settings", [{}, {"momentum": 1.0}, {"momentum": 1.5}], ids=str)
-def test_without_momentum_that_decays_there_is_nothing_to_go_by(settings: dict[str, Any], correct: Correction) -> None:
+def test_without_momentum_that_decays_there_is_no_prediction(settings: dict[str, Any], correct: Correction) -> None:
     ours, parameter, optimizer = both("SGD", settings)
     for seed in range(1, 4):
         ours.step([random(seed)], [1.0], [RATE], correct, 4)
@@ -258,7 +258,7 @@ def test_without_momentum_that_decays_there_is_nothing_to_go_by(settings: dict[s
 
 
 @pytest.mark.parametrize("which", ALL)
-def test_a_thousand_million_steps_cost_no_more_than_one(which: str) -> None:
+def test_a_billion_steps_cost_no_more_than_one(which: str) -> None:
     ours, _, _ = both(*ALL[which])
     ours.step([random(1)], [1.0], [RATE], "full", 4)
     began = time.perf_counter()
@@ -267,7 +267,7 @@ def test_a_thousand_million_steps_cost_no_more_than_one(which: str) -> None:
     assert time.perf_counter() - began < 10.0
 
 
-def test_a_prediction_goes_into_the_buffer_that_it_is_given() -> None:
+def test_a_prediction_is_written_to_the_given_buffer() -> None:
     ours, _, _ = both("SGD", {"momentum": 0.9})
     ours.step([random(1)], [1.0], [RATE], "full", 4)
     out = torch.full((SIZE,), float("nan"))
@@ -276,8 +276,8 @@ def test_a_prediction_goes_into_the_buffer_that_it_is_given() -> None:
         assert torch.equal(out, ours.ahead(3, correct))
 
 
-def test_a_gradient_that_is_not_the_newest_any_more_is_not_gone_by() -> None:
-    """A round was one step meanwhile, and nothing was kept."""
+def test_a_gradient_that_is_no_longer_the_newest_is_not_used() -> None:
+    """A step without a correction has followed, and its gradient was not kept."""
     ours, _, _ = both("SGD", {"momentum": 0.9})
     ours.step([random(1)], [1.0], [RATE], "full", 4)
     ours.step([random(2)], [1.0], [RATE], "none", 1)
@@ -290,11 +290,11 @@ def test_a_gradient_that_is_not_the_newest_any_more_is_not_gone_by() -> None:
 @pytest.mark.parametrize("turns", [2, 5, 16])
 @pytest.mark.parametrize("correct", ["round", "full"])
 @pytest.mark.parametrize("which", MOMENTUM)
-def test_in_the_end_a_gradient_moves_the_weights_as_far_as_it_would_have(
+def test_a_gradient_finally_moves_the_weights_as_far_as_without_the_correction(
     which: str, correct: Correction, turns: int
 ) -> None:
     ours, parameter, optimizer = both(*MOMENTUM[which])
-    quiet = torch.zeros(SIZE)  # at first, since torch dampens from the second step on
+    quiet = torch.zeros(SIZE)  # the first step, because torch dampens from the second step on
     for gradient in (quiet, random(1), *[quiet] * 150):
         step(parameter, optimizer, gradient)
     for gradient in (quiet, random(1), *[quiet] * 150 * turns):
@@ -303,8 +303,8 @@ def test_in_the_end_a_gradient_moves_the_weights_as_far_as_it_would_have(
 
 
 @pytest.mark.parametrize("which", MOMENTUM)
-def test_a_round_of_the_same_gradient_moves_them_as_far_as_one_plain_step(which: str) -> None:
-    """When momentum is what it comes to in the long run; each of a round's updates weighs its part."""
+def test_a_round_of_the_same_gradient_moves_the_weights_as_far_as_one_plain_step(which: str) -> None:
+    """This holds once momentum has reached its limit. Each update of a round has its share of the weight."""
     turns = 4
     ours, parameter, optimizer = both(*MOMENTUM[which])
     for _ in range(200):
@@ -335,8 +335,8 @@ def test_adams_means_decay_once_a_round(which: str) -> None:
 
 @pytest.mark.parametrize("correct", CORRECTIONS)
 @pytest.mark.parametrize("which", ALL)
-def test_a_round_of_one_step_is_no_correction_at_all(which: str, correct: Correction) -> None:
-    """Bit for bit, and also after rounds of several."""
+def test_a_round_of_one_step_equals_no_correction(which: str, correct: Correction) -> None:
+    """They are equal bit for bit, also after rounds of several steps."""
     ours, _, _ = both(*ALL[which])
     plain, _, _ = both(*ALL[which])
     for seed in range(1, 40):
@@ -351,7 +351,7 @@ def test_a_round_of_one_step_is_no_correction_at_all(which: str, correct: Correc
         assert torch.equal(ours.weights, plain.weights)
 
 
-def test_a_group_of_a_round_of_one_step_has_its_settings_to_the_last_bit() -> None:
+def test_the_settings_for_a_round_of_one_step_are_exact() -> None:
     for thousandths in range(1, 100):
         rate = thousandths / 1000
         assert slowed("SGD", {"momentum": 0.9}, rate, 1) == {"lr": rate, "momentum": 0.9}
@@ -362,17 +362,17 @@ def test_a_group_of_a_round_of_one_step_has_its_settings_to_the_last_bit() -> No
 
 
 def copied(one: Slice) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Its state, as a file would have it."""
+    """Return a copy of a slice's state, as it would be in a file."""
     tensors, meta = one.state()
     return {name: each.clone() for name, each in tensors.items()}, json.loads(json.dumps(meta))
 
 
 @pytest.mark.parametrize("correct", CORRECTIONS)
 @pytest.mark.parametrize("which", ALL)
-def test_what_was_foreseen_is_foreseen_again_after_a_checkpoint(which: str, correct: Correction) -> None:
+def test_predictions_are_the_same_after_a_checkpoint(which: str, correct: Correction) -> None:
     ours, _, _ = both(*ALL[which])
     again, _, _ = both(*ALL[which])
-    again.step([random(9)], [1.0], [3 * RATE], "full", 7)  # what was there before must not shine through
+    again.step([random(9)], [1.0], [3 * RATE], "full", 7)  # this earlier state must be replaced completely
     again.load(*copied(ours))
     assert torch.equal(again.ahead(5, correct), ours.ahead(5, correct))
     for seed in range(1, 4):
@@ -387,7 +387,7 @@ def test_what_was_foreseen_is_foreseen_again_after_a_checkpoint(which: str, corr
 
 @pytest.mark.parametrize("then", CORRECTIONS)
 @pytest.mark.parametrize("before", CORRECTIONS)
-def test_a_run_may_go_on_with_another_correction(before: Correction, then: Correction) -> None:
+def test_a_run_may_continue_with_another_correction(before: Correction, then: Correction) -> None:
     ours, _, _ = both("SGD", {"momentum": 0.9})
     ours.step([random(1)], [1.0], [RATE], before, 4)
     again, _, _ = both("SGD", {"momentum": 0.9})
@@ -398,7 +398,7 @@ def test_a_run_may_go_on_with_another_correction(before: Correction, then: Corre
     assert torch.equal(again.ahead(3, then), ours.ahead(3, then))
 
 
-def test_a_checkpoint_from_before_there_were_corrections() -> None:
+def test_a_checkpoint_that_is_older_than_corrections_can_be_loaded() -> None:
     ours, _, _ = both("Adam", {})
     ours.step([random(1)], [1.0], [RATE], "full", 4)
     tensors, meta = copied(ours)
@@ -406,7 +406,7 @@ def test_a_checkpoint_from_before_there_were_corrections() -> None:
     again, _, _ = both("Adam", {})
     again.step([random(9)], [1.0], [3 * RATE], "full", 7)
     again.load(tensors, meta)
-    assert torch.equal(again.ahead(3, "full"), again.ahead(3, "predict")), "there is no gradient to go by"
+    assert torch.equal(again.ahead(3, "full"), again.ahead(3, "predict")), "there is no newest gradient"
     for each in (ours, again):
         each.step([random(2)], [1.0], [RATE], "full", 4)
     assert torch.equal(again.weights, ours.weights)
@@ -428,7 +428,7 @@ def test_a_checkpoint_from_before_there_were_corrections() -> None:
     ],
     ids=str,
 )
-def test_a_damaged_checkpoint_is_told_and_changes_nothing(damage: Mapping[str, Any]) -> None:
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing(damage: Mapping[str, Any]) -> None:
     ours, _, _ = both("SGD", {"momentum": 0.9})
     ours.step([random(1)], [1.0], [RATE], "full", 4)
     tensors, meta = copied(ours)

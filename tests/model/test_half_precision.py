@@ -1,4 +1,4 @@
-"""Two bytes an element, and float32 again."""
+"""Conversion of elements of two bytes to float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.model.half_precision import widen
 SPECIAL = [0.0, -0.0, 1.0, -2.5, float("inf"), float("-inf"), float("nan")]
 
 
-def test_every_float16_comes_out_as_itself() -> None:
+def test_every_float16_is_converted_exactly() -> None:
     every = np.arange(2**16, dtype="<u2")
     into = np.empty(2**16, np.float32)
     widen(every.tobytes(), "float16", into)
@@ -18,7 +18,7 @@ def test_every_float16_comes_out_as_itself() -> None:
         np.testing.assert_array_equal(into, every.view("<f2").astype(np.float32))
 
 
-def test_every_bfloat16_comes_out_as_itself() -> None:
+def test_every_bfloat16_is_converted_exactly() -> None:
     torch = pytest.importorskip("torch")
     every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     into = np.empty(2**16, np.float32)

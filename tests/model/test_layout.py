@@ -1,4 +1,4 @@
-"""How the parameters lie in the buffer, and how that is cut."""
+"""The layout of a model's tensors in the buffer, and how the buffer is cut."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def layout_of_sizes(sizes: list[int]) -> Layout:
     return Layout(tuple(Tensor(f"t{index}", (size,)) for index, size in enumerate(sizes)))
 
 
-def test_tensors_lie_one_after_the_other() -> None:
+def test_tensors_follow_one_another_in_the_buffer() -> None:
     layout = Layout((Tensor("a", (2, 3)), Tensor("b", ()), Tensor("c", (0, 7)), Tensor("d", (4,), group=1)))
     assert layout.offsets == (0, 6, 7, 7, 11)
     assert (layout.size, layout.groups) == (11, 2)
@@ -41,33 +41,33 @@ def test_tensors_lie_one_after_the_other() -> None:
     ]
 
 
-def pieces_are_whole(pieces: tuple[range, ...], size: int) -> bool:
+def cover_the_model(pieces: tuple[range, ...], size: int) -> bool:
     joined = pieces[0].start == 0 and pieces[-1].stop == size and all(a.stop == b.start for a, b in pairwise(pieces))
     return joined and all(len(piece) > 0 for piece in pieces)
 
 
 @FAST
 @given(LAYOUTS, st.integers(1, 10))
-def test_cut_anywhere_is_even_to_one_element(layout: Layout, shards: int) -> None:
+def test_pieces_cut_anywhere_differ_by_at_most_one_element(layout: Layout, shards: int) -> None:
     if shards > layout.size:
         with pytest.raises(ValueError, match="too many"):
             layout.cut(shards, anywhere=True)
         return
     pieces = layout.cut(shards, anywhere=True)
-    assert len(pieces) == shards and pieces_are_whole(pieces, layout.size)
+    assert len(pieces) == shards and cover_the_model(pieces, layout.size)
     assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
 
 
 @FAST
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.integers(1, 6))
-def test_cut_between_tensors_makes_the_largest_piece_as_small_as_can_be(sizes: list[int], shards: int) -> None:
+def test_a_cut_between_tensors_makes_the_largest_piece_as_small_as_possible(sizes: list[int], shards: int) -> None:
     layout = layout_of_sizes(sizes)
     if shards > sum(size > 0 for size in sizes):
         with pytest.raises(ValueError, match="too many"):
             layout.cut(shards, anywhere=False)
         return
     pieces = layout.cut(shards, anywhere=False)
-    assert len(pieces) == shards and pieces_are_whole(pieces, layout.size)
+    assert len(pieces) == shards and cover_the_model(pieces, layout.size)
     assert {piece.start for piece in pieces} <= set(layout.offsets)
     every_way = combinations(layout.offsets[1:-1], shards - 1)
     best = min(max(b - a for a, b in pairwise((0, *cuts, layout.size))) for cuts in every_way)
@@ -76,26 +76,26 @@ def test_cut_between_tensors_makes_the_largest_piece_as_small_as_can_be(sizes: l
 
 @FAST
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=100), st.data())
-def test_cut_between_many_tensors(sizes: list[int], data: st.DataObject) -> None:
+def test_a_cut_between_many_tensors_is_about_even(sizes: list[int], data: st.DataObject) -> None:
     shards = data.draw(st.integers(1, len(sizes)))
     pieces = layout_of_sizes(sizes).cut(shards, anywhere=False)
-    assert len(pieces) == shards and pieces_are_whole(pieces, sum(sizes))
+    assert len(pieces) == shards and cover_the_model(pieces, sum(sizes))
     assert max(map(len, pieces)) <= sum(sizes) / shards + max(sizes)
 
 
-def test_others_are_even_too_where_one_tensor_is_huge() -> None:
+def test_the_other_pieces_are_even_if_one_tensor_is_huge() -> None:
     pieces = layout_of_sizes([100, *[1] * 20]).cut(3, anywhere=False)
     assert list(map(len, pieces)) == [100, 10, 10]
 
 
-def test_no_shards_is_an_error() -> None:
+def test_a_cut_into_no_shards_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 shard"):
         layout_of_sizes([3]).cut(0, anywhere=True)
 
 
 @FAST
 @given(LAYOUTS)
-def test_json_brings_back_the_same(layout: Layout) -> None:
+def test_a_layout_survives_json(layout: Layout) -> None:
     assert Layout.from_json(json.loads(json.dumps(layout.as_json()))) == layout
 
 
@@ -122,7 +122,7 @@ def test_the_first_difference_is_named(change: dict[str, Any], sentence: str) ->
     assert layout.digest() != other.digest()
 
 
-def test_statistics_may_be_whole_numbers_and_need_no_group_of_an_optimizer() -> None:
+def test_statistics_may_be_integers_and_need_no_parameter_group() -> None:
     layout = Layout((Tensor("weight", (2,)), Tensor("batches", (), "int64", STATISTICS)))
     assert layout.groups == 1
     assert Layout.from_json(json.loads(json.dumps(layout.as_json()))) == layout
@@ -167,8 +167,8 @@ def test_a_bad_layout_is_refused(value: object, sentence: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_layout_spec_and_half_load_no_torch() -> None:
-    """The coordinator and the flat client use them where there is no torch."""
+def test_some_modules_do_not_import_torch() -> None:
+    """The coordinator and the client use these modules where torch is not installed."""
     modules = ("layout", "optimizer_spec", "half_precision")
     code = f"import sys, {', '.join(f'paceline.model.{name}' for name in modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

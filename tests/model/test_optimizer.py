@@ -1,4 +1,4 @@
-"""From a live optimizer to its spec, over the wire, and back to an optimizer."""
+"""Conversion of a live optimizer to its specification, and of a specification to an optimizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def live(name: str, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_spec_survives_json_and_makes_the_same_optimizer(name: str) -> None:
+def test_a_specification_survives_json_and_makes_the_same_optimizer(name: str) -> None:
     optimizer = live(name)
     spec = OptimizerSpec.from_json(json.loads(json.dumps(spec_of(optimizer).as_json())))
     assert spec == spec_of(optimizer)
@@ -36,7 +36,7 @@ def test_a_spec_survives_json_and_makes_the_same_optimizer(name: str) -> None:
     assert spec_of(again) == spec
 
 
-def test_what_torch_has_and_a_server_can_run() -> None:
+def test_names_lists_the_optimizers_that_a_server_can_run() -> None:
     assert {"SGD", "Adam", "AdamW", "Adagrad"} <= set(names())
     assert not {"LBFGS", "SparseAdam", "Optimizer"} & set(names())
     assert is_elementwise("Adam") and not is_elementwise("Adafactor") and not is_elementwise("Muon")
@@ -45,15 +45,17 @@ def test_what_torch_has_and_a_server_can_run() -> None:
 @pytest.mark.parametrize(
     ("name", "settings"), [("SGD", {"momentum": 0.5}), ("Adam", {}), ("AdamW", {}), ("Adagrad", {})]
 )
-def test_the_fused_implementation_is_chosen_here_whatever_the_worker_chose(name: str, settings: dict[str, Any]) -> None:
+def test_the_server_chooses_the_fused_implementation_whatever_the_worker_chose(
+    name: str, settings: dict[str, Any]
+) -> None:
     spec = spec_of(live(name, foreach=True, **settings))
     assert not {"foreach", "fused", "capturable", "differentiable"} & spec.settings_of_groups[0].keys()
     groups = make(spec, [[torch.zeros(2)], []]).param_groups
     assert [group["fused"] for group in groups] == [True, True]
 
 
-def test_plain_sgd_alone_is_not_fused() -> None:
-    """It is as quick without, and in the small steps of streamed pieces quicker."""
+def test_only_plain_sgd_is_not_fused() -> None:
+    """The plain loop is as fast, and faster in the small steps of streamed pieces."""
     groups = make(spec_of(live("SGD", fused=True)), [[torch.zeros(2)], []]).param_groups
     assert [(group["fused"], group["foreach"]) for group in groups] == [(False, False)] * 2
 
@@ -67,14 +69,14 @@ def test_tensors_and_numpy_numbers_become_plain_numbers() -> None:
     assert type(settings["lr"]) is type(settings["eps"]) is float
 
 
-def test_what_a_scheduler_leaves_behind_is_left_out() -> None:
+def test_entries_of_a_scheduler_are_left_out() -> None:
     optimizer = live("SGD", momentum=0.9)
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
     assert "initial_lr" in optimizer.param_groups[0]
     assert not {"initial_lr", "max_lr", "min_lr", "params"} & spec_of(optimizer).settings_of_groups[0].keys()
 
 
-def test_adagrad_begins_with_the_accumulator_it_was_made_with() -> None:
+def test_adagrad_starts_with_the_accumulator_of_its_constructor() -> None:
     groups: Any = [{"params": [parameter()], "initial_accumulator_value": 9.0}, {"params": [parameter()]}]
     spec = spec_of(torch.optim.Adagrad(groups, initial_accumulator_value=0.5))
     tensors = [torch.zeros(2), torch.zeros(2)]
@@ -82,21 +84,21 @@ def test_adagrad_begins_with_the_accumulator_it_was_made_with() -> None:
     assert [again.state[tensor]["sum"].tolist() for tensor in tensors] == [[0.5, 0.5]] * 2
 
 
-def test_a_setting_that_is_no_plain_value_is_named() -> None:
+def test_a_setting_that_is_not_a_plain_value_is_named() -> None:
     optimizer = live("SGD")
     optimizer.param_groups[1]["momentum"] = object()
     with pytest.raises(ValueError, match="SGD's setting 'momentum' is <object"):
         spec_of(optimizer)
 
 
-def test_an_optimizer_of_ones_own_is_refused() -> None:
+def test_a_custom_optimizer_is_refused() -> None:
     mine = type("Mine", (torch.optim.SGD,), {})
     with pytest.raises(ValueError, match=r"Mine is not torch.optim's own.* Adam,"):
         spec_of(mine([parameter()]))
 
 
 @pytest.mark.parametrize("name", ["LBFGS", "SparseAdam"])
-def test_those_that_cannot_run_on_a_server_are_refused(name: str) -> None:
+def test_an_optimizer_that_cannot_run_on_a_server_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} cannot run on the server"):
         spec_of(getattr(torch.optim, name)([parameter()]))
     with pytest.raises(ValueError, match=f"{name} cannot run on the server"):
@@ -104,7 +106,7 @@ def test_those_that_cannot_run_on_a_server_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Adamm", "Optimizer", "lr_scheduler", "__loader__", "os"])
-def test_an_unknown_name_is_answered_with_the_right_ones(name: str) -> None:
+def test_an_unknown_name_is_answered_with_the_known_ones(name: str) -> None:
     with pytest.raises(ValueError, match=f"torch.optim has no optimizer '{name}'; there are .*Adam, AdamW"):
         make(OptimizerSpec(name, ({"lr": 0.1},)), [[torch.zeros(1)]])
 
@@ -129,7 +131,7 @@ def test_bad_settings_are_refused_in_any_group(name: str, settings: Any, sentenc
         make(OptimizerSpec(name, of_groups), [[torch.zeros(1)], [torch.zeros(1)]])
 
 
-def test_the_number_of_groups_must_agree() -> None:
+def test_the_number_of_groups_must_match() -> None:
     with pytest.raises(ValueError, match="settings for 1 groups of tensors, not 2"):
         make(OptimizerSpec("SGD", ({"lr": 0.1},)), [[torch.zeros(1)], []])
 
@@ -149,7 +151,7 @@ def test_the_number_of_groups_must_agree() -> None:
         ({"name": "SGD", "groups": [{"lr": float("nan")}]}, "setting 'lr' must be"),
     ],
 )
-def test_a_bad_spec_is_refused(value: object, sentence: str) -> None:
+def test_a_bad_specification_is_refused(value: object, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence) as caught:
         OptimizerSpec.from_json(value)
     assert "\n" not in str(caught.value)
@@ -172,7 +174,7 @@ sys.exit("torch._dynamo" in sys.modules)
 
 
 @pytest.mark.slow
-def test_a_process_that_makes_steps_does_without_torchs_compiler() -> None:
-    """Which takes longer to import than all of a shard's start."""
+def test_a_process_that_makes_steps_does_not_import_torchs_compiler() -> None:
+    """The import would take longer than the whole start of a shard."""
     ran = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr

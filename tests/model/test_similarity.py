@@ -1,4 +1,4 @@
-"""Cosines of updates with what they come to together."""
+"""The cosines of updates with their weighted sum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_cosines_are_those_of_the_vectors(weights: tuple[float, ...]) -> None:
     assert found == pytest.approx([cosine(each, whole) for each in updates], abs=1e-5)
 
 
-def test_parts_of_a_model_add_up() -> None:
+def test_the_products_of_the_parts_of_a_model_add_up() -> None:
     torch.manual_seed(1)
     updates, weights = [torch.randn(300) for _ in range(5)], (0.1, 0.2, 0.3, 0.2, 0.2)
     whole = products(updates, weights)
@@ -33,7 +33,7 @@ def test_parts_of_a_model_add_up() -> None:
     assert together.cosines() == pytest.approx(whole.cosines(), abs=1e-5)
 
 
-def test_of_mere_noise_only_the_part_of_itself_is_seen() -> None:
+def test_the_cosine_of_noise_comes_from_the_update_itself() -> None:
     torch.manual_seed(2)
     updates = [torch.randn(100_000) for _ in range(12)]
     found = products(updates, [1 / 12] * 12).cosines()
@@ -41,7 +41,7 @@ def test_of_mere_noise_only_the_part_of_itself_is_seen() -> None:
 
 
 @pytest.mark.parametrize("odd", [torch.zeros(10), torch.full((10,), math.nan), torch.full((10,), 1e30)])
-def test_what_has_no_direction_has_no_cosine(odd: torch.Tensor) -> None:
+def test_an_update_without_a_direction_has_a_cosine_of_zero(odd: torch.Tensor) -> None:
     cosines = products([odd, torch.ones(10), torch.ones(10)], [1 / 3] * 3).cosines()
     assert all(math.isfinite(cosine) for cosine in cosines)
     assert cosines[0] == 0.0

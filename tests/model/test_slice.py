@@ -1,4 +1,4 @@
-"""A shard's part of the model: N of them side by side are one optimizer over the whole."""
+"""Slices: several of them side by side are equal to one optimizer over the whole model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer import OptimizerSpec, is_elementwise, make, names, spec_of
 from paceline.model.slice import Slice
 
-# Groups take turns, so that parts are cut there too; all are matrices, since Muon takes nothing else.
+# The groups alternate, so that parts are cut there too. All tensors are matrices, because Muon accepts nothing else.
 LAYOUT = Layout(
     tuple(
         Tensor(name, shape, group=group)
@@ -29,7 +29,7 @@ LAYOUT = Layout(
         )
     )
 )
-#: Two groups with settings as unlike as they may be.
+#: Two groups with settings that differ as much as possible.
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "SGD": ({"momentum": 0.9, "weight_decay": 0.1}, {"momentum": 0.5, "nesterov": True}),
     "Adam": ({"betas": (0.8, 0.9), "amsgrad": True}, {"weight_decay": 0.1, "eps": 1e-3}),
@@ -50,7 +50,7 @@ RATES = (0.05, 0.02)
 
 
 def spec_for(name: str) -> OptimizerSpec:
-    """As a worker would send it: read from a live optimizer."""
+    """The specification of a live optimizer, as a worker would send it."""
     groups = [
         {"params": [torch.zeros(2, 2)], "lr": rate, **own} for rate, own in zip(RATES, SETTINGS[name], strict=True)
     ]
@@ -81,7 +81,7 @@ def joined(slices: Sequence[Slice]) -> Any:
 
 
 def plain(layout: Layout, spec: OptimizerSpec, weights: Any) -> tuple[list[Any], Any]:
-    """The optimizer as a person would have it, with one parameter for each tensor, and torch's own implementation."""
+    """An ordinary optimizer, with one parameter for each tensor and torch's default implementation."""
     parameters = [
         torch.nn.Parameter(weights[a:b].clone().view(tensor.shape))
         for tensor, (a, b) in zip(layout.tensors, pairwise(layout.offsets), strict=True)
@@ -96,13 +96,13 @@ def flat(tensors: Sequence[Any]) -> Any:
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-def test_every_elementwise_optimizer_that_torch_has_is_tried() -> None:
+def test_every_elementwise_optimizer_of_torch_is_tested() -> None:
     assert set(filter(is_elementwise, names())) <= set(SETTINGS)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 5])
 @pytest.mark.parametrize("name", ALL)
-def test_slices_side_by_side_are_one_optimizer_over_the_whole(name: str, shards: int) -> None:
+def test_slices_side_by_side_equal_one_optimizer_over_the_whole_model(name: str, shards: int) -> None:
     spec, start = spec_for(name), random(LAYOUT.size, seed=0)
     slices = slices_of(LAYOUT, spec, shards, start)
     parameters, optimizer = plain(LAYOUT, spec, start)
@@ -116,14 +116,14 @@ def test_slices_side_by_side_are_one_optimizer_over_the_whole(name: str, shards:
         step_all(whole, [gradient], [1.0], RATES)
         torch.testing.assert_close(joined(slices), flat(parameters), rtol=1e-5, atol=1e-6)
     assert not torch.allclose(joined(slices), start)
-    if not is_elementwise(name):  # The same operations over the same tensors, wherever they are cut.
+    if not is_elementwise(name):  # the same operations on the same tensors, wherever they are cut
         assert torch.equal(joined(slices), joined(whole))
         assert torch.equal(joined(slices), flat(parameters))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_one_slice_is_bit_for_bit_the_optimizer_over_the_same_parts(name: str) -> None:
-    """Combining, views and learning rates add nothing of their own."""
+def test_one_slice_equals_the_optimizer_over_the_same_parts_bit_for_bit(name: str) -> None:
+    """Combining, views and learning rates add no rounding of their own."""
     spec, start = spec_for(name), random(LAYOUT.size, seed=0)
     (ours,) = slices_of(LAYOUT, spec, 1, start)
     runs = [(0, 40, 0), (40, 94, 1), (94, 106, 0), (106, 170, 1)]  # a and b are neighbours of one group
@@ -143,7 +143,7 @@ def test_one_slice_is_bit_for_bit_the_optimizer_over_the_same_parts(name: str) -
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "Muon"])
-def test_an_optimizer_of_whole_tensors_is_not_cut_within_one(name: str) -> None:
+def test_an_optimizer_that_needs_whole_tensors_is_not_cut_within_one(name: str) -> None:
     if name not in ALL:
         pytest.skip(f"this torch has no {name}")
     with pytest.raises(ValueError, match="must begin and end where tensors do"):
@@ -183,7 +183,7 @@ def test_bsp_mean_over_unequal_batches_is_one_step_on_the_joint_batch(name: str)
         torch.testing.assert_close(joined(slices), flat(list(model.parameters())), rtol=1e-4, atol=1e-5)
 
 
-def test_the_learning_rate_of_each_step_and_group_is_honoured() -> None:
+def test_each_step_uses_the_learning_rate_of_each_group() -> None:
     spec = OptimizerSpec("SGD", ({"lr": 9.0}, {"lr": 9.0}))
     (one,) = slices_of(LAYOUT, spec, 1, torch.zeros(LAYOUT.size))
     ones = torch.ones(LAYOUT.size)
@@ -194,7 +194,7 @@ def test_the_learning_rate_of_each_step_and_group_is_honoured() -> None:
         assert set(one.weights[a:b].tolist()) == {expected[tensor.group]}
 
 
-def test_gradients_are_weighed_and_left_as_they_were() -> None:
+def test_gradients_are_weighted_and_not_changed() -> None:
     spec = OptimizerSpec("SGD", ({"lr": 1.0, "momentum": 0.5}, {"lr": 1.0}))
     (one,) = slices_of(LAYOUT, spec, 1, torch.zeros(LAYOUT.size))
     gradients = [random(LAYOUT.size, seed) for seed in (1, 2)]
@@ -221,7 +221,7 @@ def test_one_gradient_of_weight_one_is_not_copied(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_gradients_buffer_may_be_used_again_after_the_step(name: str) -> None:
-    """It belongs to the wire: the optimizer must not have kept it as its first momentum, say."""
+    """The next push reuses the buffer, so the optimizer must not keep it, for example as its first momentum."""
     spec, start = spec_for(name), random(LAYOUT.size, seed=0)
     (kept,), (reused,) = slices_of(LAYOUT, spec, 1, start), slices_of(LAYOUT, spec, 1, start)
     buffer = torch.empty(LAYOUT.size)
@@ -242,7 +242,7 @@ def test_the_buffer_is_the_weights() -> None:
     assert one.buffer.cast("f")[0] == one.weights[0] < 2.5
 
 
-def test_mix() -> None:
+def test_mix_moves_the_weights_towards_the_models() -> None:
     (one,) = slices_of(LAYOUT, spec_for("SGD"), 1, random(LAYOUT.size, 0))
     old, a, b = one.weights.clone(), random(LAYOUT.size, 1), random(LAYOUT.size, 2)
     one.mix([a, b], [0.25, 0.75], mix=0.5)
@@ -254,20 +254,20 @@ def test_mix() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_nan_and_infinity_are_found_and_placed(bad: float) -> None:
+def test_nan_and_infinity_are_found_and_located(bad: float) -> None:
     one = Slice(LAYOUT, 10, 100, spec_for("SGD"))
     gradient = random(90, seed=1)
     assert one.check(gradient) is None
     gradient[40] = bad  # element 50 of the model
-    assert one.check(gradient) == "there is NaN or infinity in what was sent for 'c'"
+    assert one.check(gradient) == "there is NaN or infinity in the values for 'c'"
 
 
-def test_large_numbers_are_not_taken_for_infinity() -> None:
+def test_large_numbers_are_not_mistaken_for_infinity() -> None:
     one = Slice(LAYOUT, 10, 100, spec_for("SGD"))
     assert one.check(torch.full((90,), 3e38)) is None
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
+def test_arguments_that_do_not_fit_are_refused_and_change_nothing() -> None:
     (one,) = slices_of(LAYOUT, spec_for("Adam"), 1, random(LAYOUT.size, 0))
     before, good, nan = one.weights.clone(), torch.ones(LAYOUT.size), float("nan")
     for gradients, weights, rates, sentence in (
@@ -297,12 +297,12 @@ def test_a_slice_must_be_part_of_the_model(start: int, stop: int) -> None:
 
 
 def test_every_group_needs_its_settings() -> None:
-    with pytest.raises(ValueError, match="2 parameter groups and SGD settings for 1"):
+    with pytest.raises(ValueError, match="2 parameter groups; SGD has settings for 1"):
         Slice(LAYOUT, 0, 9, OptimizerSpec("SGD", ({"lr": 0.1},)))
 
 
 def saved_and_read(one: Slice, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Through files as a checkpoint's are, where safetensors is installed."""
+    """The state of a slice after it was written to a file and read again, if safetensors is installed."""
     tensors, meta = one.state()
     try:
         from safetensors.torch import load_file, save_file
@@ -314,12 +314,12 @@ def saved_and_read(one: Slice, folder: Path) -> tuple[dict[str, Any], dict[str, 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.parametrize("name", ALL)
-def test_a_run_goes_on_from_its_state_bit_for_bit(name: str, after: int, tmp_path: Path) -> None:
+def test_a_run_continues_from_its_state_bit_for_bit(name: str, after: int, tmp_path: Path) -> None:
     spec, start = spec_for(name), random(LAYOUT.size, seed=0)
     one = slices_of(LAYOUT, spec, 2, start)[1]
     again = Slice(LAYOUT, one.start, one.stop, spec)
     place = again.weights.data_ptr()
-    again.step([random(len(one.weights), 99)], [1.0], RATES)  # What was there before must not shine through.
+    again.step([random(len(one.weights), 99)], [1.0], RATES)  # this earlier state must be replaced completely
     for step in range(after):
         one.step([random(len(one.weights), step)], [1.0], RATES)
     again.load(*saved_and_read(one, tmp_path))
@@ -339,19 +339,19 @@ def test_a_state_from_elsewhere_is_refused_and_changes_nothing() -> None:
     for bad_tensors, bad_meta, sentence in (
         (tensors, {}, "of another model"),
         (tensors, {**meta, "layout": "x"}, "of another model"),
-        (tensors, {**meta, "stop": 50}, "elements 0 to 50 .* 0 to 100: resume with as many shards"),
+        (tensors, {**meta, "stop": 50}, "elements 0 to 50 .* 0 to 100: resume with the same number of shards"),
         (tensors, {**meta, "optimizer": "SGD"}, "of SGD, and this run uses Adam"),
         (tensors, {**meta, "others": None}, "damaged"),
         ({}, meta, "damaged"),
         ({**tensors, "weights": cut}, meta, "damaged"),
-        ({**tensors, "9.step": cut}, meta, "'9.step', which belongs to nothing"),
-        ({**tensors, "evil": cut}, meta, "'evil', which belongs to nothing"),
-        ({**tensors, "0.evil": cut}, meta, "has 'evil', which these settings do not keep"),
+        ({**tensors, "9.step": cut}, meta, "'9.step' belongs to no parameter"),
+        ({**tensors, "evil": cut}, meta, "'evil' belongs to no parameter"),
+        ({**tensors, "0.evil": cut}, meta, "has 'evil', which these settings do not use"),
         ({key: value for key, value in tensors.items() if key != "0.exp_avg"}, meta, "lacks 'exp_avg'"),
-        ({**tensors, "0.exp_avg": cut}, meta, "'exp_avg' of Adam is not of the shape"),
-        ({**tensors, "0.exp_avg": tensors["0.exp_avg"][:1]}, meta, "'exp_avg' of Adam is not of the shape"),
-        ({**tensors, "0.step": cut}, meta, "'step' of Adam is not of the shape"),
-        ({**tensors, "0.exp_avg": tensors["0.exp_avg"].double()}, meta, "'exp_avg' of Adam is not of the shape"),
+        ({**tensors, "0.exp_avg": cut}, meta, "'exp_avg' of Adam has a wrong shape"),
+        ({**tensors, "0.exp_avg": tensors["0.exp_avg"][:1]}, meta, "'exp_avg' of Adam has a wrong shape"),
+        ({**tensors, "0.step": cut}, meta, "'step' of Adam has a wrong shape"),
+        ({**tensors, "0.exp_avg": tensors["0.exp_avg"].double()}, meta, "'exp_avg' of Adam has a wrong shape"),
     ):
         before = {key: value.clone() for key, value in one.state()[0].items()}
         with pytest.raises(ValueError, match=sentence):
@@ -363,5 +363,5 @@ def test_settings_that_need_another_state_are_refused() -> None:
     layout = Layout((Tensor("a", (5,)),))
     old, new = (Slice(layout, 0, 5, OptimizerSpec("Adam", ({"amsgrad": flag},))) for flag in (False, True))
     old.step([torch.ones(5)], [1.0], [0.1])
-    with pytest.raises(ValueError, match="lacks 'max_exp_avg_sq', needed with these settings"):
+    with pytest.raises(ValueError, match="lacks 'max_exp_avg_sq', which these settings need"):
         new.load(*old.state())

@@ -1,4 +1,4 @@
-"""Running statistics lie behind the parameters: averaged over the workers, and never seen by an optimizer."""
+"""Running statistics are averaged over the workers, and the optimizer does not touch them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPECS = {
     "AdamW": OptimizerSpec("AdamW", ({"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.5})),
     "Adafactor": OptimizerSpec("Adafactor", ({"lr": 0.1}, {"lr": 0.1})),
 }
-#: Statistics in between as well as behind, so that slices are cut there too.
+#: Statistics lie between the parameters and behind them, so that slices are cut there too.
 MIXED = Layout(
     (
         Tensor("a", (3, 4), group=0),
@@ -80,8 +80,8 @@ def test_parameters_step_as_if_there_were_no_statistics_and_statistics_are_avera
 
 @FAST
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(-10.0, 10.0)), min_size=1, max_size=40))
-def test_statistics_never_leave_what_workers_have_seen(updates: list[tuple[float, float]]) -> None:
-    """So a variance is never negative, whatever the order, the weights and the staleness."""
+def test_statistics_stay_within_the_values_of_the_workers(updates: list[tuple[float, float]]) -> None:
+    """So a variance is never negative, for any order, weights and staleness."""
     layout = Layout((Tensor("mean", (1,), group=STATISTICS),))
     one = Slice(layout, 0, 1, SPECS["SGD"])
     seen = [0.0]
@@ -92,15 +92,15 @@ def test_statistics_never_leave_what_workers_have_seen(updates: list[tuple[float
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (0.5, 0.5), (7.0, 7.0)])
-def test_a_barrier_gives_the_mean_whatever_its_weights_are_scaled_by(weights: tuple[float, float]) -> None:
+def test_a_barrier_gives_the_mean_for_any_scale_of_its_weights(weights: tuple[float, float]) -> None:
     one = Slice(Layout((Tensor("n", (), "int64", STATISTICS),)), 0, 1, SPECS["SGD"])
     one.weights.fill_(100.0)
     one.step([torch.tensor([7.0]), torch.tensor([9.0])], weights, (0.1, 0.1))
     assert one.weights.item() == 8.0
 
 
-def test_a_stale_workers_values_do_not_make_them_diverge() -> None:
-    """Thirty workers, one after the other, each with batch norm's step from what it had pulled thirty updates ago."""
+def test_stale_values_do_not_make_statistics_diverge() -> None:
+    """Thirty workers push in turn. Each makes batch norm's step from the value that it pulled thirty updates ago."""
     one = Slice(Layout((Tensor("var", (1,), group=STATISTICS),)), 0, 1, SPECS["SGD"])
     one.weights.fill_(1.0)
     pulled = [1.0] * 30
@@ -112,7 +112,7 @@ def test_a_stale_workers_values_do_not_make_them_diverge() -> None:
     assert one.weights.item() == pytest.approx(0.2, abs=1e-3)
 
 
-def test_state_holds_them_and_goes_on_bit_for_bit() -> None:
+def test_statistics_are_saved_and_restored_bit_for_bit() -> None:
     one = slices_of(MIXED, "AdamW", 1, random(MIXED.size, 0))[0]
     again = Slice(MIXED, 0, MIXED.size, SPECS["AdamW"])
     for step in range(3):
@@ -125,7 +125,7 @@ def test_state_holds_them_and_goes_on_bit_for_bit() -> None:
         assert torch.equal(one.weights, again.weights)
 
 
-def test_they_are_mixed_like_everything_else() -> None:
+def test_statistics_are_mixed_like_parameters() -> None:
     one = slices_of(MIXED, "SGD", 1, random(MIXED.size, 0))[0]
     old, model = one.weights.clone(), random(MIXED.size, 1)
     one.mix([model], [1.0], 0.25)

@@ -1,8 +1,8 @@
-"""The job as a pure state machine: which workers are members, which samples are whose, and when a checkpoint is taken.
+"""The job as a pure state machine: membership, leases, samples and checkpoints.
 
-`JobState.handle(event, now)` answers an event with instructions. It opens no socket, reads no clock, writes no file and
-knows no tensor. The parameter server and the simulator drive the same object. `WorkerState` is the other end of the
-conversation: one incarnation of a worker.
+`JobState.handle(event, now)` takes an event and returns instructions. It opens no socket, reads no clock, writes no
+file and knows no tensor. The parameter server and the simulator drive the same class. `WorkerState` is the worker's
+side of the protocol: the state of one incarnation of a worker.
 """
 
 from paceline.job.accounting import Ledger

@@ -1,8 +1,9 @@
-"""A policy with its books kept. Staleness and progress gap are defined here, once, for every driver and report.
+"""The ledger between a driver and a policy. It defines staleness and progress gap for every driver and report.
 
-*Staleness* of an update: model versions applied between the pull it was computed from and its own application.
-*Progress gap*: taken at a Grant, the granted worker's completed iterations minus the slowest member's; a joiner starts
-at the slowest member's progress, with its first Grant. Until then it holds nobody back and is not counted.
+The *staleness* of an update is the number of model versions applied between the pull that it was computed from and its
+own application. The *progress gap* is taken at a Grant: the completed iterations of the granted worker minus those of
+the slowest member. A joiner starts at the slowest member's progress, at its first Grant. Until then it is not counted,
+so that it does not widen the gap of the others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from paceline.policies.components import Progress
 
 
 class Watcher(Protocol):
-    """Is told what happens, as it happens. `paceline.observe.Observer` is one."""
+    """Receives every trace event of a job as it happens. `paceline.observe.Observer` is a Watcher."""
 
     def joined(self, time: float, worker: int, incarnation: int = 1) -> None: ...
     def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None: ...
@@ -49,35 +50,43 @@ class Watcher(Protocol):
 
 
 class Ledger:
-    """Stands between a driver and a policy: tells the policy what happens, and writes that down.
+    """Passes events on to the policy and reports them to the watcher.
 
-    The driver writes down each decision (`note`) when it carries it out, so that versions are counted in that order.
+    The driver reports each decision (`note`) when it carries the decision out, so that versions count in that order.
     """
 
     def __init__(self, policy: Policy, watcher: Watcher) -> None:
         self.policy = policy
-        self.version = 0  # of the model: how many Applies there were
+        self.version = 0  # of the model: the number of Applies so far
         self.progress = Progress()
-        self._new: set[WorkerId] = set()  # members without a Grant so far
+        self._new: set[WorkerId] = set()  # members that have had no Grant yet
         self.watcher = watcher
         self.pushes_freely = not policy.hears_ready
 
     def joined(self, worker: WorkerId, now: float, incarnation: int = 1) -> list[Decision]:
+        """Report that a worker joined, and return the policy's decisions."""
         self._new.add(worker)
         self.watcher.joined(now, worker, incarnation)
         return self.policy.joined(worker, now)
 
     def ready(self, worker: WorkerId, batch_size: int, now: float, seconds: float | None = None) -> list[Decision]:
-        """`seconds`: how long the worker has computed, where the driver did not see it begin."""
+        """Report that a worker has computed a gradient, and return the policy's decisions.
+
+        seconds: how long the worker computed, if the driver did not see it begin.
+        """
         self.watcher.computed(now, worker, seconds)
         return self.policy.ready(worker, batch_size, now)
 
     def turned(self, worker: WorkerId, now: float, seconds: float | None = None) -> None:
-        """Note a `ready` that the policy need not hear (`pushes_freely`): it would answer with a Turn."""
+        """Report that a worker has computed a gradient and may push it. For use with `pushes_freely`.
+
+        The policy is not told, because it would answer with a Turn and nothing else.
+        """
         self.watcher.computed(now, worker, seconds)
         self.watcher.turned(now, worker)
 
     def arrived(self, update: Update, now: float) -> list[Decision]:
+        """Report that a whole update has arrived, and return the policy's decisions."""
         worker = update.worker
         if worker in self.progress:
             self.progress.advance(worker)
@@ -85,12 +94,14 @@ class Ledger:
         return self.policy.arrived(update, now)
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> list[Decision]:
+        """Report a measured value of a worker or an update, and return the policy's decisions."""
         worker = subject.worker if isinstance(subject, Update) else subject
         if isinstance(worker, int):
             self.watcher.measured(now, worker, kind, value)
         return self.policy.measured(kind, subject, value, now)
 
     def left(self, worker: WorkerId, now: float, lost: bool = False) -> list[Decision]:
+        """Report that a worker left or was lost, and return the policy's decisions."""
         if worker in self._new:
             self._new.discard(worker)
         else:
@@ -99,30 +110,33 @@ class Ledger:
         return self.policy.left(worker, now)
 
     def woke(self, now: float) -> list[Decision]:
+        """Tell the policy that its WakeAt is due, and return its decisions."""
         return self.policy.woke(now)
 
     def gap(self, worker: WorkerId) -> int:
-        """The progress gap of a worker that has been granted."""
+        """Return the progress gap of a worker that has had a Grant."""
         return self.progress.gap(worker)
 
-    # Decisions, as they are carried out
+    # Decisions that the driver carries out
 
     def note(self, decision: Decision, now: float) -> None:
-        """Write a decision down, of whichever kind. Some kinds leave no trace."""
-        write = WRITERS.get(type(decision))
-        if write is not None:
-            write(self, decision, now)
+        """Report a decision of any kind that is carried out now. Some kinds leave no trace."""
+        reporter = REPORTERS.get(type(decision))
+        if reporter is not None:
+            reporter(self, decision, now)
 
     def note_granted(self, grant: Grant, now: float) -> None:
+        """Report a Grant with its progress gap. A joiner begins to count at its first Grant."""
         if self._new and grant.worker in self._new:
             self._new.discard(grant.worker)
             self.progress.add(grant.worker)
         self.watcher.granted(now, grant.worker, grant.batch_size, self.progress.gap(grant.worker))
 
     def note_applied(self, apply: Apply, now: float) -> None:
+        """Count a new version of the model, and report the staleness of its updates."""
         updates, before = apply.updates, self.version
         self.version = version = before + 1
-        if len(updates) == 1:  # the common case, made quick
+        if len(updates) == 1:  # the common case, made fast
             update = updates[0]
             stale = before - update.base_version
             incarnations: tuple[int, ...] = (update.incarnation,)
@@ -135,22 +149,26 @@ class Ledger:
             self.watcher.applied(now, version, workers, iterations, staleness, incarnations)
 
     def note_turn(self, turn: Turn, now: float) -> None:
+        """Report a Turn."""
         self.watcher.turned(now, turn.worker)
 
     def note_discarded(self, discard: Discard, now: float) -> None:
+        """Report a Discard."""
         update = discard.update
         self.watcher.discarded(now, update.worker, update.iteration, update.incarnation)
 
     def note_kept(self, keep: Keep, now: float) -> None:
+        """Report a Keep."""
         update = keep.update
         self.watcher.kept(now, update.worker, update.iteration, keep.slot, update.incarnation)
 
     def note_cancelled(self, cancel: Cancel, now: float) -> None:
+        """Report a Cancel."""
         self.watcher.cancelled(now, cancel.worker)
 
 
-#: How each kind of decision is written down; the others leave no trace.
-WRITERS: dict[type, Callable[[Ledger, Any, float], None]] = {
+#: The method that reports each kind of decision. Other kinds leave no trace.
+REPORTERS: dict[type, Callable[[Ledger, Any, float], None]] = {
     Grant: Ledger.note_granted,
     Apply: Ledger.note_applied,
     Turn: Ledger.note_turn,

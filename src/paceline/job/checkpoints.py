@@ -1,26 +1,26 @@
-"""When a checkpoint is due, and which shards have yet to write their part of it."""
+"""The schedule of checkpoints, and the shards that have still to write their parts of one."""
 
 from __future__ import annotations
 
 from paceline.job.config import SaveEvery
 
-RETRY = 10.0  # seconds after a failure before another is tried
+RETRY = 10.0  # seconds between a failed checkpoint and the next attempt
 
 
 class Checkpoints:
-    """One checkpoint at a time."""
+    """The schedule of checkpoints. One checkpoint is written at a time."""
 
     def __init__(self, every: SaveEvery, shards: int, saved: int | None) -> None:
-        """saved: the version that is on the disk already."""
+        """saved: the version of the checkpoint that the job was restored from, or None."""
         self.every, self.saved = every, saved
         self.writing: int | None = None  # the version that is being written
         self._shards = shards
-        self._missing: set[int] = set()  # shards that have yet to write
-        self._since = 0.0  # when the last one was begun, or failed
+        self._missing: set[int] = set()  # shards that have not written their parts
+        self._since = 0.0  # when the last checkpoint was begun or failed
         self._failed = False
 
     def is_due(self, version: int, now: float) -> bool:
-        """Is it time for one of this version?"""
+        """Return True if a checkpoint of this version is due now."""
         if self.writing is not None or (self._failed and now - self._since < RETRY):
             return False
         if self.saved is None:
@@ -30,23 +30,23 @@ class Checkpoints:
         return version > self.saved and (by_count or by_time)
 
     def begin(self, version: int, now: float) -> None:
-        """The shards are told to write this version."""
+        """Record that all shards were ordered to write this version."""
         self.writing, self._missing, self._since = version, set(range(self._shards)), now
 
     def written(self, shard: int, version: int) -> bool:
-        """A shard has written its part. True if that was the last one."""
+        """Record that a shard has written its part. Return True if that was the last part."""
         if self.writing != version:
             return False
         self._missing.discard(shard)
         return not self._missing
 
     def stored(self, version: int) -> None:
-        """The checkpoint is on the disk."""
+        """Record that the whole checkpoint is on disk."""
         if self.writing == version:
             self.saved, self.writing, self._failed = version, None, False
 
     def failed(self, version: int, now: float) -> bool:
-        """The checkpoint cannot be written; another is tried later. False if it was given up before."""
+        """Record that the checkpoint failed; the next attempt comes later. Return False if it had already failed."""
         if self.writing != version:
             return False
         self.writing, self._failed, self._since = None, True, now

@@ -1,4 +1,4 @@
-"""The terms of a job: how many workers and shards it has, how long silence is borne, and when checkpoints are taken."""
+"""The configuration of a job: workers, shards, the lease, and how often to take a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SaveEvery:
-    """How often a checkpoint is taken: every so many versions of the model, or every so many seconds."""
+    """How often to take a checkpoint: every `updates` versions of the model, every `seconds` seconds, or both."""
 
     updates: int | None = None
     seconds: float | None = None
@@ -16,14 +16,15 @@ class SaveEvery:
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What a job is run under.
+    """The configuration of a job.
 
-    shards: an update counts when all of them have it. 0: the job only paces, and an update counts when it is ready.
-    workers: the job begins when so many have joined; more may join later.
-    lease: seconds of silence after which a worker is given up.
-    streams: is each piece of an update applied as it comes?
-    generation: the name of this generation of the server. A restored server has another.
-    awaited: the workers of the generation before that had not left; None if they are not known.
+    shards: the number of shards. An update counts when every shard has received its part. With 0 shards the job only
+        paces the workers, and an update counts as soon as its gradient is computed.
+    workers: the number of workers that must join before the job begins. More workers may join later.
+    lease: seconds without a heartbeat before a worker is given up.
+    streams: True if the shards apply each piece of an update as it arrives.
+    generation: the name of this generation of the server. A restored server has a new one.
+    awaited: the workers of the previous generation that had not left, or None if they are unknown.
     incarnations: the last incarnation of each worker in earlier generations.
     """
 

@@ -1,4 +1,4 @@
-"""The books of a job, which all its parts share: members, versions, samples, and the instructions of one event."""
+"""The first layer of a JobState: the state that all layers share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.job.samples import Samples
 from paceline.policies import Policy
 
 
-class JobCore:
-    """What is known of a job."""
+class CoreLayer:
+    """Members, leases, samples, versions, and the instructions that answer the current event."""
 
     def __init__(self, policy: Policy, config: JobConfig, watcher: Watcher, restored: bool, now: float) -> None:
         self.config = config
@@ -23,25 +23,25 @@ class JobCore:
         self.roster = Roster(config.workers, config.awaited, restored)
         self.leases = Leases(config.lease)
         self.samples: Samples | None = None
-        self.incarnations: dict[int, int] = dict(config.incarnations)  # worker → its last one
-        self._begun: set[int] = set()  # shards that have weights to begin with
-        # worker, incarnation → its newest iteration that was applied; of those that train, the member knows it
+        self.incarnations: dict[int, int] = dict(config.incarnations)  # worker → its last incarnation
+        self._shards_with_weights: set[int] = set()  # shards that have their first weights
+        # (worker, incarnation) → the newest iteration that was applied. A Member holds its own until it leaves.
         self._applied: dict[tuple[int, int], int] = {}
         self._now = now
         self._out: list[Instruction] = []
 
     @property
     def version(self) -> int:
-        """Of the model."""
+        """The version of the model: the number of Applies so far."""
         return self.ledger.version
 
     @property
     def has_begun(self) -> bool:
-        """Do all shards have weights?"""
-        return len(self._begun) >= self.config.shards
+        """True if all shards have weights."""
+        return len(self._shards_with_weights) >= self.config.shards
 
     def snapshot(self) -> dict[str, Any]:
-        """What a restored job goes on with, in values that JSON knows: everybody joins anew."""
+        """Return the state that a new generation starts from, as JSON values. Every worker must join it again."""
         return {
             "version": self.version,
             "shards": self.config.shards,
@@ -54,11 +54,16 @@ class JobCore:
         }
 
     def _newest_applied(self) -> dict[tuple[int, int], int]:
-        """Of each worker and incarnation, the newest iteration that was applied."""
+        """Return the newest applied iteration of each worker and incarnation."""
         members = self.roster.training.values()
-        return self._applied | {(each.worker, each.incarnation): each.applied for each in members if each.applied}
+        return self._applied | {
+            (member.worker, member.incarnation): member.applied_iteration
+            for member in members
+            if member.applied_iteration
+        }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Start from the snapshot of an earlier generation."""
         self.ledger.version = int(snapshot["version"])
         if snapshot["policy"] == self.config.policy and isinstance(memory := snapshot.get("memory"), dict):
             self.ledger.policy.recall(memory)
@@ -68,6 +73,6 @@ class JobCore:
             self.incarnations[int(worker)] = max(last, self.incarnations.get(int(worker), 0))
 
     def _send(self, to: int | None, kind: Callable[..., Instruction], *fields: Any) -> None:
-        """Tell a worker something, unless its connection is lost: it is told again when it is back."""
+        """Add an instruction to a worker. While its connection is lost, do nothing: it resumes, and is told again."""
         if to is not None:
             self._out.append(kind(to, *fields))

@@ -1,4 +1,4 @@
-"""The decisions of the policy, carried out: each becomes instructions for workers and shards."""
+"""The third layer of a JobState: turns each decision of the policy into instructions to workers and shards."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from paceline.job import instructions
 from paceline.job.identity import identity_of
 from paceline.job.membership import Member, Stage, Transition
 from paceline.job.samples import Samples
-from paceline.job.saving import Saving, within_limit
+from paceline.job.saving import CheckpointLayer, clamp_staleness
 from paceline.policies import Decision, Update
 
-GRANT = Transition.GRANT  # needed all the time, and a member of an enum takes long to look up
+GRANT = Transition.GRANT  # a module-level name, because looking up an enum's member is slow
 
 
-class Decisions(Saving):
-    """Carries out decisions."""
+class DecisionLayer(CheckpointLayer):
+    """Carries out the policy's decisions."""
 
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
-            CARRIERS[type(decision)](self, decision)
+            DECISION_HANDLERS[type(decision)](self, decision)
         if self.checkpoints:
             self._save_if_due()
 
@@ -32,11 +32,12 @@ class Decisions(Saving):
         member.iteration += 1
         member.granted_version = version = self.ledger.version
         member.batch_size = grant.batch_size
-        member.expected = within_limit(grant.expected_staleness)
-        member.pull = not self.config.streams or member.last_applied != version
+        member.expected_staleness = clamp_staleness(grant.expected_staleness)
+        member.pull = not self.config.streams or member.applied_version != version
         self._send_grant(member)
 
     def _send_grant(self, member: Member) -> None:
+        """Send a member its last Grant."""
         if member.connection is not None:
             self._out.append(
                 instructions.SendGrant(
@@ -45,7 +46,7 @@ class Decisions(Saving):
                     member.granted_version,
                     member.batch_size,
                     member.pull,
-                    member.expected,
+                    member.expected_staleness,
                 )
             )
 
@@ -58,26 +59,26 @@ class Decisions(Saving):
     def _apply(self, apply: policies.Apply) -> None:
         self.ledger.note_applied(apply, self._now)
         version, updates, turns, compare = self.ledger.version, apply.updates, 1, False
-        if not self.config.streams:  # streamed, the shards have applied it already
-            turns = self._turns_of(updates)
+        if not self.config.streams:  # with streaming, the shards have applied the update already
+            turns = self._turns_per_round(updates)
             compare = len(updates) > 1 and self.ledger.policy.compares
         self._out.append(instructions.OrderApply(version, apply, turns, compare))
         training = self.roster.training
         for update in updates:
             member = training.get(update.worker)
             if member and member.incarnation == update.incarnation:
-                member.applied = update.iteration
-                member.last_applied = version
+                member.applied_iteration = update.iteration
+                member.applied_version = version
             else:
                 self._applied[update.worker, update.incarnation] = update.iteration
         if self.samples:
-            self._trained(self.samples, updates)
+            self._count_trained(self.samples, updates)
         if self.config.streams:
             for update in updates:
-                self._shards_are_done_with(identity_of(update))
+                self._settle_update(identity_of(update))
 
-    def _trained(self, samples: Samples, updates: Iterable[Update]) -> None:
-        """The samples of these updates are done."""
+    def _count_trained(self, samples: Samples, updates: Iterable[Update]) -> None:
+        """Count the samples of these updates as done, and report the progress."""
         for update in updates:
             samples.done(identity_of(update))
         done, size = samples.trained, samples.size
@@ -86,7 +87,7 @@ class Decisions(Saving):
     def _discard(self, discard: policies.Discard) -> None:
         self.ledger.note_discarded(discard, self._now)
         identity = identity_of(discard.update)
-        self._shards_are_done_with(identity)
+        self._settle_update(identity)
         self._out.append(instructions.OrderDiscard(discard))
         if self.samples:
             self.samples.dropped(identity)
@@ -95,39 +96,39 @@ class Decisions(Saving):
         self.ledger.note_kept(keep, self._now)
         self._out.append(instructions.OrderKeep(keep))
         if self.samples:
-            self._trained(self.samples, (keep.update,))
+            self._count_trained(self.samples, (keep.update,))
 
     def _cancel(self, cancel: policies.Cancel) -> None:
         self.ledger.note_cancelled(cancel, self._now)
         member = self.roster.training[cancel.worker]
         self._send(member.connection, instructions.SendCancel, member.iteration)
-        self._drop_parts(member)
+        self._drop_current_update(member)
         member.step(Transition.CANCEL)
 
-    def _drop_parts(self, member: Member) -> None:
-        """The update of this iteration will never be whole."""
+    def _drop_current_update(self, member: Member) -> None:
+        """Drop what has arrived of the update of this iteration, and take back its samples."""
         if self.config.streams:
             if member.stage in (Stage.ANNOUNCED, Stage.TURNED):
                 self._out.append(instructions.OrderDrop(member.identity))
-                self._shards_are_done_with(member.identity)
+                self._settle_update(member.identity)
         else:
-            have_it = [shard for shard in range(self.config.shards) if member.parts >> shard & 1]
-            self._out += [instructions.OrderDrop(member.identity, shard) for shard in have_it]
+            holders = [shard for shard in range(self.config.shards) if member.parts >> shard & 1]
+            self._out += [instructions.OrderDrop(member.identity, shard) for shard in holders]
         member.parts = 0
-        if self.samples and member.ready:
-            self.samples.returned(member.worker, member.ready.taken)
-        member.ready = None
+        if self.samples and member.update is not None:
+            self.samples.returned(member.worker, member.taken)
+        member.update = None
 
 
-#: How each kind of decision is carried out.
-CARRIERS: dict[type, Callable[[Decisions, Any], None]] = {
-    policies.Grant: Decisions._grant,
-    policies.Turn: Decisions._turn,
-    policies.Stream: Decisions._stream,
-    policies.Add: Decisions._add,
-    policies.Apply: Decisions._apply,
-    policies.Discard: Decisions._discard,
-    policies.Keep: Decisions._keep,
-    policies.Cancel: Decisions._cancel,
-    policies.WakeAt: Decisions._wake_at,
+#: The method that carries out each kind of decision.
+DECISION_HANDLERS: dict[type, Callable[[DecisionLayer, Any], None]] = {
+    policies.Grant: DecisionLayer._grant,
+    policies.Turn: DecisionLayer._turn,
+    policies.Stream: DecisionLayer._stream,
+    policies.Add: DecisionLayer._add,
+    policies.Apply: DecisionLayer._apply,
+    policies.Discard: DecisionLayer._discard,
+    policies.Keep: DecisionLayer._keep,
+    policies.Cancel: DecisionLayer._cancel,
+    policies.WakeAt: DecisionLayer._wake_at,
 }

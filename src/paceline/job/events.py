@@ -1,7 +1,12 @@
-"""What happens to a job. Events of a worker name the connection over which it said so.
+"""Events: what happened to a job.
 
-A driver numbers its connections and never uses a number twice. A worker's events have the names and fields of its
-messages on the wire.
+An event is a fact, so its name is in the past tense. Each level has its own name for the same step: a policy *decides*
+(`Grant`), the job *instructs* (`SendGrant`), the wire *carries a message* (`GrantIteration`), and the trace *tells
+what happened* (`Granted`). Instructions to a worker begin with Send, orders to the shards begin with Order
+(`paceline.job.instructions`).
+
+An event of a worker names the connection on which the worker's message arrived; its other fields are those of the
+message. A driver numbers its connections and never uses a number twice.
 """
 
 from __future__ import annotations
@@ -11,12 +16,12 @@ from typing import TypeAlias
 from paceline.policies import Update
 from paceline.policies.record import record
 
-# A worker's messages
+# Events of a worker
 
 
 @record
 class WorkerJoined:
-    """A worker asks to take part. worker: the number that it wants; None: any that is free."""
+    """A worker asked to join. worker: the number that it asked for, or None for any free number."""
 
     connection: int
     worker: int | None = None
@@ -24,7 +29,7 @@ class WorkerJoined:
 
 @record
 class WorkerResumed:
-    """A worker whose connection was lost is back. genuine: has it shown that it is the one it says it is?"""
+    """A worker that had lost its connection came back on a new one. genuine: True if it showed a valid ticket."""
 
     connection: int
     worker: int
@@ -35,7 +40,10 @@ class WorkerResumed:
 
 @record
 class SamplesRequested:
-    """A worker asks for `count` samples of a dataset of `size`, for `epochs` epochs. It numbers its requests."""
+    """A worker requested `count` samples of a dataset of `size` samples, to be trained on for `epochs` epochs.
+
+    number: the worker's own number for this request. A repeated request has the same number.
+    """
 
     connection: int
     number: int
@@ -46,7 +54,7 @@ class SamplesRequested:
 
 @record
 class GradientBegun:
-    """A worker computes a gradient, and can begin to push it. Ready will follow."""
+    """A worker began to compute a gradient and can push its first pieces. GradientComputed follows."""
 
     connection: int
     iteration: int
@@ -56,7 +64,7 @@ class GradientBegun:
 
 @record
 class GradientComputed:
-    """A worker has computed a gradient from the samples that it was given under the numbers `taken`."""
+    """A worker finished a gradient. taken: the numbers of the sample requests that it was computed from."""
 
     connection: int
     iteration: int
@@ -69,7 +77,7 @@ class GradientComputed:
 
 @record
 class MetricReported:
-    """A worker has measured something outside of training: an accuracy, a validation loss."""
+    """A worker reported a metric that is not part of training, such as an accuracy or a validation loss."""
 
     connection: int
     kind: str
@@ -78,59 +86,59 @@ class MetricReported:
 
 @record
 class WorkerFinished:
-    """A worker has no more to train on. It waits for the others, and for the last model."""
+    """A worker ran out of samples. It waits for the other workers and for the last version of the model."""
 
     connection: int
 
 
 @record
 class WorkerAlive:
-    """A worker is alive."""
+    """A worker sent a heartbeat."""
 
     connection: int
 
 
 @record
 class WorkerLeft:
-    """A worker leaves of its own accord."""
+    """A worker announced that it leaves the job."""
 
     connection: int
 
 
 @record
 class WorkerMisbehaved:
-    """A worker sent something that it may not send. It takes no part any more."""
+    """A worker sent a message that is not allowed. It is removed from the job."""
 
     connection: int
 
 
 @record
 class ConnectionLost:
-    """A connection is gone. Its worker keeps its place until its lease runs out."""
+    """A connection was lost. Its worker stays a member until its lease runs out."""
 
     connection: int
 
 
-# The shards
+# Events of a shard
 
 
 @record
 class ShardAlive:
-    """A shard is alive."""
+    """A shard sent a heartbeat."""
 
     shard: int
 
 
 @record
 class ShardLoaded:
-    """A shard has the weights of the checkpoint."""
+    """A shard loaded its weights from the checkpoint."""
 
     shard: int
 
 
 @record
 class ShardInitialized:
-    """A shard has the weights that the model begins with, from this incarnation of a worker."""
+    """A shard received its initial weights from this incarnation of a worker."""
 
     shard: int
     worker: int
@@ -139,7 +147,7 @@ class ShardInitialized:
 
 @record
 class UpdateArrived:
-    """A shard has its part of an update."""
+    """A shard received its whole part of an update."""
 
     shard: int
     worker: int
@@ -149,7 +157,7 @@ class UpdateArrived:
 
 @record
 class UpdatesCompared:
-    """All shards have compared updates that were applied together: the cosine of each with their sum."""
+    """All shards compared the updates of one Apply. cosines: the cosine of each update with their weighted sum."""
 
     updates: tuple[Update, ...]
     cosines: tuple[float, ...]
@@ -157,26 +165,26 @@ class UpdatesCompared:
 
 @record
 class ShardSaved:
-    """A shard has written its part of a checkpoint; or not, and `error` says why."""
+    """A shard wrote its part of a checkpoint. If it failed, `error` says why."""
 
     shard: int
     version: int
     error: str = ""
 
 
-# The driver
+# Events of the driver
 
 
 @record
 class ModelDescribed:
-    """It is known what is trained. momentum: of the server's optimizer."""
+    """The model became known, from the first worker or a checkpoint. momentum: of the server's optimizer."""
 
     momentum: float
 
 
 @record
 class CheckpointStored:
-    """A checkpoint is on the disk as a whole; or it cannot be, and `error` says why."""
+    """The driver stored a whole checkpoint on disk. If it failed, `error` says why."""
 
     version: int
     error: str = ""
@@ -184,26 +192,26 @@ class CheckpointStored:
 
 @record
 class SaveRequested:
-    """Take a checkpoint, if the model has moved since the last one."""
+    """The operator requested a checkpoint. It is taken if the model has changed since the last one."""
 
 
 @record
 class WorkersPardoned:
-    """A person takes these workers back that the policy leaves out."""
+    """The operator readmitted workers that the policy had excluded."""
 
     workers: tuple[int, ...]
 
 
 @record
 class TimePassed:
-    """Time has passed. It was to be told at `due`; if that is long ago, the driver itself was held up."""
+    """Time passed. The driver meant to report this at `due`; a late report means that the driver was blocked."""
 
     due: float
 
 
 @record
 class TimerFired:
-    """A WakeAt has come due."""
+    """The timer of the last SetTimer fired."""
 
 
 Event: TypeAlias = (

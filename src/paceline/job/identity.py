@@ -1,4 +1,4 @@
-"""The identity of an update: sent twice, it is applied once."""
+"""The identity of an update. An update that arrives twice is applied once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.policies import Update
 
 
 class Identity(NamedTuple):
-    """Which update: of which worker, of which of its incarnations, and of which iteration of that incarnation."""
+    """The worker that computed an update, the incarnation of that worker, and the iteration of that incarnation."""
 
     worker: int
     incarnation: int
@@ -16,5 +16,5 @@ class Identity(NamedTuple):
 
 
 def identity_of(update: Update) -> Identity:
-    """The identity that an update carries."""
+    """Return the identity of an update."""
     return Identity(update.worker, update.incarnation, update.iteration)

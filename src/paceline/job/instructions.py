@@ -1,7 +1,12 @@
-"""What a job tells its driver to do, in order.
+"""Instructions: what a job tells its driver to do. The driver carries them out in the order given.
 
-Those for a worker name the connection to send them over (`to`), and have the names and fields of the messages on the
-wire. Those for the shards go to all of them in the same order, which is the order log of the job.
+Instructions to a worker begin with Send, and `to` is the connection to send on. Orders to the shards begin with Order.
+Every shard receives all orders in the same order, which is the order log of the job. The remaining instructions are
+for the driver itself.
+
+Each level has its own name for the same step: a policy *decides* (`Grant`), the job *instructs* (`SendGrant`), the wire
+*carries a message* (`GrantIteration`), and the trace *tells what happened* (`Granted`). Events are facts in the past
+tense (`paceline.job.events`). An instruction to a worker has the fields of its message.
 """
 
 from __future__ import annotations
@@ -13,12 +18,12 @@ from paceline import policies
 from paceline.job.identity import Identity
 from paceline.policies.record import record
 
-# To a worker
+# Instructions to a worker
 
 
 @record
 class SendWelcome:
-    """The worker takes part, under this number and as this incarnation."""
+    """Tell a worker that it has joined, under this number and as this incarnation."""
 
     to: int
     worker: int
@@ -27,14 +32,14 @@ class SendWelcome:
 
 @record
 class SendResumed:
-    """The worker still takes part. What it may have missed follows."""
+    """Tell a worker that it is still a member. The messages that it may have missed follow."""
 
     to: int
 
 
 @record
 class SendRefused:
-    """The worker is refused for good. The driver hangs up."""
+    """Tell a worker that it is refused and must not try again. The driver then closes the connection."""
 
     to: int
     reason: str
@@ -42,7 +47,7 @@ class SendRefused:
 
 @record
 class SendExpelled:
-    """This incarnation of a worker is over. It may join again. The driver hangs up."""
+    """Tell a worker that its incarnation is over and that it may join again. The driver then closes the connection."""
 
     to: int
     reason: str
@@ -50,24 +55,25 @@ class SendExpelled:
 
 @record
 class HangUp:
-    """Close a connection that its worker has replaced by another."""
+    """Close a connection that its worker has replaced by a new one."""
 
     to: int
 
 
 @record
 class SendWeightsRequest:
-    """Give the shards the weights that the model begins with."""
+    """Ask a worker to send the initial weights of the model to the shards."""
 
     to: int
 
 
 @record
 class SendGrant:
-    """Pull this version or a newer one, and run this iteration.
+    """Tell a worker to pull this version or a newer one and to run this iteration.
 
-    batch_size: None means the worker's own. pull: False if the worker was returned this very version.
-    expected: the staleness that the resulting update will have, where it is known.
+    batch_size: None means the worker's own batch size.
+    pull: False if this version was already returned to the worker, piece by piece.
+    expected: the staleness that the resulting update will have, if it is known.
     """
 
     to: int
@@ -80,7 +86,7 @@ class SendGrant:
 
 @record
 class SendPushNow:
-    """Push now."""
+    """Tell a worker to push the update of this iteration now."""
 
     to: int
     iteration: int
@@ -88,7 +94,7 @@ class SendPushNow:
 
 @record
 class SendCancel:
-    """Abandon this iteration."""
+    """Tell a worker to abandon this iteration."""
 
     to: int
     iteration: int
@@ -96,7 +102,7 @@ class SendCancel:
 
 @record
 class SendSamples:
-    """Positions of an epoch's order to train on; an empty range when there are no more."""
+    """Send a worker the positions in an epoch's order to train on. An empty range means that no samples are left."""
 
     to: int
     number: int
@@ -107,7 +113,7 @@ class SendSamples:
 
 @record
 class SendExcluded:
-    """Until further notice there will be no Grant, and this is why."""
+    """Tell a worker that the policy excludes it, and why. It gets no Grant until further notice."""
 
     to: int
     reason: str
@@ -115,7 +121,7 @@ class SendExcluded:
 
 @record
 class SendFinished:
-    """The training is over; this is the last version of the model."""
+    """Tell a worker that the training is over, and the last version of the model."""
 
     to: int
     version: int
@@ -123,24 +129,24 @@ class SendFinished:
 
 @record
 class SendHeartbeat:
-    """The answer to a worker's Beat."""
+    """Answer a worker's heartbeat."""
 
     to: int
 
 
 @record
 class SendLeave:
-    """The answer to a worker's Leave. The driver hangs up."""
+    """Confirm to a worker that it has left. The driver then closes the connection."""
 
     to: int
 
 
-# To the shards
+# Orders to the shards
 
 
 @record
 class OrderInitialWeights:
-    """The weights that the model begins with come from this incarnation of a worker, and from nobody else."""
+    """Accept the initial weights of the model from this incarnation of a worker and from no other."""
 
     worker: int
     incarnation: int
@@ -148,9 +154,10 @@ class OrderInitialWeights:
 
 @record
 class OrderApply:
-    """Number `version` of the order log: change the model as the policy decided.
+    """Change the model as the policy decided. This makes version `version`, its number in the order log.
 
-    turns: how many Applies make up a round, where that is known. compare: are the updates to be compared?
+    turns: the number of Applies that make up a round, if it is known; otherwise 1.
+    compare: True if the shards must compare the updates and report the result.
     """
 
     version: int
@@ -161,7 +168,7 @@ class OrderApply:
 
 @record
 class OrderStream:
-    """Apply each piece of these updates as soon as all of them have sent it, and return it to them."""
+    """Apply each piece of these updates as soon as all of them have sent it, and return the piece to their workers."""
 
     number: int
     updates: tuple[Identity, ...]
@@ -173,7 +180,7 @@ class OrderStream:
 
 @record
 class OrderAdd:
-    """Add an update to a running sum, times this weight."""
+    """Add an update, times this weight, to a running sum."""
 
     update: Identity
     sum: int
@@ -182,7 +189,7 @@ class OrderAdd:
 
 @record
 class OrderDrop:
-    """Discard an update. shard: at this one alone; None: at all of them."""
+    """Drop what has arrived of an update. shard: the only shard that must do so, or None for all shards."""
 
     update: Identity
     shard: int | None = None
@@ -190,21 +197,21 @@ class OrderDrop:
 
 @record
 class OrderDiscard:
-    """Discard an update that had arrived, as the policy decided."""
+    """Discard an update that has arrived, as the policy decided."""
 
     decision: policies.Discard
 
 
 @record
 class OrderKeep:
-    """Put an update aside, as the policy decided."""
+    """Put an update aside for later Applies, as the policy decided."""
 
     decision: policies.Keep
 
 
 @record
 class OrderFence:
-    """Accept nothing of this worker any more that is older than this incarnation."""
+    """Accept nothing more from incarnations of this worker that are older than this one."""
 
     worker: int
     incarnation: int
@@ -212,39 +219,39 @@ class OrderFence:
 
 @record
 class OrderSave:
-    """Write a checkpoint of this version. snapshot: what the job knows at this point of the order log."""
+    """Write a checkpoint of this version. snapshot: the state of the job at this point of the order log."""
 
     version: int
     snapshot: Mapping[str, Any]
 
 
-# To the driver itself
+# Instructions to the driver itself
 
 
 @record
 class StoreCheckpoint:
-    """All shards have written their parts of this version: make the checkpoint whole."""
+    """Complete the checkpoint of this version: all shards have written their parts."""
 
     version: int
 
 
 @record
 class ForgetCheckpoint:
-    """Remove the parts of a checkpoint that will not be whole."""
+    """Remove the parts of a checkpoint that failed."""
 
     version: int
 
 
 @record
 class SetTimer:
-    """Tell Woke at this time. A new WakeAt replaces the old one."""
+    """Report TimerFired at this time. A new timer replaces the old one."""
 
     time: float
 
 
 @record
 class LogLine:
-    """Something worth a line in the log. warns: is it worth a warning?"""
+    """Write a line to the log. warns: True if the line is a warning."""
 
     text: str
     warns: bool = False
@@ -252,14 +259,14 @@ class LogLine:
 
 @record
 class FailGeneration:
-    """This generation of the server cannot go on."""
+    """End this generation of the server: it cannot continue."""
 
     reason: str
 
 
 @record
 class JobDone:
-    """The job is over: every worker has left of its own accord."""
+    """End the job: every worker has left."""
 
 
 Instruction: TypeAlias = (

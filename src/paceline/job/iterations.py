@@ -1,4 +1,4 @@
-"""One iteration of a worker, as its messages tell it: samples, an announcement, an update that is whole."""
+"""The fourth layer of a JobState: samples, gradients and updates of the members, and measured values."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from typing import Any
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
 from paceline.job.config import JobConfig
-from paceline.job.decisions import Decisions
+from paceline.job.decisions import DecisionLayer
 from paceline.job.identity import Identity
 from paceline.job.membership import RUNNING, Member, Stage, Transition
 from paceline.job.samples import Samples
 from paceline.policies import Policy, Update
 
-MAX_SAMPLES = 1 << 40  # in an update
+MAX_SAMPLES = 1 << 40  # samples in one update
 MAX_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
-# A member of an enum takes ten times as long to look up as a name of this module, and these are needed all the time.
+# Looking up an enum's member takes ten times as long as a module-level name, and these are used for every update.
 COMPUTING, ANNOUNCE, ARRIVE = Stage.COMPUTING, Transition.ANNOUNCE, Transition.ARRIVE
 GIVEN_UP = "This worker has been given up; it must join again."
 
 
 class Violation(ValueError):
-    """A worker has broken the protocol; one sentence says how. member: that worker, if no event of its own shows it."""
+    """A worker has broken the protocol. The message is one sentence that says how.
+
+    member: the worker that broke it, if the current event did not come from that worker itself.
+    """
 
     def __init__(self, reason: str, member: Member | None = None) -> None:
         super().__init__(reason)
         self.member = member
 
 
-class Iterations(Decisions):
-    """Hears what members say of their iterations."""
+class IterationLayer(DecisionLayer):
+    """Handles the events of an iteration. Each handler is named after its event."""
 
     def __init__(
         self,
@@ -45,51 +48,87 @@ class Iterations(Decisions):
         super().__init__(policy, config, watcher, restored, now)
         self._sees_pulls = sees_pulls
         self._members: dict[int, Member] = {}  # by connection
-        self._callers: dict[int, tuple[int, float]] = {}  # connection → the place it waits for, and since when
+        self._claims: dict[int, tuple[int, float]] = {}  # connection → the taken number that it claims, and since when
 
-    def _heard(self, connection: int) -> Member | None:
-        """The member at this connection, which is alive. None, and it is told so, if it takes no part any more."""
+    def _renew_lease(self, connection: int) -> Member | None:
+        """Return the member at this connection after renewing its lease.
+
+        If there is none, tell the worker that it has been given up, and return None.
+        """
         member = self._members.get(connection)
         if member is None:
-            if connection not in self._callers:
+            if connection not in self._claims:
                 self._send(connection, instructions.SendExpelled, GIVEN_UP)
             return None
         member.heard = self._now
         return member
 
-    def _want(self, want: events.SamplesRequested) -> None:
-        member = self._heard(want.connection)
+    # Samples
+
+    def _samples_requested(self, request: events.SamplesRequested) -> None:
+        member = self._renew_lease(request.connection)
         if member is None:
             return
-        if want.size < 1 or want.epochs < 0 or want.count < 1:
-            raise Violation(f"There are no {want.count} samples in a dataset of {want.size} for {want.epochs} epochs.")
+        count, size, epochs = request.count, request.size, request.epochs
+        if size < 1 or epochs < 0 or count < 1:
+            raise Violation(f"A request for {count} of {size} samples for {epochs} epochs makes no sense.")
         if self.samples is None:
-            self.samples = Samples(want.size, want.epochs)
-        elif self.samples.size != want.size:
+            self.samples = Samples(size, epochs)
+        elif self.samples.size != size:
             raise Violation(
-                f"All workers must train on the same data: {self.samples.size} samples here, and {want.size} there."
+                f"All workers must train on the same data: this worker has {size} samples, "
+                f"and the job has {self.samples.size}."
             )
         if self.samples.held_by(member.worker) >= MAX_TAKEN:
             raise Violation(f"A worker may hold {MAX_TAKEN} ranges of samples, and this one wants more.")
-        given = self.samples.take(member.worker, want.number, want.count, want.epochs)
-        self._send(want.connection, instructions.SendSamples, want.number, *(given or ()))
+        taken = self.samples.take(member.worker, request.number, count, epochs)
+        self._send(request.connection, instructions.SendSamples, request.number, *(taken or ()))
 
-    def _soon(self, soon: events.GradientBegun) -> None:
-        """A member will be ready, and can begin to push."""
-        member = self._heard(soon.connection)
+    # Gradients and updates
+
+    def _gradient_begun(self, begun: events.GradientBegun) -> None:
+        member = self._renew_lease(begun.connection)
         if member is None:
             return
-        if not 1 <= soon.iteration <= member.iteration or not 1 <= soon.batch_size <= MAX_SAMPLES:
-            raise Violation(f"Iteration {soon.iteration} of {soon.batch_size} samples was not granted to this worker.")
-        if soon.iteration == member.iteration and member.stage is Stage.COMPUTING:
-            if not 0 <= soon.base_version <= self.version:
-                raise Violation("An update must be of a version that there was.")
-            self._announce(member, soon.base_version, soon.batch_size, None)
+        iteration, batch_size = begun.iteration, begun.batch_size
+        if not 1 <= iteration <= member.iteration or not 1 <= batch_size <= MAX_SAMPLES:
+            raise Violation(f"Iteration {iteration} with {batch_size} samples was not granted to this worker.")
+        if iteration == member.iteration and member.stage is Stage.COMPUTING:
+            if not 0 <= begun.base_version <= self.version:
+                raise Violation(f"There is no version {begun.base_version} to compute an update from.")
+            self._announce(member, begun.base_version, batch_size, None)
+
+    def _gradient_computed(self, computed: events.GradientComputed) -> None:
+        """Build the Update that is handed on from here: to the policy, its decisions, and the orders to the shards."""
+        member = self._renew_lease(computed.connection)
+        if member is None:
+            return
+        iteration, stage = computed.iteration, member.stage
+        if iteration != member.iteration or stage not in RUNNING:
+            self._return_samples(member, computed)
+            return
+        if member.update is not None:
+            return  # the worker has reconnected and repeats a message that had arrived
+        batch_size, base_version, seconds = computed.batch_size, computed.base_version, computed.compute_seconds
+        if not 1 <= batch_size <= MAX_SAMPLES:
+            raise Violation(f"An update must be computed from 1 to {MAX_SAMPLES} samples, not {batch_size}.")
+        if not 0 <= base_version <= self.ledger.version:
+            raise Violation(f"There is no version {base_version} to compute an update from.")
+        if not 0 <= seconds < math.inf:
+            raise Violation(f"A gradient cannot take {seconds} s to compute.")
+        loss = computed.loss if computed.loss is not None and math.isfinite(computed.loss) else None
+        update = Update(member.worker, iteration, base_version, batch_size, seconds, loss, member.incarnation)
+        member.update, member.taken = update, computed.taken
+        if stage is COMPUTING:
+            self._announce(member, base_version, batch_size, seconds)
+        if member.parts or not self.config.shards:
+            self._count_if_whole(member, update)
 
     def _announce(self, member: Member, base_version: int, batch_size: int, seconds: float | None) -> None:
+        """Tell the policy that a member is ready to push. seconds: how long it has computed, if it is done."""
         member.step(ANNOUNCE)
         if self._sees_pulls:
-            seconds = None  # then the driver saw it begin to compute, too
+            seconds = None  # the driver also reports when the computation begins
         else:
             self.ledger.watcher.pulled(self._now, member.worker, base_version)
         if self.ledger.pushes_freely:
@@ -97,104 +136,88 @@ class Iterations(Decisions):
         else:
             self._carry_out(self.ledger.ready(member.worker, batch_size, self._now, seconds))
 
-    def _ready(self, ready: events.GradientComputed) -> None:
-        member = self._heard(ready.connection)
-        if member is None:
-            return
-        iteration, stage = ready.iteration, member.stage
-        if iteration != member.iteration or stage not in RUNNING:
-            self._not_expected(member, ready)
-            return
-        if member.ready:
-            return  # it came back, and says again what was heard
-        if not 1 <= ready.batch_size <= MAX_SAMPLES or not 0 <= ready.base_version <= self.ledger.version:
-            raise Violation(f"An update must be of 1 to {MAX_SAMPLES} samples, and of a version that there was.")
-        if not 0 <= ready.compute_seconds < math.inf:
-            raise Violation(f"Computing took {ready.compute_seconds} s, says this worker, and that cannot be.")
-        member.ready = ready
-        if stage is COMPUTING:
-            self._announce(member, ready.base_version, ready.batch_size, ready.compute_seconds)
-        if member.parts or not self.config.shards:
-            self._if_whole(member, ready)
+    def _return_samples(self, member: Member, computed: events.GradientComputed) -> None:
+        """Take back the samples of a gradient whose iteration is over. Raise Violation if it was never granted."""
+        if not 1 <= computed.iteration <= member.iteration:
+            raise Violation(f"Iteration {computed.iteration} was not granted to this worker.")
+        is_over = computed.iteration < member.iteration or member.stage is Stage.CANCELLED
+        if is_over and self.samples:
+            self.samples.returned(member.worker, computed.taken)
 
-    def _not_expected(self, member: Member, ready: events.GradientComputed) -> None:
-        """A member is ready with an iteration that it was not granted, or that is over or cancelled."""
-        if not 1 <= ready.iteration <= member.iteration:
-            raise Violation(f"Iteration {ready.iteration} was not granted to this worker.")
-        over = ready.iteration < member.iteration or member.stage is Stage.CANCELLED
-        if over and self.samples:
-            self.samples.returned(member.worker, ready.taken)
-
-    def _arrived(self, arrived: events.UpdateArrived) -> None:
+    def _update_arrived(self, arrived: events.UpdateArrived) -> None:
         shard, iteration = arrived.shard, arrived.iteration
         self.leases.shards_heard[shard] = self._now
         member = self.roster.training.get(arrived.worker)
         if member is None or member.incarnation != arrived.incarnation:
-            self._drop(arrived)  # its worker has left
+            self._drop(arrived)  # the worker has left
         elif iteration == member.iteration and member.stage in RUNNING:
             member.parts |= 1 << shard
-            if member.ready:
-                self._if_whole(member, member.ready)
+            if member.update is not None:
+                self._count_if_whole(member, member.update)
         elif iteration != member.iteration or member.stage is Stage.CANCELLED:
             self._drop(arrived)
             if not 1 <= iteration <= member.iteration:
                 raise Violation(f"Iteration {iteration} was not granted to this worker.", member)
 
     def _drop(self, arrived: events.UpdateArrived) -> None:
+        """Order a shard to drop the update that it has just received."""
         update = Identity(arrived.worker, arrived.incarnation, arrived.iteration)
         self._out.append(instructions.OrderDrop(update, arrived.shard))
 
-    def _if_whole(self, member: Member, ready: events.GradientComputed) -> None:
-        """An update counts when its worker has told of it and all shards have it."""
+    def _count_if_whole(self, member: Member, update: Update) -> None:
+        """Tell the policy of an update that has arrived at all shards."""
         if member.parts.bit_count() < self.config.shards or member.stage not in RUNNING:
             return
         member.step(ARRIVE)
-        member.ready = None
+        member.update = None
         member.parts = 0
-        loss = ready.loss if ready.loss is not None and math.isfinite(ready.loss) else None
-        update = Update(
-            member.worker,
-            ready.iteration,
-            ready.base_version,
-            ready.batch_size,
-            ready.compute_seconds,
-            loss,
-            member.incarnation,
-        )
         if self.samples:
-            self.samples.arrived(member.worker, ready.taken, member.identity)
+            self.samples.arrived(member.worker, member.taken, member.identity)
         self._carry_out(self.ledger.arrived(update, self._now))
 
-    # What is measured
+    # Measured values
 
-    def _measured(self, measured: events.MetricReported) -> None:
-        member = self._heard(measured.connection)
+    def _metric_reported(self, metric: events.MetricReported) -> None:
+        member = self._renew_lease(metric.connection)
         if member and member.stage is not Stage.WAITING:
-            kind = measured.kind[:80]
-            self._carry_out(self.ledger.measured(kind, member.worker, measured.value, self._now))
+            kind = metric.kind[:80]
+            self._carry_out(self.ledger.measured(kind, member.worker, metric.value, self._now))
 
-    def _described(self, event: events.ModelDescribed) -> None:
-        """Nobody has joined, so there is nothing to decide; nor to save, since shards have nothing yet."""
+    def _model_described(self, described: events.ModelDescribed) -> None:
+        """Tell the policy the momentum. No worker has joined yet, so it makes no decisions."""
         policy = self.ledger.policy
         if policy.hears_loss and not policy.mixes:
-            self.ledger.measured("momentum", None, event.momentum, self._now)
+            self.ledger.measured("momentum", None, described.momentum, self._now)
 
-    def _compared(self, compared: events.UpdatesCompared) -> None:
+    def _updates_compared(self, compared: events.UpdatesCompared) -> None:
         for update, cosine in zip(compared.updates, compared.cosines, strict=True):
             self._carry_out(self.ledger.measured("cosine", update, cosine, self._now))
         for update in compared.updates:
-            self._tell_if_excluded(update.worker)
+            self._notify_exclusion(update.worker)
 
-    def _tell_if_excluded(self, worker: int) -> None:
-        """Tell a member that it is not granted any more, once: it would wait without a word."""
+    def _workers_pardoned(self, pardoned: events.WorkersPardoned) -> None:
+        if pardoned.workers:
+            self._carry_out(self.ledger.measured("pardon", pardoned.workers, 1.0, self._now))
+            for worker in pardoned.workers:
+                self._notify_exclusion(worker)
+
+    def _notify_exclusion(self, worker: int) -> None:
+        """Tell a member once that the policy excludes it. Otherwise it would wait for a Grant without knowing why."""
         member = self.roster.training.get(worker)
         if member:
             before, member.exclusion = member.exclusion, self.ledger.policy.exclusion(worker)
             if member.exclusion and not before:
                 self._send(member.connection, instructions.SendExcluded, member.exclusion)
 
+    def blacklist(self) -> dict[int, tuple[float, ...]]:
+        """Return the workers that the policy excludes, and the cosines that are its reason."""
+        blacklist = self.ledger.policy.memory().get("blacklist", {})
+        return {int(client): tuple(cosines) for client, cosines in blacklist.items()}
+
+    # Watchers
+
     def introduce(self, watcher: Watcher) -> None:
-        """Tell one that begins to watch only now which members there are, and what each of them does."""
+        """Report the members and the stage of each to a watcher that begins to watch now."""
         for worker, member in self.roster.training.items():
             if member.stage is Stage.WAITING:
                 continue
@@ -202,19 +225,8 @@ class Iterations(Decisions):
             if member.stage in RUNNING:
                 watcher.granted(self._now, worker, member.batch_size, self.ledger.gap(worker))
             if member.stage in (Stage.ANNOUNCED, Stage.TURNED):
-                version = member.ready.base_version if member.ready else member.granted_version
+                version = member.update.base_version if member.update is not None else member.granted_version
                 watcher.pulled(self._now, worker, version)
                 watcher.computed(self._now, worker)
             if member.stage is Stage.TURNED:
                 watcher.turned(self._now, worker)
-
-    def blacklist(self) -> dict[int, tuple[float, ...]]:
-        """The workers that the policy leaves out, and the cosines for which it does."""
-        found = self.ledger.policy.memory().get("blacklist", {})
-        return {int(client): tuple(cosines) for client, cosines in found.items()}
-
-    def _pardon(self, pardon: events.WorkersPardoned) -> None:
-        if pardon.workers:
-            self._carry_out(self.ledger.measured("pardon", pardon.workers, 1.0, self._now))
-            for worker in pardon.workers:
-                self._tell_if_excluded(worker)

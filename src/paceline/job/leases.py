@@ -1,72 +1,72 @@
-"""Silence: how long workers and shards may be silent, and how long a worker that was given up is expected back."""
+"""Leases: how long workers and shards may be silent, and how long the job waits for a worker to come back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Protocol
 
-EXPECTED_BACK = 60.0  # seconds, or two leases, for which a worker that was given up is expected back
-SHARD_SILENCE = 20.0  # seconds of silence after which a shard counts as lost; a shard beats every second
+EXPECTED_BACK = 60.0  # seconds to wait for a worker that was given up; at least two leases
+SHARD_SILENCE = 20.0  # seconds without a heartbeat before a shard counts as lost; it sends one every second
 
 
 class LastHeard(Protocol):
-    """Something that was last heard at a time."""
+    """A peer, and the time of its last message."""
 
     heard: float
 
 
 class Leases:
-    """The times at which silence has lasted too long."""
+    """The deadlines of workers and shards."""
 
     def __init__(self, lease: float) -> None:
         self.lease = lease
-        self.tick_seconds = min(1.0, lease / 4)  # how often a driver should tell Tick, at least
-        self.shards_heard: dict[int, float] = {}  # shard → when it was last heard
-        self._back_by: dict[int, float] = {}  # worker → when it is no longer expected back
-        self._unknown_by: float | None = None  # when unknown workers are no longer expected
+        self.tick_seconds = min(1.0, lease / 4)  # the driver should report TimePassed at least this often
+        self.shards_heard: dict[int, float] = {}  # shard → the time of its last message
+        self._expected_until: dict[int, float] = {}  # worker that was given up → when the job stops waiting for it
+        self._unknown_until: float | None = None  # when the job stops waiting for unknown workers
 
     def expect_back(self, worker: int, now: float) -> None:
-        """A worker was given up. It is expected back, but not for ever."""
-        self._back_by[worker] = now + max(EXPECTED_BACK, 2 * self.lease)
+        """Begin to wait, for a limited time, for a worker that was given up."""
+        self._expected_until[worker] = now + max(EXPECTED_BACK, 2 * self.lease)
 
     def expect_unknown(self, now: float) -> None:
-        """Workers that nobody knows may come, but not for ever."""
-        if self._unknown_by is None:
-            self._unknown_by = now + self.lease
+        """Begin to wait, for a limited time, for workers of an earlier generation whose numbers are unknown."""
+        if self._unknown_until is None:
+            self._unknown_until = now + self.lease
 
     def extend(self, members: Iterable[LastHeard], away: float, now: float) -> None:
-        """The driver was held up and heard nobody: everybody gets that time again, up to now."""
+        """Extend all leases by the `away` seconds during which the driver was blocked and read no message."""
         for member in members:
             member.heard = min(member.heard + away, now)
         for shard, heard in self.shards_heard.items():
             self.shards_heard[shard] = min(heard + away, now)
 
-    def is_silent(self, member: LastHeard, now: float) -> bool:
-        """Has its lease run out?"""
+    def has_expired(self, member: LastHeard, now: float) -> bool:
+        """Return True if the member's lease has run out."""
         return now >= member.heard + self.lease
 
     def seems_dead(self, member: LastHeard, now: float) -> bool:
-        """Has it been silent for so long that another may take its place?"""
+        """Return True if the member has been silent for half a lease. Then another process may take its number."""
         return now - member.heard >= self.lease / 2
 
     def lost_shard(self, now: float) -> int | None:
-        """A shard that has been silent for too long."""
+        """Return a shard that has been silent for too long, or None."""
         return next((shard for shard, heard in self.shards_heard.items() if now - heard > SHARD_SILENCE), None)
 
-    def no_longer_expected(self, now: float) -> list[int]:
-        """Workers that were expected back until now. Each is named once."""
-        over = [worker for worker, until in self._back_by.items() if now >= until]
+    def pop_no_longer_expected(self, now: float) -> list[int]:
+        """Return the workers that the job stops waiting for now. Each worker is returned once."""
+        over = [worker for worker, until in self._expected_until.items() if now >= until]
         for worker in over:
-            del self._back_by[worker]
+            del self._expected_until[worker]
         return over
 
-    def unknown_are_over(self, now: float) -> bool:
-        """Are unknown workers no longer expected, from this moment on? True once."""
-        over = self._unknown_by is not None and now >= self._unknown_by
+    def stops_expecting_unknown(self, now: float) -> bool:
+        """Return True once, when the job stops waiting for unknown workers."""
+        over = self._unknown_until is not None and now >= self._unknown_until
         if over:
-            self._unknown_by = None
+            self._unknown_until = None
         return over
 
     def deadline(self, members: Iterable[LastHeard]) -> float | None:
-        """The earliest time at which a member's lease could run out, as things stand."""
+        """Return the earliest time at which a lease can run out, or None without members."""
         return min((member.heard + self.lease for member in members), default=None)

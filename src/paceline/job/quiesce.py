@@ -1,7 +1,8 @@
-"""Quiescence: a moment at which the shards are done with all that they were told of.
+"""Quiescence: a moment at which no update is partly applied.
 
-A checkpoint must be of one version on all shards. Streamed, each piece of an update is applied by itself. So when a
-checkpoint is due, orders that would begin something new are put off until the last update under way is settled.
+A checkpoint must hold the same version on all shards. With streaming, the shards apply each piece of an update on its
+own. So when a checkpoint is due, orders that would begin a new update are postponed until the last update under way
+is settled.
 """
 
 from __future__ import annotations
@@ -15,36 +16,36 @@ Order = TypeVar("Order")
 
 
 class Quiesce(Generic[Order]):
-    """Updates that the shards may be applying, and the orders that wait for a moment at which there are none."""
+    """The updates that the shards may be applying, and the orders that are postponed until there are none."""
 
     def __init__(self) -> None:
         self.under_way: set[Identity] = set()
-        self.is_awaited = False
+        self.is_awaited = False  # True while orders are postponed
         self._put_off: list[Order] = []
 
     @property
     def is_quiet(self) -> bool:
-        """Is a quiet moment awaited, and is it now?"""
+        """True if quiescence is awaited and no update is under way."""
         return self.is_awaited and not self.under_way
 
     def begun(self, updates: Iterable[Identity]) -> None:
-        """The shards were told of these updates."""
+        """Record that the shards were ordered to apply these updates."""
         self.under_way.update(updates)
 
     def settled(self, update: Identity) -> None:
-        """The shards are done with this update. It may never have begun."""
+        """Record that the shards have applied or dropped this update. An update that never began is ignored."""
         self.under_way.discard(update)
 
     def await_quiet(self) -> None:
-        """From now on orders are put off, until `resume`."""
+        """Begin to wait for quiescence. Orders are postponed until `resume`."""
         self.is_awaited = True
 
     def put_off(self, order: Order) -> None:
-        """Keep an order until the quiet moment is over."""
+        """Postpone an order until `resume`."""
         self._put_off.append(order)
 
     def resume(self) -> list[Order]:
-        """The quiet moment is over: the orders that were put off, in order."""
+        """Stop waiting for quiescence, and return the postponed orders in the order they were given."""
         self.is_awaited = False
         orders, self._put_off = self._put_off, []
         return orders

@@ -1,9 +1,9 @@
-"""Who trains on which samples: each sample once an epoch, whoever comes and goes.
+"""Which worker trains on which samples. Each sample is trained on once an epoch, even when workers join and leave.
 
-Samples are handed out as ranges of positions in the epoch's order (which the workers shuffle alike). Each range that a
-worker gets has a number, so that it can take several ahead of time and say later which of them an update was computed
-from. Samples are *done* when that update has changed the model. Those of a cancelled iteration, of a discarded update,
-and of one who left before its update arrived are handed out again.
+Samples are handed out as ranges of positions in the epoch's order, which all workers shuffle alike. A worker numbers
+its requests. So it can request several ranges ahead of time, and report later which of them an update was computed
+from. The samples of an update are *done* when the update has changed the model. The samples of a cancelled iteration,
+of a discarded update, and of a worker that left before its update arrived are handed out again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Positions(NamedTuple):
-    """Positions from `start` up to `stop` of an epoch's order."""
+    """The positions from `start` up to `stop` in the order of one epoch."""
 
     epoch: int
     start: int
@@ -21,34 +21,36 @@ class Positions(NamedTuple):
 
 
 class Samples:
-    """The position in the data of a whole job."""
+    """The samples of a job: handed out, arrived with an update, done, or returned."""
 
     def __init__(self, size: int, epochs: int) -> None:
         self.size, self.epochs = size, epochs
         self.trained = 0  # samples that are done, over all epochs
         self._epoch = self._position = 0
         self._returned: list[Positions] = []
-        self._out: dict[int, dict[int, Positions]] = {}  # worker → what it was given, by number
-        self._arrived: dict[Hashable, list[Positions]] = {}  # update → what it was computed from
+        self._out: dict[int, dict[int, Positions]] = {}  # worker → request number → the range that it holds
+        self._arrived: dict[Hashable, list[Positions]] = {}  # update → the ranges that it was computed from
 
     def take(self, worker: int, number: int, count: int, epochs: int | None = None) -> Positions | None:
-        """The next `count` samples or fewer, all of one epoch; None when all have been handed out.
+        """Hand out the next range of at most `count` samples of one epoch. Return None if no samples are left.
 
-        Asked again for the same number, it gives the same range. epochs: only of the first so many. If they are more
-        than were known of, there are more from now on: a script need not know beforehand how long it will train.
+        A repeated request with the same number gets the same range.
+
+        epochs: hand out samples of the first `epochs` epochs only. If that is more than the job knew of, the job gets
+        longer: a script need not know in advance how many epochs it will train.
         """
         known = self._out.get(worker, {}).get(number)
         if known:
             return known
         epochs = self.epochs if epochs is None else epochs
         self.epochs = max(self.epochs, epochs)
-        taken = self._again(count, epochs) or self._next(count, epochs)
+        taken = self._take_returned(count, epochs) or self._take_new(count, epochs)
         if taken:
             self._out.setdefault(worker, {})[number] = taken
         return taken
 
-    def _again(self, count: int, epochs: int) -> Positions | None:
-        """Some that came back."""
+    def _take_returned(self, count: int, epochs: int) -> Positions | None:
+        """Take a range from the samples that were returned."""
         for index, whole in enumerate(self._returned):
             if whole.epoch < epochs:
                 taken = whole._replace(stop=min(whole.stop, whole.start + count))
@@ -59,8 +61,8 @@ class Samples:
                 return taken
         return None
 
-    def _next(self, count: int, epochs: int) -> Positions | None:
-        """Some that nobody has had."""
+    def _take_new(self, count: int, epochs: int) -> Positions | None:
+        """Take a range from the samples that were never handed out in this epoch."""
         if self._position == self.size and self._epoch + 1 < epochs:
             self._epoch, self._position = self._epoch + 1, 0
         if self._position == self.size or self._epoch >= epochs:
@@ -70,36 +72,36 @@ class Samples:
         return taken
 
     def held_by(self, worker: int) -> int:
-        """How many ranges it has."""
+        """Return the number of ranges that a worker holds."""
         return len(self._out.get(worker, ()))
 
     def arrived(self, worker: int, numbers: Iterable[int], update: Hashable) -> None:
-        """The worker's update, computed from these ranges, is in."""
+        """Record that an update has arrived that was computed from the ranges of these requests."""
         self._arrived[update] = self._claim(worker, numbers)
 
     def done(self, update: Hashable) -> None:
-        """The update has changed the model."""
+        """Record that an update has changed the model: its samples are done."""
         self.trained += sum(each.stop - each.start for each in self._arrived.pop(update, []))
 
     def dropped(self, update: Hashable) -> None:
-        """The update was discarded."""
+        """Take back the samples of an update that was discarded."""
         self._returned.extend(self._arrived.pop(update, []))
 
     def returned(self, worker: int, numbers: Iterable[int]) -> None:
-        """The worker's iteration was cancelled: of these no update will come."""
+        """Take back the ranges of these requests: the worker's iteration was cancelled."""
         self._returned.extend(self._claim(worker, numbers))
 
     def abandoned(self, worker: int) -> None:
-        """The worker has left, and no update will come of what it still had."""
+        """Take back all ranges that a worker still holds: it has left."""
         self._returned.extend(self._out.pop(worker, {}).values())
 
     @property
     def all_done(self) -> bool:
-        """Has every sample of every epoch been trained on?"""
+        """True if every sample of every epoch has been trained on."""
         return self.trained == self.size * self.epochs
 
     def as_json(self) -> dict[str, Any]:
-        """The position; whatever is not done counts as not handed out."""
+        """Return the state as JSON values. Samples that are handed out and not done are saved as returned ones."""
         open_ranges = [*self._returned]
         for ranges in self._out.values():
             open_ranges.extend(ranges.values())
@@ -116,13 +118,13 @@ class Samples:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Samples:
-        """Go on where `as_json` was."""
+        """Restore the state that `as_json` returned."""
         samples = cls(value["size"], value["epochs"])
         samples.trained, samples._epoch, samples._position = value["trained"], value["epoch"], value["position"]
         samples._returned.extend(Positions(*each) for each in value["open"])
         return samples
 
     def _claim(self, worker: int, numbers: Iterable[int]) -> list[Positions]:
-        """What it was given under these numbers; ones that are not its own count for nothing."""
+        """Remove and return the ranges that a worker holds under these numbers. Other numbers are ignored."""
         mine = self._out.get(worker, {})
         return [mine.pop(number) for number in numbers if number in mine]

@@ -1,7 +1,7 @@
-"""Save and restore a whole JobState as plain JSON values, between two events.
+"""Save and load a whole JobState as JSON values, between two events.
 
-This is everything that the job knows, down to a worker's last Grant. A checkpoint (`JobState.snapshot`) is less: what
-a *new generation* goes on with, after everybody has joined anew.
+This is the complete state of the job, including each worker's last Grant. `JobState.snapshot` holds less: the part
+that a *new generation* starts from, after every worker has joined again.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from paceline.job.state import JobState
 from paceline.policies.options import PolicyError
 from paceline.policies.snapshot import decode, encode
 
-OURS = ("paceline.job.",)
+JOB_MODULES = ("paceline.job.",)
 
 
 def save(state: JobState) -> Any:
-    """The job's state, ready for `json.dumps`. What watches the job is not part of it."""
-    state._out = []  # of the last event; the driver has it
+    """Return the state of a job, ready for `json.dumps`. Its watcher is left out."""
+    state._out = []  # the instructions of the last event, which the driver has received
     watcher = state.ledger.watcher
     del state.ledger.watcher
     try:
-        return encode(state, OURS)
+        return encode(state, JOB_MODULES)
     finally:
         state.ledger.watcher = watcher
 
 
 def load(saved: Any, watcher: Watcher) -> JobState:
-    """The job that was saved. It goes on exactly as that one would have."""
-    state = decode(saved, OURS)
+    """Return the job that was saved. It answers later events exactly as the saved job would have."""
+    state = decode(saved, JOB_MODULES)
     if not isinstance(state, JobState):
-        raise PolicyError("What was saved is not a job.")
+        raise PolicyError("The saved state is not a job.")
     state.ledger.watcher = watcher
     return state

@@ -1,10 +1,12 @@
-"""One incarnation of a worker, as a pure state machine: what it has heard, and what it has to say again.
+"""The worker's side of the protocol: one incarnation of a worker, as a pure state machine.
 
-A worker's messages and the coordinator's may be lost with a connection. So nothing here is a queue that somebody must
-read at the right moment: what was heard is kept as a state until it is used or outdated. A Turn of an iteration that
-was cancelled meanwhile, or a Grant that comes while another answer is waited for, can then not be missed.
+Messages of the worker and of the coordinator can be lost with a connection. So this class has no queue of messages
+that must be read at the right moment. It keeps the content of each message as state until it is used or outdated. The
+worker then cannot miss a Turn of an iteration that was cancelled meanwhile, or a Grant that arrives while it waits for
+another answer.
 
-It opens no socket and starts no thread. A driver tells it the messages of the coordinator, and sends what it returns.
+A WorkerState opens no socket and starts no thread. Its driver passes the coordinator's messages to it, and sends the
+messages that its methods return.
 """
 
 from __future__ import annotations
@@ -18,133 +20,137 @@ from paceline.job.instructions import Instruction
 
 
 class Phase(Enum):
-    """Where a worker stands."""
+    """The phase of a worker."""
 
     WAITING = "waits for a Grant"
-    COMPUTING = "was granted an iteration, and computes"
+    COMPUTING = "has a Grant, and computes"
     ANNOUNCED = "has announced a gradient that is being computed"
-    READY = "has told that its gradient is computed"
-    FINISHING = "has no more to train on, and waits for the last version"
-    FINISHED = "knows the last version"
-    LEFT = "has taken its leave"
+    READY = "has announced a gradient that is computed"
+    FINISHING = "has no samples left, and waits for the last version of the model"
+    FINISHED = "knows the last version of the model"
+    LEFT = "has announced that it leaves"
 
 
-#: From which phases a worker may make a step, and to which phase it leads.
+#: For each step of a worker: the phases that allow it, and the phase that it leads to.
 STEPS: dict[str, tuple[frozenset[Phase], Phase]] = {
-    "take the Grant": (frozenset({Phase.WAITING, Phase.READY}), Phase.COMPUTING),
-    "announce": (frozenset({Phase.COMPUTING}), Phase.ANNOUNCED),
-    "tell that its gradient is ready": (frozenset({Phase.COMPUTING, Phase.ANNOUNCED}), Phase.READY),
-    "finish": (frozenset(Phase) - {Phase.FINISHED, Phase.LEFT}, Phase.FINISHING),
+    "take a Grant": (frozenset({Phase.WAITING, Phase.READY}), Phase.COMPUTING),
+    "announce a gradient": (frozenset({Phase.COMPUTING}), Phase.ANNOUNCED),
+    "finish a gradient": (frozenset({Phase.COMPUTING, Phase.ANNOUNCED}), Phase.READY),
+    "finish training": (frozenset(Phase) - {Phase.FINISHED, Phase.LEFT}, Phase.FINISHING),
     "leave": (frozenset(Phase) - {Phase.LEFT}, Phase.LEFT),
 }
 
 
 class WorkerState:
-    """What one incarnation of a worker knows."""
+    """The state of one incarnation of a worker.
+
+    The messages may be those of the wire, or the events and instructions of `paceline.job`: their fields are the same.
+    """
 
     def __init__(self) -> None:
         self.phase = Phase.WAITING
-        self.iteration = 0  # the one that the worker runs, or ran last
-        self.newest: Any = None  # the newest Granted that was heard
-        self.gives = False  # is it asked for the weights that the model begins with?
-        self.exclusion = ""  # why it is not granted any more, if it is not
+        self.iteration = 0  # the current iteration, or the last one
+        self.newest: Any = None  # the newest Grant that was received
+        self.gives = False  # True if the coordinator asked this worker for the initial weights
+        self.exclusion = ""  # why the policy excludes this worker, if it does
         self.last_version: int | None = None  # of the model, once the training is over
-        self.has_parted = False  # has the server heard that it leaves?
-        self._turned = 0  # the newest iteration that has its turn
+        self.has_parted = False  # True if the coordinator has confirmed that the worker left
+        self._turned = 0  # the newest iteration that may be pushed
         self._cancelled = 0  # the newest iteration that was cancelled
-        self._requests: dict[int, Any] = {}  # number → a Want without an answer
+        self._requests: dict[int, Any] = {}  # number → a request for samples that has no answer
         self._given: dict[int, Any] = {}  # number → the answer, until it is taken
-        self._started: Any = None  # announced, and without a turn
-        self._ready: Any = None  # told, and without the Grant that answers it
-        # A Ready whose iteration is over may not have been heard, and then others wait for its samples. It is said
-        # again on a new connection until something that was said after it has been answered.
-        self._unconfirmed: dict[int, Any] = {}  # iteration → its Ready
-        self._before_request: dict[int, frozenset[int]] = {}  # number of a Want → what was unconfirmed when it was said
-        self._before_beat: deque[frozenset[int]] = deque()  # the same for each Beat without an answer
+        self._started: Any = None  # the announcement of a gradient that has begun, until its Turn
+        self._ready: Any = None  # the announcement of a computed gradient, until its iteration is over
+        # The announcement of a computed gradient may be lost even though its iteration is over. Then its samples would
+        # never be handed out again. So it is repeated on each new connection, until a later message is answered.
+        self._unconfirmed: dict[int, Any] = {}  # iteration → the announcement
+        self._before_request: dict[int, frozenset[int]] = {}  # request → the iterations unconfirmed when it was sent
+        self._before_beat: deque[frozenset[int]] = deque()  # the same for each heartbeat that has no answer
         self._finish: Any = None
         self._leave: Any = None
 
-    # What the worker does
+    # Steps of the worker
 
     def _step(self, name: str) -> None:
-        allowed, then = STEPS[name]
+        """Take a step. Raise RuntimeError if the phase does not allow it."""
+        allowed, following = STEPS[name]
         if self.phase not in allowed:
-            raise RuntimeError(f"A worker at {self.phase.name} cannot {name}.")
-        self.phase = then
+            raise RuntimeError(f"A worker in phase {self.phase.name} cannot {name}.")
+        self.phase = following
 
     @property
     def is_granted(self) -> bool:
-        """Is there a Grant that was not taken yet?"""
+        """True if there is a Grant that the worker has not taken yet."""
         return self.newest is not None and self.newest.iteration > self.iteration
 
     def take_grant(self) -> Any:
-        """Begin the iteration of the newest Grant."""
-        self._step("take the Grant")
+        """Begin the iteration of the newest Grant, and return that Grant."""
+        self._step("take a Grant")
         self.iteration = self.newest.iteration
         return self.newest
 
     def announce(self, started: Any) -> list[Any]:
-        """A gradient is being computed, and can soon be pushed. What to send."""
-        self._step("announce")
+        """Record that the first pieces of a gradient can be pushed. Return the messages to send."""
+        self._step("announce a gradient")
         self._started = started
         return [started]
 
     def tell_ready(self, ready: Any) -> list[Any]:
-        """The gradient is computed. What to send."""
-        self._step("tell that its gradient is ready")
+        """Record that the gradient is computed. Return the messages to send."""
+        self._step("finish a gradient")
         self._started = None
         self._ready = ready
         if self.is_over(ready.iteration):
-            self._put_by()
+            self._retire_ready()
         return [ready]
 
-    def _put_by(self) -> None:
-        """The iteration of the last Ready is over."""
+    def _retire_ready(self) -> None:
+        """End the iteration of the last computed gradient. Keep its announcement until it is confirmed."""
         ready, self._ready = self._ready, None
         if ready.taken:
             self._unconfirmed[ready.iteration] = ready
 
     def turn(self, iteration: int) -> Literal["now", "never", "later"]:
-        """May the update of this iteration be pushed? Never, if the iteration is over."""
+        """Return when the update of this iteration may be pushed: "never" if the iteration is over."""
         if self.is_over(iteration):
             return "never"
         return "now" if self._turned >= iteration else "later"
 
     def is_over(self, iteration: int) -> bool:
-        """Was this iteration cancelled, or has another been granted since?"""
+        """Return True if this iteration was cancelled, or a later one was granted."""
         return self._cancelled >= iteration or (self.newest is not None and self.newest.iteration > iteration)
 
     def request(self, request: Any) -> list[Any]:
-        """Ask for samples. What to send."""
+        """Record a request for samples. Return the messages to send."""
         self._requests[request.number] = request
         self._before_request[request.number] = frozenset(self._unconfirmed)
         return [request]
 
     def take_given(self, number: int) -> Any:
-        """The samples that were given under this number; None if they are not here yet."""
+        """Return the samples that answer the request with this number, or None if there is no answer yet."""
         return self._given.pop(number, None)
 
     def finish(self, finish: Any) -> list[Any]:
-        """There is no more to train on. What to send."""
-        self._step("finish")
+        """Record that the worker has no samples left. Return the messages to send."""
+        self._step("finish training")
         self._finish = finish
         return [finish]
 
     def leave(self, leave: Any) -> list[Any]:
-        """Take leave. What to send."""
+        """Record that the worker leaves. Return the messages to send."""
         self._step("leave")
         self._leave = leave
         return [leave]
 
     def beat(self, beat: Any) -> list[Any]:
-        """Show that the worker is alive. What to send."""
+        """Record a heartbeat. Return the messages to send."""
         self._before_beat.append(frozenset(self._unconfirmed))
         return [beat]
 
     # Messages of the coordinator
 
     def heard(self, instruction: Instruction) -> None:
-        """Take in an instruction that the job has for this worker, where no wire lies between them."""
+        """Receive an instruction of the job directly, without a wire between the job and this worker."""
         match instruction:
             case instructions.SendGrant():
                 self.granted(instruction)
@@ -166,58 +172,59 @@ class WorkerState:
                 self.parted()
 
     def granted(self, grant: Any) -> None:
-        """The coordinator grants an iteration. A Grant that is older than the newest changes nothing."""
+        """Receive a Grant. A Grant older than the newest one changes nothing."""
         if self.newest is None or grant.iteration > self.newest.iteration:
             self.newest, self.exclusion = grant, ""
             if self._ready is not None:
-                self._put_by()
+                self._retire_ready()
 
     def turned(self, iteration: int) -> None:
-        """The update of this iteration may be pushed now."""
+        """Receive the permission to push the update of this iteration."""
         self._turned = max(self._turned, iteration)
         self._started = None
 
     def cancelled(self, iteration: int) -> None:
-        """This iteration is to be abandoned."""
+        """Receive the cancellation of this iteration."""
         self._cancelled = max(self._cancelled, iteration)
         if self._ready is not None and self._ready.iteration <= self._cancelled:
-            self._put_by()
+            self._retire_ready()
 
     def given(self, samples: Any) -> None:
-        """Samples are assigned, under the number of a request."""
+        """Receive the samples that answer a request."""
         if self._requests.pop(samples.number, None) is not None:
             self._given[samples.number] = samples
             self._confirm(self._before_request.pop(samples.number))
 
     def weights_requested(self) -> None:
-        """The coordinator asks this worker for the initial weights of the model."""
+        """Receive the request for the initial weights of the model."""
         self.gives = True
 
     def excluded(self, reason: str) -> None:
-        """The policy leaves this worker out until its next Grant."""
+        """Receive the reason why the policy excludes this worker. It holds until the next Grant."""
         self.exclusion = reason
 
     def training_finished(self, version: int) -> None:
-        """The training is over, and this is the last version of the model."""
+        """Receive the last version of the model: the training is over."""
         if self.phase is Phase.FINISHING:
             self.phase, self._finish = Phase.FINISHED, None
             self.last_version = version
 
     def beat_answered(self) -> None:
-        """The coordinator has answered the oldest heartbeat."""
+        """Receive the answer to the oldest heartbeat."""
         if self._before_beat:
             self._confirm(self._before_beat.popleft())
 
     def parted(self) -> None:
-        """The coordinator knows that this worker has left."""
+        """Receive the confirmation that this worker has left."""
         self.has_parted, self._leave = True, None
 
     def _confirm(self, iterations: frozenset[int]) -> None:
+        """Stop repeating the announcements of these iterations: the coordinator has received them."""
         for iteration in iterations:
             self._unconfirmed.pop(iteration, None)
 
     def reconnected(self) -> list[Any]:
-        """The connection was lost, and there is a new one. What to say again, since it may not have been heard."""
-        self._before_beat.clear()  # a Beat of the old connection is not answered on the new one
+        """Return the messages to repeat on a new connection, because they may have been lost with the old one."""
+        self._before_beat.clear()  # a heartbeat of the old connection is not answered on the new one
         again = [*self._unconfirmed.values(), *self._requests.values()]
         return again + [each for each in (self._started, self._ready, self._finish, self._leave) if each is not None]

@@ -1,4 +1,5 @@
-"""What an Apply does to the weights: flat buffers, their layout, combining, and the optimizer on the server's side.
+"""The model on the server: its layout, flat buffers, optimizers, staleness correction, and checkpoints.
 
-Importing this package loads no torch. `layout`, `spec` and `half` never do; `optimizer` and `slice` need it.
+Importing this package does not import torch. `layout`, `optimizer_spec` and `half_precision` never import it;
+`optimizer` and `slice` need it.
 """

@@ -1,8 +1,9 @@
-"""Checkpoints: the whole model at one version, with the position in the data and the table of what was applied.
+"""Checkpoints: the whole model at one version, with the state of the job.
 
-A checkpoint is a folder `version-000000123` in the job's folder: one `shard-K.safetensors` for each shard (weights and
-the optimizer's state) and `job.json`. It is written under another name and renamed when it is whole, so a folder that
-has its name is good; the last two are kept.
+A checkpoint is a folder `version-000000123` in the job's folder. It holds one `shard-K.safetensors` for each shard
+(weights and optimizer state) and `job.json` (the version, the samples that are done, the newest applied iterations).
+The folder is written under a temporary name and renamed when it is complete, so a folder with the final name is always
+complete. The last two checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -23,36 +24,39 @@ from safetensors.numpy import save_file
 from paceline.model.description import Description
 
 FORMAT = 2
-KEPT = 2
-PART = ".part"
-MAX_NUMBER = 1 << 63  # of a version, and of shards
+KEPT = 2  # checkpoints
+PART = ".part"  # the suffix of a checkpoint that is being written
+MAX_NUMBER = 1 << 63  # limit of the version and of the number of shards
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used. The message says what to do."""
+    """A checkpoint cannot be used. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that is whole."""
+    """A complete checkpoint: its folder, and the content of its `job.json`."""
 
     folder: Path
     job: Mapping[str, Any]
 
     @property
     def version(self) -> int:
+        """The version of the model."""
         return int(self.job["version"])
 
     @property
     def shards(self) -> int:
+        """The number of shards that wrote the checkpoint."""
         return int(self.job["shards"])
 
     @property
     def description(self) -> Description:
+        """The layout and the optimizer of the model."""
         return Description.from_json(json.dumps(self.job["description"]).encode())
 
     def must_be_of(self, described: Description) -> None:
-        """Refuse another model or optimizer, in one sentence."""
+        """Raise CheckpointError if the checkpoint is of another model or another optimizer."""
         ours = self.description
         difference = ours.layout.differs_from(described.layout)
         if difference:
@@ -65,34 +69,34 @@ class Checkpoint:
 
 
 def part_of(folder: Path, version: int) -> Path:
-    """Where a checkpoint is written until it is whole."""
+    """Return the folder in which a checkpoint is written until it is complete."""
     return folder / f"version-{version:09d}{PART}"
 
 
 def save_shard(folder: Path, number: int, tensors: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> None:
-    """Write one shard's part, down to the disk."""
+    """Write one shard's part of a checkpoint, and wait until it is on disk."""
     path = shard_file(folder, number)
     save_file(dict(tensors), path, metadata={"paceline": json.dumps(meta)})
     _sync(path)
 
 
 def load_shard(folder: Path, number: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """What `save_shard` wrote."""
+    """Return the tensors and the metadata that `save_shard` wrote."""
     return load(shard_file(folder, number))
 
 
 def load(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """One shard's part, by its file."""
+    """Return the tensors and the metadata of one shard's file."""
     try:
         with safe_open(path, "numpy") as file:
             meta = json.loads((file.metadata() or {}).get("paceline", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118 (it is no mapping)
+            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118 (`file` is not a mapping)
     except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"The checkpoint's file {path} cannot be read: {error}.") from None
+        raise CheckpointError(f"The checkpoint file {path} cannot be read: {error}.") from None
 
 
 def finish(part: Path, job: Mapping[str, Any]) -> Checkpoint:
-    """All shards have written: add what the coordinator knows, and give it its name."""
+    """Complete a checkpoint whose shards have all written: add `job.json`, and give the folder its final name."""
     described = part / "job.json"
     described.write_text(json.dumps({"format": FORMAT} | dict(job), indent=1) + "\n")
     _sync(described)
@@ -107,28 +111,28 @@ def finish(part: Path, job: Mapping[str, Any]) -> Checkpoint:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint in a job's folder; None if there is none. A damaged one is an error."""
-    found = _whole(folder)
+    """Return the newest complete checkpoint in a job's folder, or None. Raise CheckpointError if it is damaged."""
+    found = _complete(folder)
     return read(found[-1]) if found else None
 
 
 def read(folder: Path) -> Checkpoint:
-    """One checkpoint, by its own folder or by its job's: then the newest."""
+    """Return the checkpoint in this folder. If this is the folder of a job, return its newest checkpoint."""
     if not folder.is_dir():
-        raise CheckpointError(f"There is no checkpoint at {folder}; name the folder that --checkpoint was given.")
+        raise CheckpointError(f"There is no checkpoint at {folder}; name the folder that you gave to --checkpoint.")
     if not (folder / "job.json").is_file():
-        inside = _whole(folder)
+        inside = _complete(folder)
         if not inside:
-            raise CheckpointError(f"There is no checkpoint in {folder}; name the folder that --checkpoint was given.")
+            raise CheckpointError(f"There is no checkpoint in {folder}; name the folder that you gave to --checkpoint.")
         folder = inside[-1]
     try:
         job = json.loads((folder / "job.json").read_text())
         checkpoint = Checkpoint(folder, job)
         if job["format"] != FORMAT:
-            raise CheckpointError(f"The checkpoint {folder} has format {job['format']}, and this is format {FORMAT}.")
+            raise CheckpointError(f"The checkpoint {folder} has format {job['format']}; this paceline reads {FORMAT}.")
         if not 0 <= checkpoint.version < MAX_NUMBER or not 1 <= checkpoint.shards < MAX_NUMBER:
             raise ValueError(f"version {checkpoint.version} of {checkpoint.shards} shards")
-        _ = checkpoint.description  # all that is needed is there
+        _ = checkpoint.description  # raises if it cannot be read
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -140,7 +144,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def weights(checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float32]]:
-    """Every tensor of the model by its name, as a plain state_dict has them."""
+    """Return every tensor of the model by its name, as in a plain state_dict."""
     layout = checkpoint.description.layout
     flat = np.empty(layout.size, dtype=np.float32)
     filled = []
@@ -150,7 +154,7 @@ def weights(checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float32]]:
             mine = tensors.get(f"{piece}/weights")
             start, stop = where
             if mine is None or mine.shape != (stop - start,) or not 0 <= start <= stop <= layout.size:
-                raise CheckpointError(f"The checkpoint {checkpoint.folder} is damaged: shard {number} has other parts.")
+                raise CheckpointError(f"The checkpoint {checkpoint.folder} is damaged: shard {number} lacks a piece.")
             flat[start:stop] = mine
             filled.append((start, stop))
     ends = [0, *(end for part in sorted(filled) for end in part), layout.size]
@@ -163,7 +167,7 @@ def weights(checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float32]]:
 
 
 def _pieces(meta: Any) -> list[tuple[int, int]]:
-    """From where to where each piece of a shard goes, as far as what a file says can be made out."""
+    """Return the range of each piece of a shard from the file's metadata. A range that makes no sense is (-1, -1)."""
     match meta:
         case {"pieces": [*pieces]}:
             ends = [(each.get("start"), each.get("stop")) if isinstance(each, dict) else (-1, -1) for each in pieces]
@@ -171,21 +175,24 @@ def _pieces(meta: Any) -> list[tuple[int, int]]:
     return []
 
 
-def _whole(folder: Path) -> list[Path]:
+def _complete(folder: Path) -> list[Path]:
+    """Return the folders of all complete checkpoints, oldest first."""
     return sorted(path for path in folder.glob("version-*") if not path.name.endswith(PART) and path.is_dir())
 
 
 def _prune(folder: Path) -> None:
-    for old in _whole(folder)[:-KEPT]:
+    """Remove all but the newest checkpoints."""
+    for old in _complete(folder)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def shard_file(folder: Path, number: int) -> Path:
-    """Where a shard's part is."""
+    """Return the file of a shard's part."""
     return folder / f"shard-{number}.safetensors"
 
 
 def _sync(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

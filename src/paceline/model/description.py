@@ -1,4 +1,4 @@
-"""What a job trains, as a worker describes it when it joins: the model's layout and the optimizer."""
+"""The description of a model that a worker sends when it joins: the layout and the optimizer."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from dataclasses import dataclass
 from paceline.model.layout import Layout
 from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 
-EACH, FEW, MANY = 1 << 15, 16, 64  # elements in a slice, and how many slices there are, if nobody says
-MIN_PIECE_ELEMENTS = (
-    1 << 13
-)  # elements in a slice, if it can be helped: below, its head and its step cost more than its bytes
+PIECE_ELEMENTS = 1 << 15  # elements per piece, if the number of pieces is not configured
+MIN_PIECES, MAX_PIECES = 16, 64  # limits of the number of pieces in that case
+MIN_PIECE_ELEMENTS = 1 << 13  # in a smaller piece, the header and the optimizer step cost more than the bytes
 
 
 @dataclass(frozen=True)
 class Description:
-    """A model's layout and its optimizer. Every worker of a job must bring the same."""
+    """The layout and the optimizer of a model. All workers of a job must have the same."""
 
     layout: Layout
     optimizer: OptimizerSpec
-    fixed: str = ""  # a digest of what is part of the model and does not travel, its frozen parameters
+    fixed: str = ""  # a digest of the parts of the model that are not sent, such as frozen parameters
 
-    MAX_BYTES = 16 << 20  # bytes of JSON
+    MAX_BYTES = 16 << 20  # of the JSON text
 
-    def deal(self, shards: int, slices: int | None = None) -> list[tuple[tuple[int, int], ...]]:
-        """Cut the model into so many slices or a few more, and deal them out to shards like cards.
+    def deal(self, shards: int, pieces: int | None = None) -> list[tuple[tuple[int, int], ...]]:
+        """Cut the model into at least `pieces` pieces, deal them to the shards in turn, and return those of each shard.
 
-        So every part of the model is spread over all shards. Slices are not made too small, and where an optimizer
-        looks at whole tensors, there are as many as the tensors allow. ValueError if there are more shards.
-        slices: None is as many as its size calls for, to be streamed.
+        So every part of the model is spread over all shards. There are fewer pieces if they would be too small, or if
+        the optimizer needs whole tensors and the model has too few of them. Raise ValueError if the model cannot be
+        cut into one piece per shard.
+
+        pieces: None chooses a number for streaming, from the size of the model.
         """
-        if slices is None:
-            slices = min(max(FEW, self.layout.size // EACH), MANY)
+        if pieces is None:
+            pieces = min(max(MIN_PIECES, self.layout.size // PIECE_ELEMENTS), MAX_PIECES)
         anywhere = is_elementwise(self.optimizer.name)
-        rows = max(1, min(-(-slices // shards), self.layout.size // (shards * MIN_PIECE_ELEMENTS)))
+        rows = max(1, min(-(-pieces // shards), self.layout.size // (shards * MIN_PIECE_ELEMENTS)))
         while True:
             try:
                 cut = self.layout.cut(shards * rows, anywhere)
@@ -46,9 +47,10 @@ class Description:
         return [tuple((each.start, each.stop) for each in cut[shard::shards]) for shard in range(shards)]
 
     def differs_from(self, other: Description) -> str | None:
-        """One sentence that names the first difference that matters, or None. `self` is what is here, `other` there.
+        """Return one sentence that names the first difference that matters, or None. `self` is "here", `other` "there".
 
-        An optimizer's settings may differ: the first worker's count, and learning rates travel with each update.
+        The settings of the optimizers may differ: those of the first worker count, and each update carries its own
+        learning rates.
         """
         difference = self.layout.differs_from(other.layout)
         if difference:
@@ -60,20 +62,21 @@ class Description:
         if groups != others:
             return f"the optimizer has {groups} parameter groups here and {others} there"
         if self.fixed != other.fixed:
-            return "parameters that are frozen, or buffers, have other values there: load or seed them alike"
+            return "frozen parameters or buffers have other values there: load the same values, or use the same seed"
         return None
 
     def as_json(self) -> bytes:
+        """Return the description as JSON text."""
         values = {"layout": self.layout.as_json(), "optimizer": self.optimizer.as_json(), "fixed": self.fixed}
         return json.dumps(values).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Description:
-        """Read what `as_json` wrote. Whatever else it is given: ValueError with one sentence."""
+        """Return the description that `as_json` wrote. Raise ValueError with one sentence if the text is not one."""
         try:
             values = json.loads(text)
         except RecursionError:
-            raise ValueError("a description is not nested so deep") from None
+            raise ValueError("a description must not be nested that deeply") from None
         match values:
             case {"layout": layout, "optimizer": optimizer, **rest} if rest.keys() <= {"fixed"}:
                 fixed = str(rest.get("fixed", ""))[:128]

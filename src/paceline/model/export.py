@@ -1,4 +1,4 @@
-"""A checkpoint's model as a plain state_dict, for whoever wants to use it without paceline."""
+"""Export the model of a checkpoint as a plain state_dict, for use without paceline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ FORMATS = (".safetensors", ".pt")
 
 
 def export(source: Path, target: Path) -> tuple[int, int]:
-    """Write it; the version and the number of tensors. Nothing is left behind if it fails."""
+    """Write the model of a checkpoint to a file. Return its version and its number of tensors.
+
+    If the export fails, no partial file is left behind.
+    """
     found = checkpoint.read(source)
     tensors = checkpoint.weights(found)
     part = target.with_name(target.name + ".part")
@@ -29,12 +32,12 @@ def export(source: Path, target: Path) -> tuple[int, int]:
 
 
 def _save_torch(tensors: dict[str, Any], found: checkpoint.Checkpoint, path: Path) -> None:
-    import torch  # only here: .safetensors needs none
+    import torch  # here, because .safetensors files need no torch
 
     types = {tensor.name: getattr(torch, tensor.dtype) for tensor in found.description.layout.tensors}
     state = {}
     for name, array in tensors.items():
         tensor = torch.from_numpy(array)
-        # A count (batch norm has one) is a mean over workers on the server, and may lie between two.
+        # The server averages integer statistics, such as batch norm's counter, over the workers. So they are rounded.
         state[name] = tensor.to(types[name]) if types[name].is_floating_point else tensor.round().to(types[name])
     torch.save(state, path)

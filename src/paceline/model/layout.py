@@ -1,4 +1,4 @@
-"""How a model's parameters lie one after the other in one flat buffer of float32 elements, and how that is cut."""
+"""The layout of a model's tensors in one flat buffer of float32 elements, and how that buffer is cut."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-#: Types a parameter may have in the worker's model. In the buffer each is float32.
+#: The types that a parameter may have in the worker's model. In the buffer, every element is float32.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-#: Types that a statistic may have besides (batch norm counts its batches).
+#: Types that only a running statistic may have (batch norm counts its batches).
 WHOLE = ("int64", "int32", "int16", "int8", "uint8")
 
-#: The "group" of tensors that no optimizer moves: a model's running statistics (torch calls them buffers). They are
-#: averaged over the workers instead; see `Slice.step`.
+#: The "group" of a model's running statistics (torch calls them buffers). No optimizer changes them; they are averaged
+#: over the workers instead (see `Slice.step`).
 STATISTICS = -1
 
-#: More elements than this (4 TiB of float32) are a mistake or an attack, not a model.
+#: The limit of a model's elements (4 TiB of float32). A larger number is a mistake or an attack.
 MAX_ELEMENTS = 2**40
-#: torch itself holds no more dimensions.
+#: The limit of torch itself.
 MAX_DIMENSIONS = 64
-#: More groups than this nobody has; it bounds what a stranger's layout can make us allocate.
+#: The limit of parameter groups. It bounds the memory that a hostile layout can make the server allocate.
 MAX_GROUPS = 2**16
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter: its name in the model, its shape and type there, and the optimizer's group it belongs to.
+    """One parameter of a model: its name, shape and type, and its parameter group in the optimizer.
 
-    Or one running statistic: its group is STATISTICS.
+    For a running statistic, the group is STATISTICS.
     """
 
     name: str
@@ -42,15 +42,15 @@ class Tensor:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"a tensor's name must be a string that is not empty, not {self.name!r:.80}")
+            raise ValueError(f"the name of a tensor must be a string that is not empty; got {self.name!r:.80}")
         if not isinstance(self.shape, tuple) or len(self.shape) > MAX_DIMENSIONS:
             raise ValueError(f"the shape of {self.name!r} must be a tuple of at most {MAX_DIMENSIONS} sizes")
-        # Each size by itself as well as their product: a zero among them would hide an absurd one.
+        # Check each size and the product: a zero among the sizes would hide an absurd one.
         if not all(_is_count(size, MAX_ELEMENTS) for size in self.shape) or self.size > MAX_ELEMENTS:
             raise ValueError(
                 f"the sizes in the shape of {self.name!r} must be whole numbers from 0 up to a total of 2^40"
             )
-        # `type`, because True == 1 and -1.0 == -1.
+        # `type is`, because True == 1 and -1.0 == -1.
         known = type(self.group) is int and STATISTICS <= self.group < MAX_GROUPS
         if not known:
             raise ValueError(f"the group of {self.name!r} must be a whole number from -1 to {MAX_GROUPS - 1}")
@@ -60,13 +60,13 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a model, in the order in which they lie in the buffer. Names are unique."""
+    """The tensors of a model, in their order in the buffer. Their names are unique."""
 
     tensors: tuple[Tensor, ...]
 
@@ -77,27 +77,27 @@ class Layout:
                 raise ValueError(f"the layout names {tensor.name!r} twice")
             seen.add(tensor.name)
         if self.size > MAX_ELEMENTS:
-            raise ValueError(f"the layout holds {self.size} elements, more than the 2^40 that are allowed")
+            raise ValueError(f"the layout has {self.size} elements, which is more than the 2^40 that are allowed")
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each tensor begins, and at the end where the last one stops: one more than there are tensors."""
+        """The offset of each tensor in the buffer, followed by the size of the buffer."""
         return (0, *accumulate(tensor.size for tensor in self.tensors))
 
     @property
     def size(self) -> int:
-        """Number of elements in the buffer."""
+        """The number of elements in the buffer."""
         return self.offsets[-1]
 
     @property
     def groups(self) -> int:
-        """How many parameter groups the optimizer needs at least."""
+        """The number of parameter groups that the optimizer needs at least."""
         return 1 + max((tensor.group for tensor in self.tensors), default=-1)
 
     def within(self, start: int, stop: int) -> Iterator[tuple[Tensor, int, int]]:
-        """The tensors that lie in part or whole in [start, stop), each with where that part begins and ends.
+        """Yield each tensor that overlaps the range [start, stop), with the start and the stop of the overlap.
 
-        Both ends count in elements of the whole buffer. Tensors without elements are left out.
+        All positions count elements of the whole buffer. Tensors without elements are left out.
         """
         first = bisect_right(self.offsets, start) - 1
         for index in range(first, len(self.tensors)):
@@ -108,12 +108,12 @@ class Layout:
                 yield self.tensors[index], begin, end
 
     def digest(self) -> str:
-        """SHA-256, in hex: equal for two layouts if, and only if, they are equal."""
+        """Return the SHA-256 of the layout in hex. Two layouts have the same digest if and only if they are equal."""
         canonical = json.dumps(self.as_json(), separators=(",", ":"), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def differs_from(self, other: Layout) -> str | None:
-        """One sentence that names the first difference, or None. `self` is what is here, `other` there."""
+        """Return one sentence that names the first difference, or None. `self` is "here", `other` is "there"."""
         for index, (ours, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
             if ours.name != theirs.name:
                 return f"parameter {index} is {ours.name!r} here and {theirs.name!r} there"
@@ -129,29 +129,30 @@ class Layout:
         return None
 
     def as_json(self) -> dict[str, object]:
-        """As values that JSON knows; `from_json` reads them back."""
+        """Return the layout as JSON values."""
         return {"tensors": [[each.name, list(each.shape), each.dtype, each.group] for each in self.tensors]}
 
     @classmethod
     def from_json(cls, value: object) -> Layout:
-        """Read what `as_json` wrote. Whatever else it is given: ValueError with one sentence."""
+        """Return the layout that `as_json` wrote. Raise ValueError with one sentence if it is not one."""
         match value:
             case {"tensors": list(rows), **rest} if not rest:
                 return cls(tuple(_tensor_from(row) for row in rows))
         raise ValueError('a layout must be an object with one entry, "tensors", that is a list')
 
     def cut(self, shards: int, anywhere: bool) -> tuple[range, ...]:
-        """Cut the buffer into that many pieces without gaps, one a shard, none of them empty.
+        """Cut the buffer into one piece per shard. The pieces have no gaps, and none of them is empty.
 
-        anywhere: sizes differ by one element at most. Otherwise every cut is at a tensor's boundary; the largest piece
-        is as small as that allows, and the others are as even as is found in one pass from left to right.
+        anywhere: True if a tensor may be cut; then the sizes differ by at most one element. Otherwise every cut is at a
+        boundary of tensors. Then the largest piece is as small as possible, and one pass from left to right makes the
+        others as even as it can.
         """
         if shards < 1:
-            raise ValueError(f"a model is cut into at least 1 shard, not {shards}")
+            raise ValueError(f"a model must be cut into at least 1 shard, not {shards}")
         sizes = [tensor.size for tensor in self.tensors if tensor.size]
         most, unit = (self.size, "elements") if anywhere else (len(sizes), "tensors that are not empty")
         if shards > most:
-            raise ValueError(f"{shards} shards are too many: the model has only {most} {unit} to share out")
+            raise ValueError(f"{shards} shards are too many: the model has only {most} {unit}")
         if anywhere:
             ends = [self.size * shard // shards for shard in range(shards + 1)]
         else:
@@ -171,10 +172,10 @@ def _tensor_from(row: object) -> Tensor:
 
 
 def _cut_between(sizes: list[int], shards: int) -> list[int]:
-    """Where to cut between neighbours so that the largest of the pieces is as small as can be: 0, …, sum(sizes)."""
+    """Return the cuts between tensors, from 0 to sum(sizes), that make the largest piece as small as possible."""
     ends = [0, *accumulate(sizes)]
     low, high = max(sizes), ends[-1]
-    while low < high:  # The smallest room in which every piece fits.
+    while low < high:  # search for the smallest possible size of the largest piece
         middle = (low + high) // 2
         if _pieces_needed(ends, middle)[0] <= shards:
             high = middle
@@ -182,9 +183,9 @@ def _cut_between(sizes: list[int], shards: int) -> list[int]:
             low = middle + 1
     needed = _pieces_needed(ends, low)
     cuts, at = [0], 0
-    for left in range(shards - 1, 0, -1):  # `left` shards come after this one.
+    for left in range(shards - 1, 0, -1):  # `left` shards come after this one
         even = ends[at] + (ends[-1] - ends[at]) / (left + 1)
-        # It must fit, leave the others one tensor each, and leave them no more than they can hold.
+        # The piece must fit, leave at least one tensor for each later piece, and leave no more than those can hold.
         last = min(bisect_right(ends, ends[at] + low) - 1, len(sizes) - left)
         first = next(index for index in range(at + 1, last + 1) if needed[index] <= left)
         after = min(max(bisect_left(ends, even), first), last)
@@ -194,7 +195,7 @@ def _cut_between(sizes: list[int], shards: int) -> list[int]:
 
 
 def _pieces_needed(ends: list[int], room: int) -> list[int]:
-    """For each tensor: how many pieces of at most `room` elements it takes to hold it and all that follow."""
+    """Return, for each tensor, how many pieces of at most `room` elements can hold it and all later tensors."""
     needed = [0] * len(ends)
     for index in range(len(ends) - 2, -1, -1):
         needed[index] = 1 + needed[bisect_right(ends, ends[index] + room) - 1]

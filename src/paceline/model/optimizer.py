@@ -1,4 +1,4 @@
-"""From a live torch.optim optimizer to its spec, and from a spec to an optimizer over the server's own tensors."""
+"""Convert a live torch.optim optimizer to its specification, and make an optimizer from a specification."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from paceline.model.optimizer_spec import REFUSED, OptimizerSpec, Setting, is_el
 
 __all__ = ["OptimizerSpec", "bare_step", "is_elementwise", "make", "names", "spec_of", "trial", "without_compiler"]
 
-#: Settings that say how a step is computed, not what it is. The worker's device decides them there, we here.
+#: Settings that select an implementation of the step. Worker and server choose their own, for their own devices.
 IMPLEMENTATION = frozenset(("foreach", "fused", "capturable", "differentiable"))
 
 
 def names() -> list[str]:
-    """The optimizers that can run on a server."""
+    """Return the names of the optimizers that can run on a server."""
     found = (name for name, value in vars(torch.optim).items() if _is_optimizer(value))
     return sorted(name for name in found if name not in REFUSED)
 
 
 def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-    """Read the spec from a live optimizer. What cannot be said in plain values: ValueError with one sentence.
+    """Return the specification of a live optimizer. Raise ValueError if a setting is not a plain value.
 
-    Left out are the choice of implementation and what schedulers leave in the groups (`initial_lr` and the like).
+    The choice of implementation is left out, and so are entries that schedulers add to the groups (`initial_lr` etc.).
     """
     name = type(optimizer).__name__
     if type(optimizer) is not getattr(torch.optim, name, None):
-        there = ", ".join(names())
-        raise ValueError(f"{name} is not torch.optim's own, so a server cannot make it; there are {there}")
+        known = ", ".join(names())
+        raise ValueError(f"{name} is not torch.optim's own, so a server cannot make it; use one of {known}")
     kept = [key for key in optimizer.defaults if key not in IMPLEMENTATION]
     groups = [{key: _plain(name, key, group[key]) for key in kept} for group in optimizer.param_groups]
     for settings in groups:
-        # Adagrad takes this one from its constructor alone, whatever a group says.
+        # Adagrad reads this setting from its constructor only and ignores the group's value.
         if "initial_accumulator_value" in settings:
             key = "initial_accumulator_value"
             settings[key] = _plain(name, key, optimizer.defaults[key])
@@ -44,42 +44,44 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
 
 
 def make(spec: OptimizerSpec, groups_of_tensors: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
-    """The optimizer over these tensors, one sequence a group; a group may be empty.
+    """Make an optimizer over these tensors, with one sequence of tensors per group. A group may be empty.
 
-    A spec that torch does not know, or whose settings it does not accept: ValueError with one sentence.
+    Raise ValueError with one sentence if torch does not know the optimizer or does not accept its settings.
     """
     if len(groups_of_tensors) != (due := len(spec.settings_of_groups)):
         raise ValueError(f"{spec.name} has settings for {due} groups of tensors, not {len(groups_of_tensors)}")
     for settings in spec.settings_of_groups:
-        _trial(spec.name, settings, (1, 1))  # Two dimensions: Muon takes nothing else.
+        _trial(spec.name, settings, (1, 1))  # two dimensions, because Muon accepts nothing else
     on = next((tensor.device.type for tensors in groups_of_tensors for tensor in tensors), "cpu")
     chosen = _implementation(spec.name, on)
     if spec.name == "SGD" and not any(settings.get("momentum") for settings in spec.settings_of_groups):
-        chosen = {"fused": False, "foreach": False}  # as quick in large steps, and less ado in small ones
+        chosen = {"fused": False, "foreach": False}  # as fast in large steps, and faster in small ones
     groups = [
         {"params": list(tensors), **_without_implementation(settings), **chosen}
         for tensors, settings in zip(groups_of_tensors, spec.settings_of_groups, strict=True)
     ]
-    # The first group's settings are the defaults too: Adagrad fills its state from those.
+    # The first group's settings are also the defaults, because Adagrad fills its state from the defaults.
     arguments = _arguments(spec.name, spec.settings_of_groups[0])
     optimizer: torch.optim.Optimizer = _class_of(spec.name)(groups, **arguments, **chosen)
     return optimizer
 
 
 def bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], object]:
-    """Makes a step without what torch wraps it in for profilers and compilers; to be called without gradients on.
+    """Return the optimizer's step function without torch's wrappers for profilers and compilers.
 
-    Of a small step those wraps are the most, and they bring torch's compiler along.
+    The wrappers take most of the time of a small step, and they import torch's compiler. Call the function inside
+    `torch.no_grad()`.
     """
     step: Callable[[torch.optim.Optimizer], object] = inspect.unwrap(kind.step)
     return step
 
 
 def without_compiler() -> None:
-    """Spare this process torch's compiler, if it only makes steps: to import it takes 1.5 s and 70 MB.
+    """Keep torch from importing its compiler into a process that only makes optimizer steps.
 
-    torch imports it with the first optimizer, to mark methods as not to be compiled. Where the mark is there, it does
-    not. Should a later torch look for it elsewhere, this does nothing.
+    The import takes 1.5 s and 70 MB. torch imports the compiler with the first optimizer, to mark two methods as not to
+    be compiled. This function sets the marks beforehand, so torch skips the import. If a later torch looks for the
+    marks elsewhere, this function has no effect.
     """
     for marked in (torch.optim.Optimizer.add_param_group, torch.optim.Optimizer.zero_grad):
         method = getattr(marked, "__wrapped__", None)
@@ -88,12 +90,15 @@ def without_compiler() -> None:
 
 
 def trial(spec: OptimizerSpec, group: int, dimensions: int) -> dict[str, Any]:
-    """What this optimizer remembers of a parameter once it has made a step, tried on a parameter of one element."""
+    """Return the state that this optimizer keeps for a parameter after a step, from a trial with one element."""
     return _trial(spec.name, spec.settings_of_groups[group], (1,) * dimensions)
 
 
 def _trial(name: str, settings: Mapping[str, Setting], shape: tuple[int, ...]) -> dict[str, Any]:
-    """One step with these settings, so that what torch minds in them comes out here and not in the midst of a run."""
+    """Make one step with these settings and return the state. Raise ValueError if torch rejects the settings.
+
+    Without the trial, torch would reject some settings only during the run.
+    """
     kind, chosen = _class_of(name), _implementation(name)
     parameter = _dummy(shape)
     try:
@@ -111,7 +116,7 @@ def _trial(name: str, settings: Mapping[str, Setting], shape: tuple[int, ...]) -
 
 @cache
 def _implementation(name: str, device: str = "cpu") -> dict[str, bool]:
-    """The quickest implementation that there is on this kind of device: fused, else the plain loop.
+    """Return the settings of the fastest implementation on this kind of device: fused if it exists, or a plain loop.
 
     On a CPU, one step over 25M elements in one flat tensor (100 MB), in ms, fused / foreach / plain, best of 7:
                        1 thread              2 threads
@@ -121,14 +126,14 @@ def _implementation(name: str, device: str = "cpu") -> dict[str, bool]:
         AdamW          50.1 / 90.7 / 90.0   25.4 / 46.6 / 46.6
         Adagrad        33.2 / 58.7 / 51.9   16.8 / 30.4 / 26.7
         RMSprop           - / 57.3 / 57.1      - / 29.8 / 29.6
-    Plain SGD alone gains nothing from it, and loses nothing that counts.
+    Only plain SGD gains nothing from the fused implementation, and it hardly loses anything.
     """
     kind = _class_of(name)
     known = inspect.signature(kind).parameters
     plain = {"foreach": False} if "foreach" in known else {}
     if "fused" not in known:
         return plain
-    try:  # Which devices have a fused kernel differs from one torch to the next: ask by trying.
+    try:  # the devices that have a fused kernel differ between versions of torch
         with torch.no_grad():
             bare_step(kind)(kind([_dummy((1,), device)], fused=True, lr=0.0))
     except RuntimeError:
@@ -159,7 +164,7 @@ def _without_implementation(settings: Mapping[str, Setting]) -> dict[str, Settin
 
 
 def _arguments(name: str, settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Those of the settings that the constructor takes. Some live in the groups alone (AdamW's decoupled decay)."""
+    """Return the settings that the constructor accepts. Some exist in the groups only (AdamW's decoupled decay)."""
     known = inspect.signature(_class_of(name)).parameters.keys() - IMPLEMENTATION - {"params"}
     return {key: value for key, value in settings.items() if key in known}
 

@@ -1,4 +1,4 @@
-"""Which optimizer, as plain values that can be sent and stored: never code, never a pickle. Needs no torch."""
+"""The specification of an optimizer, in plain values that can be sent and stored without pickle. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import TypeAlias
 Number: TypeAlias = bool | int | float | None
 Setting: TypeAlias = Number | str | tuple[Number, ...]
 
-#: An element's update depends on that element alone (and on numbers that all share), so slices are cut anywhere.
+#: Optimizers that update each element from that element alone (and shared numbers). A tensor may be cut anywhere.
 ELEMENTWISE = frozenset(
     ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
 )
-#: What cannot run on a server, and why.
+#: Optimizers that cannot run on a server, and why.
 REFUSED = {
     "LBFGS": "LBFGS cannot run on the server: its step calls back into the model (a closure); use SGD or Adam",
-    "SparseAdam": "SparseAdam cannot run on the server: it needs sparse gradients, and those sent are dense; use Adam",
+    "SparseAdam": "SparseAdam cannot run on the server: it needs sparse gradients, and these are dense; use Adam",
 }
 
 
 def is_elementwise(name: str) -> bool:
-    """May a tensor be cut in two under this optimizer? False for those that look at a whole tensor, and if unknown."""
+    """Return True if a tensor may be cut in two under this optimizer. False also for an unknown optimizer."""
     return name in ELEMENTWISE
 
 
@@ -49,7 +49,7 @@ class OptimizerSpec:
                     )
 
     def as_json(self) -> dict[str, object]:
-        """As values that JSON knows; `from_json` reads them back."""
+        """Return the specification as JSON values."""
         return {
             "name": self.name,
             "groups": [
@@ -60,7 +60,7 @@ class OptimizerSpec:
 
     @classmethod
     def from_json(cls, value: object) -> OptimizerSpec:
-        """Read what `as_json` wrote. Whatever else it is given: ValueError with one sentence."""
+        """Return the specification that `as_json` wrote. Raise ValueError with one sentence if it is not one."""
         match value:
             case {"name": str(name), "groups": list(groups), **rest} if not rest:
                 if all(isinstance(settings, dict) for settings in groups):
@@ -79,9 +79,9 @@ def _is_setting(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """None is one: Adafactor has it in a tuple. NaN and infinity are not: JSON has no word for them."""
+    """Return True for a finite number or None. Adafactor has None in a tuple; JSON has no NaN or infinity."""
     return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
-#: What a server does with changes of a model: it adds them up.
+#: The optimizer of a server that adds up the changes that workers push.
 SUMS = OptimizerSpec("SGD", ({"lr": 1.0},))

@@ -1,7 +1,7 @@
-"""How much updates point the same way as those they are applied with.
+"""The cosine similarity of each update with the sum of all updates that are applied together.
 
-Of a model that is cut into shards each has a part of every update: the products of the parts add up (`Products`), and
-the cosines follow from the sums.
+Each shard holds a part of every update. The dot products of the parts (`Products`) add up over the shards, and the
+cosines follow from the sums.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Products:
-    """Of some updates: each with what they come to together, each with itself, and that with itself."""
+    """The dot products of updates and of their weighted sum, the "whole"."""
 
-    with_whole: tuple[float, ...]
-    with_itself: tuple[float, ...]
-    whole: float
+    with_whole: tuple[float, ...]  # each update with the whole
+    with_itself: tuple[float, ...]  # each update with itself
+    whole: float  # the whole with itself
 
     def __add__(self, other: Products) -> Products:
         return Products(
@@ -31,9 +31,10 @@ class Products:
         )
 
     def cosines(self) -> list[float]:
-        """Of each update with the whole. What has no direction, being zero or not finite, has a cosine of 0.
+        """Return the cosine of each update with the whole: 0 for an update that is zero or not finite.
 
-        An update is a part of the whole: even where all are noise, and n are as long, its cosine with it is 1/√n.
+        An update is itself a part of the whole. So among n updates that are pure noise of equal length, each cosine is
+        1/√n.
         """
         found = []
         for product, square in zip(self.with_whole, self.with_itself, strict=True):
@@ -43,8 +44,8 @@ class Products:
 
 
 def products(updates: Sequence[torch.Tensor], weights: Sequence[float]) -> Products:
-    """Of flat updates, and of what they come to together."""
-    import torch  # only now: the coordinator adds up without it
+    """Return the dot products of flat updates and of their weighted sum."""
+    import torch  # here, because the coordinator adds up Products without torch
 
     whole = torch.zeros_like(updates[0])
     for update, weight in zip(updates, weights, strict=True):

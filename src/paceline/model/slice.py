@@ -1,4 +1,4 @@
-"""One shard's part of the model: a flat buffer of weights, and the optimizer that moves it."""
+"""A range of the model on a shard: a flat buffer of weights, and the optimizer that changes it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paceline.model.layout import STATISTICS, Layout
 from paceline.model.optimizer import bare_step, make, trial
 from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 
-NEWEST = "newest"  # what the newest gradient is called in a checkpoint
+NEWEST = "newest"  # the name of the newest gradient in a checkpoint
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What the optimizer sees as one parameter: these elements of the model's buffer, in this shape."""
+    """A range of the model's buffer that the optimizer sees as one parameter, in this shape."""
 
     start: int
     stop: int
@@ -28,9 +28,9 @@ class _Part:
 
 
 class Slice:
-    """Elements [start, stop) of the model's buffer, and one step of its optimizer at a time.
+    """The elements [start, stop) of the model's buffer, with their optimizer.
 
-    Whatever raises ValueError leaves the slice untouched. Nothing here locks: one thread at a time.
+    A method that raises ValueError leaves the slice unchanged. A slice has no lock: use it from one thread at a time.
     """
 
     def __init__(
@@ -39,31 +39,31 @@ class Slice:
         if not 0 <= start < stop <= layout.size:
             raise ValueError(f"a slice from {start} to {stop} is not part of a model of {layout.size} elements")
         if layout.groups > (groups := len(spec.settings_of_groups)):
-            raise ValueError(f"the layout has {layout.groups} parameter groups and {spec.name} settings for {groups}")
+            raise ValueError(f"the layout has {layout.groups} parameter groups; {spec.name} has settings for {groups}")
         if not is_elementwise(spec.name) and not {start, stop} <= set(layout.offsets):
-            raise ValueError(f"{spec.name} looks at whole tensors: its slices must begin and end where tensors do")
+            raise ValueError(f"{spec.name} needs whole tensors: its slices must begin and end where tensors do")
         self.layout, self.start, self.stop, self.spec = layout, start, stop, spec
-        #: One contiguous float32 tensor, zeros at first. It stays where it is: views of it are good for ever.
+        #: One contiguous float32 tensor, zeros at first. It is never reallocated, so views of it stay valid.
         self.weights = torch.zeros(stop - start, dtype=torch.float32, device=device)
         parts = _parts(layout, start, stop, whole=not is_elementwise(spec.name))
         self._parts = [part for part in parts if part.group != STATISTICS]
         self._statistics = [self._part(self.weights, part) for part in parts if part.group == STATISTICS]
-        self._where = [part for part in parts if part.group == STATISTICS]
+        self._statistics_parts = [part for part in parts if part.group == STATISTICS]
         self._parameters = [self._part(self.weights, part) for part in self._parts]
         of_groups: list[list[torch.Tensor]] = [[] for _ in spec.settings_of_groups]
         for part, parameter in zip(self._parts, self._parameters, strict=True):
             of_groups[part.group].append(parameter)
         self._optimizer = make(spec, of_groups)
         self._make_step = bare_step(type(self._optimizer))
-        #: Of each group, as they are without any correction; torch's own where the spec is silent.
+        #: The settings of each group without any correction. torch's defaults fill what the specification leaves out.
         self._settings = [{**group, "params": ()} for group in self._optimizer.param_groups]
         self._sum: torch.Tensor | None = None
-        self._newest: torch.Tensor | None = None  # the gradient of the last step, if it is to be gone by
-        self._last: tuple[tuple[float, ...], int] | None = None  # the last step's rates, and the steps in a round then
+        self._newest: torch.Tensor | None = None  # the gradient of the last step, if predictions need it
+        self._last: tuple[tuple[float, ...], int] | None = None  # rates and steps per round, last time
 
     @property
     def buffer(self) -> memoryview:
-        """The bytes of the weights, for the wire: to send from and to receive into."""
+        """The bytes of the weights, to send from and to receive into."""
         return self.weights.numpy().data.cast("B")
 
     def step(
@@ -75,28 +75,28 @@ class Slice:
         turns: int = 1,
         whole: float | None = None,
     ) -> None:
-        """One optimizer step by Σ weight·gradient, with one learning rate for each parameter group.
+        """Make one optimizer step with the gradient Σ weight·gradient.
 
-        whole: what the updates weigh together, where `gradients` are sums of several; else the sum of `weights`.
+        gradients: flat float32 tensors of the slice's size. They are not changed, and not used after the step.
+        rates: one learning rate for each parameter group.
+        correct: how staleness is corrected (`correction.py`).
+        turns: the number of steps in a round.
+        whole: the total weight of the updates, if `gradients` are sums of several; otherwise the sum of `weights`.
 
-        correct, turns: how staleness is taken into account (`correction.py`), and how many steps make up a round.
-
-        Where the layout has running statistics, "gradients" hold the workers' own values of them, and no optimizer
-        comes into it: with W = Σ weight and a share c = min(1, W) they become (1−c)·old + c·Σ (weight/W)·value. So a
-        barrier gives the mean over its workers, whatever its weights are scaled by, and an update that is applied alone
-        counts by its own weight. Values and not differences: a mean of what workers have seen lies within what they
-        have seen, however stale it is. Differences that are 16 versions stale make batch norm's statistics diverge.
-
-        Gradients are flat float32 tensors of the slice's size. They are read, never written, and not held on to.
+        For running statistics, "gradients" hold the workers' own values, and the optimizer is not used. With
+        W = Σ weight and c = min(1, W), a statistic becomes (1−c)·old + c·Σ (weight/W)·value. So a barrier gives the
+        mean over its workers, however its weights are scaled, and an update that is applied alone counts with its own
+        weight. Workers send values and not differences, because a mean of values lies within the values, however stale
+        they are. Differences that are 16 versions stale make batch norm's statistics diverge.
         """
         self._must_fit(gradients, weights)
         if len(rates) != len(self.spec.settings_of_groups):
             raise ValueError(f"there are {len(self.spec.settings_of_groups)} parameter groups and {len(rates)} rates")
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
-            raise ValueError(f"a learning rate must be a number from 0 up, not {list(rates)}")
+            raise ValueError(f"a learning rate must be finite and not negative; got {list(rates)}")
         total = self._combined(gradients, weights)
         if correct != "full":
-            self._newest = None  # what there may be is not the newest any more
+            self._newest = None  # an earlier gradient is no longer the newest
         elif self._newest is None:
             self._newest = total.clone()
         else:
@@ -110,23 +110,23 @@ class Slice:
                     self._make_step(self._optimizer)
         finally:
             for parameter in self._parameters:
-                parameter.grad = None  # The caller's buffer is the caller's again.
+                parameter.grad = None  # release the caller's buffer
         sum_of_weights = sum(weights) if whole is None else whole
         if sum_of_weights > 0:
             share = min(1.0, sum_of_weights)
-            for statistic, part in zip(self._statistics, self._where, strict=True):
+            for statistic, part in zip(self._statistics, self._statistics_parts, strict=True):
                 statistic.mul_(1 - share).add_(self._part(total, part), alpha=share / sum_of_weights)
 
     def ahead(self, steps: int, correct: Correction, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The weights as they will be after so many more steps, as far as can be told; a copy, in `out` if given.
+        """Return a prediction of the weights after `steps` more steps. It is written to `out`, if given.
 
-        Nothing here is changed by it, so several threads may ask at a time, but none while a step is made.
+        The slice is not changed. So several threads may call this at the same time, but not during a step.
         """
         ahead = torch.empty_like(self.weights) if out is None else out
         if correct == "none" or steps <= 0:
             return ahead.copy_(self.weights)
         newest = self._newest if correct == "full" else None
-        for statistic, part in zip(self._statistics, self._where, strict=True):
+        for statistic, part in zip(self._statistics, self._statistics_parts, strict=True):
             self._part(ahead, part).copy_(statistic)
         groups = self._optimizer.param_groups
         for part, parameter in zip(self._parts, self._parameters, strict=True):
@@ -139,18 +139,18 @@ class Slice:
         return ahead
 
     def mix(self, models: Sequence[torch.Tensor], weights: Sequence[float], mix: float) -> None:
-        """weights ← (1−mix)·weights + mix·Σ weight·model, running statistics too. No optimizer comes into it."""
+        """Set weights ← (1−mix)·weights + mix·Σ weight·model, also for statistics. The optimizer is not used."""
         self._must_fit(models, weights)
         if not math.isfinite(mix):
-            raise ValueError(f"the share of the new models must be a number, not {mix}")
+            raise ValueError(f"the share of the new models must be a finite number; got {mix}")
         self.weights.mul_(1 - mix)
         for model, weight in zip(models, weights, strict=True):
             self.weights.add_(model, alpha=mix * weight)
 
     def check(self, gradient: torch.Tensor) -> str | None:
-        """One sentence if there is NaN or infinity in it."""
-        # A finite sum has only finite terms. Another may just have overflowed, so look again, but only then: for 25M
-        # elements on one thread the sum takes 5 ms and isfinite 85.
+        """Return one sentence if the gradient contains NaN or infinity, otherwise None."""
+        # If the sum is finite, all terms are. If it is not, it may only have overflowed, so check each element. The sum
+        # comes first because it is fast: for 25M elements on one thread it takes 5 ms, and isfinite takes 85.
         if math.isfinite(gradient.sum().item()):
             return None
         good = gradient.isfinite()
@@ -158,12 +158,12 @@ class Slice:
             return None
         at = self.start + int(good.logical_not().to(torch.uint8).argmax())
         tensor, _, _ = next(self.layout.within(at, at + 1))
-        return f"there is NaN or infinity in what was sent for {tensor.name!r}"
+        return f"there is NaN or infinity in the values for {tensor.name!r}"
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-        """All that is needed to go on from here: tensors for safetensors, and the rest as values that JSON knows.
+        """Return the whole state: tensors for safetensors, and the other values as JSON values.
 
-        The tensors are the live ones: write or copy them before the next step.
+        The tensors are not copies: write or copy them before the next step.
         """
         tensors, others = {"weights": self.weights}, dict[str, object]()
         if self._newest is not None:
@@ -187,20 +187,20 @@ class Slice:
         return tensors, meta
 
     def load(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
-        """Take over what `state` gave: the next step is then, bit for bit, the one that would have followed there.
+        """Restore a state that `state` returned. Later steps and predictions are then the same, bit for bit.
 
-        So is what `ahead` tells. From before there was such a thing it is not known what it goes by: it comes with the
-        next step.
+        A checkpoint that is older than the correction of staleness has no newest gradient. Then predictions do without
+        it until the next step.
 
-        Settings may differ from those of then (a resumed run may lower its weight decay), the layout, the cut and the
-        optimizer may not.
+        The settings may differ (a resumed run may lower its weight decay). The layout, the range and the optimizer must
+        be the same.
         """
         if meta.get("layout") != self.layout.digest():
             raise ValueError("the checkpoint is of another model: names, shapes, types or groups of parameters differ")
         if (meta.get("start"), meta.get("stop")) != (self.start, self.stop):
             raise ValueError(
                 f"the checkpoint holds elements {meta.get('start')} to {meta.get('stop')} of the model, and this shard "
-                f"has {self.start} to {self.stop}: resume with as many shards as there were"
+                f"has {self.start} to {self.stop}: resume with the same number of shards"
             )
         if meta.get("optimizer") != self.spec.name:
             raise ValueError(f"the checkpoint is of {meta.get('optimizer')}, and this run uses {self.spec.name}")
@@ -216,7 +216,7 @@ class Slice:
             if name not in ("weights", NEWEST):
                 index, _, key = name.partition(".")
                 if not index.isdecimal() or int(index) >= len(found):
-                    raise ValueError(f"the checkpoint is damaged: it holds {name!r:.80}, which belongs to nothing here")
+                    raise ValueError(f"the checkpoint is damaged: {name!r:.80} belongs to no parameter of this shard")
                 found[int(index)][key] = value
         for part, parameter, values in zip(self._parts, self._parameters, found, strict=True):
             self._must_be_state(part, parameter, values)
@@ -224,19 +224,19 @@ class Slice:
         self._newest = None if newest is None else newest.clone()
         self._pace(*last)
         for parameter, values in zip(self._parameters, found, strict=True):
-            # Not torch's load_state_dict: that casts, and numbers its parameters otherwise.
+            # Without torch's load_state_dict, which casts values and numbers the parameters differently.
             self._optimizer.state[parameter] = {
                 key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()
             }
 
     def _pace(self, rates: tuple[float, ...], turns: int) -> None:
-        """How the optimizer makes its next step, and is taken to make those that follow: one of `turns` in a round."""
+        """Set the optimizer's settings for the next step and for predictions: one of `turns` steps in a round."""
         for group, settings, rate in zip(self._optimizer.param_groups, self._settings, rates, strict=True):
             group.update(slowed(self.spec.name, settings, rate, turns))
         self._last = (rates, turns)
 
     def _last_of(self, meta: Mapping[str, Any]) -> tuple[tuple[float, ...], int]:
-        """By which rates the last step was made, and how many made up a round. Old checkpoints do not say it."""
+        """Return the rates and the steps per round of the last step. Old checkpoints do not have them."""
         groups = len(self.spec.settings_of_groups)
         match meta.get("last"):
             case None:
@@ -247,13 +247,13 @@ class Slice:
         raise ValueError("the checkpoint is damaged: it does not say how the last step was made")
 
     def _must_be_state(self, part: _Part, parameter: torch.Tensor, values: Mapping[str, Any]) -> None:
-        """Is this what the optimizer remembers of such a parameter? Nothing at all is: it may not have begun."""
+        """Raise ValueError if these values are not the optimizer's state of a parameter. An empty state is valid."""
         expected = trial(self.spec, part.group, parameter.dim()) if values else {}
         name = self.spec.name
         if missing := sorted(expected.keys() - values.keys()):
-            raise ValueError(f"the checkpoint's state of {name} lacks {missing[0]!r}, needed with these settings")
+            raise ValueError(f"the checkpoint's state of {name} lacks {missing[0]!r}, which these settings need")
         if extra := sorted(values.keys() - expected.keys()):
-            raise ValueError(f"the checkpoint's state of {name} has {extra[0]!r}, which these settings do not keep")
+            raise ValueError(f"the checkpoint's state of {name} has {extra[0]!r}, which these settings do not use")
         for key, value in values.items():
             like = expected[key]
             if isinstance(like, torch.Tensor):
@@ -262,17 +262,18 @@ class Slice:
             else:
                 good = type(value) is type(like)
             if not good:
-                raise ValueError(f"the checkpoint is damaged: {key!r} of {name} is not of the shape or type it must be")
+                raise ValueError(f"the checkpoint is damaged: {key!r} of {name} has a wrong shape or type")
 
     def _is_factor(self, value: torch.Tensor, parameter: torch.Tensor) -> bool:
-        """Adafactor remembers a matrix by a row and a column."""
+        """Return True for a row or a column of the parameter. Adafactor keeps those instead of the whole matrix."""
         sizes = zip(value.shape, parameter.shape, strict=True)
         return not is_elementwise(self.spec.name) and all(ours in (1, its) for ours, its in sizes)
 
     def _combined(self, gradients: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+        """Return Σ weight·gradient, without a copy for one gradient of weight 1."""
         if len(gradients) == 1 and weights[0] == 1:
             return gradients[0]
-        if self._sum is None:  # Kept: new pages for each step would cost more than the sum.
+        if self._sum is None:  # kept, because allocating new pages in each step costs more than the sum
             self._sum = torch.empty_like(self.weights)
         torch.mul(gradients[0], weights[0], out=self._sum)
         for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
@@ -280,6 +281,7 @@ class Slice:
         return self._sum
 
     def _part(self, flat: torch.Tensor, part: _Part) -> torch.Tensor:
+        """Return a view of one part of a tensor of the slice's size."""
         if part.shape == flat.shape:
             return flat
         return flat[part.start - self.start : part.stop - self.start].view(part.shape)
@@ -294,18 +296,19 @@ class Slice:
     def _must_fit(self, tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> None:
         if not tensors or len(tensors) != len(weights):
             raise ValueError(
-                f"each update needs its weight: there are {len(tensors)} updates and {len(weights)} weights"
+                f"each update needs one weight: there are {len(tensors)} updates and {len(weights)} weights"
             )
         if not all(self._fits(tensor) for tensor in tensors):
             raise ValueError(f"an update must be one flat float32 tensor of {self.stop - self.start} elements")
         if not all(math.isfinite(weight) for weight in weights):
-            raise ValueError(f"the weight of an update must be a number, not {list(weights)}")
+            raise ValueError(f"the weight of an update must be a finite number; got {list(weights)}")
 
 
 def _parts(layout: Layout, start: int, stop: int, whole: bool) -> list[_Part]:
-    """The parameters in a slice: whole tensors in their own shape, or else neighbours of one group as one long row.
+    """Return the parameters of a slice.
 
-    The long rows make a step one pass over a large tensor, however many small ones there are.
+    whole: each tensor is one parameter, in its own shape. Otherwise neighbours of one group are joined to one flat
+    parameter. Then a step is one pass over a large tensor instead of many passes over small ones.
     """
     parts: list[_Part] = []
     for tensor, begin, end in layout.within(start, stop):
