@@ -1,4 +1,4 @@
-"""What the processes of a job do: the server, a shard, a worker. Each is called in a process that was just forked."""
+"""The processes of a job: the server, a shard and a worker. Each function runs in a process that was just forked."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.worker.client import Client
 
 TOKEN = b"the job's token"
-HOST = "127.0.0.1"  # the director chooses another
+HOST = "127.0.0.1"  # the director chooses another address
 
 
 def description(scenario: Scenario) -> bytes:
+    """Return the description of the scenario's model."""
     size = scenario.samples + scenario.padding
     layout = Layout((Tensor("once", (size,)), Tensor("again", (size,))))
     return Description(layout, OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
@@ -46,7 +47,7 @@ def description(scenario: Scenario) -> bytes:
 
 
 class _ShardProcess:
-    """A shard's process, which the director has forked for us. As a subprocess.Popen, as far as a Server needs it."""
+    """The process of a shard, which the director has forked. It has the part of subprocess.Popen that a Server uses."""
 
     def __init__(self, pid: int) -> None:
         self.returncode: int | None = None
@@ -76,9 +77,9 @@ class _ShardProcess:
 
 
 class StagedServer(Server):
-    """A Server whose shards are forked by the director, since a process with an event loop had better not fork."""
+    """A Server whose shards are forked by the director, because a process with an event loop should not fork."""
 
-    link: socket.socket
+    director: socket.socket
     trace: Any
 
     async def start(self) -> None:
@@ -87,13 +88,13 @@ class StagedServer(Server):
         self.trace.write(json.dumps(line) + "\n")
 
     def _start_shard(self, number: int, threads: int) -> Any:
-        wanted = {"shard": number, "port": self.port, "token": self._config.shard_token.hex()}
-        self.link.sendall(json.dumps(wanted).encode() + b"\n")
-        return _ShardProcess(int(self.link.recv(64)))
+        request = {"shard": number, "port": self.port, "token": self._config.shard_token.hex()}
+        self.director.sendall(json.dumps(request).encode() + b"\n")
+        return _ShardProcess(int(self.director.recv(64)))
 
 
-def serve(scenario: Scenario, folder: Path, link: socket.socket, trace: Path, port: int, resume: bool) -> None:
-    """The server's process: it serves until the job is done."""
+def run_server(scenario: Scenario, folder: Path, director: socket.socket, trace: Path, port: int, resume: bool) -> None:
+    """Run the server until the job is done."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     inject("coordinator", scenario.faults, folder)
     checkpoints = folder / "checkpoints"
@@ -113,7 +114,7 @@ def serve(scenario: Scenario, folder: Path, link: socket.socket, trace: Path, po
                 observer=Recorder(lambda event: print(as_line(event), file=lines)),
                 resume=checkpoints if resume else None,
             )
-            server.link, server.trace = link, lines
+            server.director, server.trace = director, lines
             await server.start()
             try:
                 await server.serve()
@@ -123,8 +124,8 @@ def serve(scenario: Scenario, folder: Path, link: socket.socket, trace: Path, po
     asyncio.run(run())
 
 
-def hold(scenario: Scenario, folder: Path, number: int, port: int, token: bytes) -> None:
-    """A shard's process."""
+def run_shard(scenario: Scenario, folder: Path, number: int, port: int, token: bytes) -> None:
+    """Run a shard until the server stops it."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     inject("shard", scenario.faults, folder)
     Shard(number, Endpoint(HOST, port, token), token=TOKEN, host=HOST).run()
@@ -133,8 +134,8 @@ def hold(scenario: Scenario, folder: Path, number: int, port: int, token: bytes)
 # A worker
 
 
-class _Computed:
-    """A gradient that is pushed as if it were still being computed: the worker says Soon, and Ready afterwards."""
+class _FinishedBackward:
+    """A backward pass that has ended. The worker still sends GradientStarted first, and GradientReady afterwards."""
 
     def wait(self, start: int) -> None:
         pass
@@ -143,8 +144,8 @@ class _Computed:
         return 0.001, None
 
 
-def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
-    """A worker's process: it trains until there are no more samples."""
+def run_worker(scenario: Scenario, folder: Path, number: int, port: int) -> None:
+    """Run a worker until there are no more samples."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     injector = inject("worker", scenario.faults, folder)
     if scenario.trickle or any(fault.point == "relay" for fault in scenario.faults):
@@ -153,7 +154,7 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
     size = scenario.samples + scenario.padding
     weights = np.zeros(2 * size, dtype=np.float32)
     pushed = np.zeros(2 * size, dtype=np.float32)
-    keeps = policies.make(scenario.policy).keeps
+    pushes_weights = policies.make(scenario.policy).keeps  # where the server mixes models
     client = Client((HOST, port), description(scenario), TOKEN, number, patience=15.0)
     granted = client.begin(weights.data.cast("B"))
     if any(fault.saved for fault in scenario.faults):
@@ -164,11 +165,11 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
             client.measured("accuracy", 0.5)
             if client.finish(weights.data.cast("B")):
                 break
-            granted = client.granted  # the server went back: there may be samples again
+            granted = client.granted  # the server has restored a checkpoint: there may be samples again
             continue
         counts = np.zeros(2 * size, dtype=np.float32)
         counts[given.start : given.stop] = counts[size + given.start : size + given.stop] = 1
-        pushed[:] = counts if keeps else -counts  # where models are mixed, a model; else a gradient
+        pushed[:] = counts if pushes_weights else -counts
         granted = client.exchange(
             pushed.data.cast("B"),
             weights.data.cast("B"),
@@ -176,33 +177,34 @@ def work(scenario: Scenario, folder: Path, number: int, port: int) -> None:
             compute_seconds=0.001,
             rates=[1.0],
             taken=[given.number],
-            backward=_Computed() if scenario.streamed and number % 2 else None,
+            backward=_FinishedBackward() if scenario.streamed and number % 2 else None,
         )
     client.close()
 
 
 def _await_checkpoint(folder: Path) -> None:
-    """Train only when there is something to go back to."""
+    """Wait for the first checkpoint, so that the server can restore one after a fault."""
     while not any((folder / "checkpoints").glob("version-*[0-9]")):
         time.sleep(0.005)
 
 
 class _SlowReader:
-    """Reads its first pull byte by byte until the others have gone on for a while; then as fast as it can."""
+    """Reads its first pull a few bytes at a time, until other workers have applied some updates."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._trickle, self._folder = scenario.trickle, folder
-        self._begun: int | None = None
+        self._applied_before: int | None = None  # when the first pull began
 
-    def __call__(self, name: str, sock: socket.socket, most: int) -> bytes:
+    def __call__(self, name: str, sock: socket.socket, size: int) -> bytes:
         if name != "Weights":
-            return sock.recv(most)
-        if self._begun is None:
-            self._begun = self._applied()
-        if self._applied() - self._begun < self._trickle:
+            return sock.recv(size)
+        if self._applied_before is None:
+            self._applied_before = self._applied()
+        if self._applied() - self._applied_before < self._trickle:
             time.sleep(0.005)
-            return sock.recv(min(most, 64))
-        return sock.recv(most)
+            return sock.recv(min(size, 64))
+        return sock.recv(size)
 
     def _applied(self) -> int:
+        """Return the number of updates that the trace says were applied."""
         return sum(path.read_text().count('"applied"') for path in self._folder.glob("trace-*.jsonl"))

@@ -1,4 +1,4 @@
-"""One warm process for all scenarios. The tests that follow are known, so their scenarios are begun ahead of time."""
+"""One warm process for all scenarios. The scenarios of the next tests are begun ahead of time."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def stage() -> Iterator[Stage]:
 
 @pytest.fixture
 def play(stage: Stage, request: pytest.FixtureRequest) -> Callable[[Scenario], Outcome]:
-    """Run a scenario; every promise must be kept."""
+    """Return a function that runs a scenario and asserts that every promise was kept."""
 
     def play(scenario: Scenario) -> Outcome:
         items = request.session.items
         here = items.index(request.node)
         for item in items[here : here + AT_ONCE]:
-            coming = getattr(item, "callspec", None) and item.callspec.params.get("scenario")  # type: ignore[attr-defined]
-            if isinstance(coming, Scenario):
-                stage.prepare(coming)
+            following = getattr(item, "callspec", None) and item.callspec.params.get("scenario")  # type: ignore[attr-defined]
+            if isinstance(following, Scenario):
+                stage.prepare(following)
         outcome = stage.run(scenario)
         assert not outcome.problems, "\n".join([*outcome.problems, outcome.report])
         return outcome

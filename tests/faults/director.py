@@ -1,5 +1,8 @@
-"""A job of real processes: the director forks them, starts again what is killed as the product would, wakes what was
-stopped when it has been given up, and in the end looks whether every promise was kept."""
+"""The director of a job of real processes.
+
+It forks the processes and restarts those that are killed, as the product would. It wakes a stopped process when that
+has been given up. At the end it checks that every promise was kept.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from faults import actors
+from faults.promises import broken_promises
 from faults.scenario import Outcome, Scenario
-from paceline import policies
 from paceline.model import checkpoint
 
 PR_SET_PDEATHSIG = 1
@@ -32,6 +33,7 @@ LIBC = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:
+    """Make this process die with the process that has forked it."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -42,21 +44,21 @@ class Child:
     name: str
     pid: int
     worker: int | None = None
-    stopped: float | None = None  # since when
+    stopped_at: float | None = None
 
 
 class Director:
-    """Runs one scenario. It has one thread, so that it may fork."""
+    """Runs one scenario. It has one thread, so that it can fork."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self.scenario, self.folder = scenario, folder
         self.children: dict[int, Child] = {}
         self.problems: list[str] = []
         self.server_starts = 0
-        self.over = False  # has the server ended well?
-        self.link: socket.socket | None = None
+        self.done = False  # has the server ended without an error?
+        self.server: socket.socket | None = None
         self.port = 0
-        self.late: dict[int, int] = {}  # workers to be started again when they are given up → Left events before
+        self.late: dict[int, int] = {}  # worker to restart when it is given up → how often it had left before
         self.worker_starts: Counter[int] = Counter()
         self.began = time.monotonic()
         self._events: list[dict[str, Any]] = []
@@ -64,8 +66,9 @@ class Director:
         self._read_at = 0.0
 
     def run(self) -> Outcome:
-        # An address of its own: a worker that wakes when its server is gone must not meet another scenario's server,
-        # which may have got the same port.
+        """Run the scenario."""
+        # Each scenario has its own address. A worker that wakes when its server is gone must not reach the server of
+        # another scenario, which may have the same port.
         pid = os.getpid()
         actors.HOST = f"127.{1 + (pid >> 16) % 254}.{(pid >> 8) % 256}.{1 + pid % 254}"
         self._start_server()
@@ -80,9 +83,9 @@ class Director:
         seconds = time.monotonic() - self.began
         self.events(now=True)
         if not self.problems:
-            self.problems += self._broken_promises()
+            self.problems += broken_promises(self.scenario, self.folder / "checkpoints", self._events)
         if self.problems or os.environ.get("FAULTS_REPORT"):
-            report = self._words()
+            report = self._report()
         fired = [(self.folder / f"fired-{number}").exists() for number in range(len(self.scenario.faults))]
         generations = sum(event["event"] == "generation" for event in self._events)
         return Outcome(self.problems, fired, self._events, generations, seconds, report)
@@ -90,65 +93,69 @@ class Director:
     # Supervision
 
     def _direct(self) -> None:
+        """Supervise the processes until all of them have ended, or a promise is broken."""
         limit = self.began + self.scenario.limit
         while not self.problems:
             if time.monotonic() > limit:
                 left = ", ".join(child.name for child in self.children.values())
-                self.problems.append(f"It did not end within {self.scenario.limit:g} s; still there: {left}.")
+                self.problems.append(f"The job did not end within {self.scenario.limit:g} s. These still run: {left}.")
                 return
-            self._answer()
+            self._fork_shards()
             self._reap()
-            self._wake()
+            self._wake_stopped()
             if not self.port:
-                self._meet()
+                self._start_workers_of_new_server()
                 continue
-            self._start_late()
+            self._restart_late()
             if not self.children:
                 return
             workers = [child for child in self.children.values() if child.worker is not None]
             if not workers and not self.late and self._nobody_joined():
-                self._start_workers()  # the server went back to a checkpoint when all had left
+                self._start_workers()  # the server has restored a checkpoint after all workers had left
 
-    def _meet(self) -> None:
+    def _start_workers_of_new_server(self) -> None:
+        """Start the workers as soon as the first server listens."""
         ports = [event["port"] for event in self.events() if event["event"] == "generation"]
         if ports:
             self.port = ports[0]
             self._start_workers()
 
     def _nobody_joined(self) -> bool:
-        """Has the server's generation seen nobody yet?"""
+        """Return whether no worker has joined the newest generation, which is not the first one."""
         names = [event["event"] for event in self.events()]
         last = len(names) - 1 - names[::-1].index("generation")
         return last > 0 and "joined" not in names[last:]
 
     def _reap(self) -> None:
+        """Take note of processes that have ended or were stopped."""
         while self.children:
             pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             if pid == 0:
                 return
             child = self.children[pid]
             if os.WIFSTOPPED(status):
-                child.stopped = time.monotonic()
-                self._left_before = self._left(child.worker)
+                child.stopped_at = time.monotonic()
+                self._left_before = self._times_left(child.worker)
                 continue
             del self.children[pid]
             code = os.waitstatus_to_exitcode(status)
             if code == -signal.SIGKILL:
-                self._killed(child)
+                self._restart(child)
             elif code != 0:
                 self.problems.append(f"The {child.name} ended with {code}.")
             elif child.name.startswith("server"):
-                self.over = True
-                for other in self.children.values():  # killed when all was done, and started again for nothing
+                self.done = True
+                for other in self.children.values():  # a worker that was killed at the end was restarted in vain
                     if other.worker is not None and self.worker_starts[other.worker] > 1:
                         os.kill(other.pid, signal.SIGKILL)
 
-    def _killed(self, child: Child) -> None:
-        if self.over:
+    def _restart(self, child: Child) -> None:
+        """Restart a process that was killed, or note that its worker is to be restarted later."""
+        if self.done:
             return
         if child.worker is not None:
             if self.scenario.restart == "late":
-                self.late[child.worker] = self._left(child.worker)
+                self.late[child.worker] = self._times_left(child.worker)
             else:
                 self._start_worker(child.worker)
         elif child.name.startswith("server"):
@@ -157,32 +164,34 @@ class Director:
             else:
                 self._start_server()
 
-    def _wake(self) -> None:
-        """Wake whoever was stopped, when it has been given up; or was never a member, and has slept long enough."""
+    def _wake_stopped(self) -> None:
+        """Wake a stopped process when it has been given up, or after 2.5 leases if it was never a member."""
         for child in self.children.values():
-            if child.stopped is None:
+            if child.stopped_at is None:
                 continue
-            slept = time.monotonic() - child.stopped
-            given_up = child.worker is not None and self._left(child.worker) > self._left_before
+            slept = time.monotonic() - child.stopped_at
+            given_up = child.worker is not None and self._times_left(child.worker) > self._left_before
             if given_up or slept > 2.5 * self.scenario.lease:
-                child.stopped = None
+                child.stopped_at = None
                 os.kill(child.pid, signal.SIGCONT)
 
-    def _start_late(self) -> None:
+    def _restart_late(self) -> None:
+        """Restart the killed workers that have been given up."""
         for worker, before in list(self.late.items()):
             was_member = any(event["event"] == "joined" and event["worker"] == worker for event in self.events())
-            if not was_member or self._left(worker) > before:
+            if not was_member or self._times_left(worker) > before:
                 del self.late[worker]
                 self._start_worker(worker)
 
-    def _left(self, worker: int | None) -> int:
+    def _times_left(self, worker: int | None) -> int:
+        """Return how often a worker has left the job."""
         return sum(event["event"] == "left" and event["worker"] == worker for event in self.events())
 
     # Processes
 
     def _start_server(self) -> None:
-        if self.link:
-            self.link.close()
+        if self.server:
+            self.server.close()
         self.server_starts += 1
         ours, theirs = socket.socketpair()
         trace = self.folder / f"trace-{self.server_starts}.jsonl"
@@ -190,11 +199,11 @@ class Director:
 
         def serve() -> None:
             ours.close()
-            actors.serve(self.scenario, self.folder, theirs, trace, port, again)
+            actors.run_server(self.scenario, self.folder, theirs, trace, port, again)
 
         self._fork(f"server-{self.server_starts}", serve)
         theirs.close()
-        self.link = ours
+        self.server = ours
 
     def _start_workers(self) -> None:
         for number in range(self.scenario.workers):
@@ -203,30 +212,31 @@ class Director:
     def _start_worker(self, number: int) -> None:
         self.worker_starts[number] += 1
         name = f"worker-{number}-{self.worker_starts[number]}"
-        self._fork(name, lambda: actors.work(self.scenario, self.folder, number, self.port), number)
+        self._fork(name, lambda: actors.run_worker(self.scenario, self.folder, number, self.port), number)
 
-    def _answer(self) -> None:
+    def _fork_shards(self) -> None:
         """Fork the shards that the server asks for."""
-        assert self.link is not None
-        ready, _, _ = select.select([self.link], [], [], 0.01)
+        assert self.server is not None
+        ready, _, _ = select.select([self.server], [], [], 0.01)
         if not ready:
             return
-        asked = self.link.recv(4096)
-        if not asked:
+        requests = self.server.recv(4096)
+        if not requests:
             time.sleep(0.01)  # the server has ended
             return
-        for line in asked.splitlines():
-            wanted = json.loads(line)
-            number, port, token = wanted["shard"], wanted["port"], bytes.fromhex(wanted["token"])
+        for line in requests.splitlines():
+            request = json.loads(line)
+            number, port, token = request["shard"], request["port"], bytes.fromhex(request["token"])
 
-            def hold(number: int = number, port: int = port, token: bytes = token) -> None:
-                actors.hold(self.scenario, self.folder, number, port, token)
+            def run_shard(number: int = number, port: int = port, token: bytes = token) -> None:
+                actors.run_shard(self.scenario, self.folder, number, port, token)
 
-            pid = self._fork(f"shard-{number}", hold)
+            pid = self._fork(f"shard-{number}", run_shard)
             with contextlib.suppress(OSError):
-                self.link.sendall(str(pid).encode())
+                self.server.sendall(str(pid).encode())
 
     def _fork(self, name: str, do: Callable[[], None], worker: int | None = None) -> int:
+        """Call `do` in a new process that writes its output to a log. Return the id of the process."""
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -248,14 +258,15 @@ class Director:
         return pid
 
     def _dump(self) -> None:
-        """Have every process say where it stands."""
+        """Make every process write its stack traces to its log."""
         for child in self.children.values():
             for number in (signal.SIGCONT, signal.SIGUSR1):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, number)
-        time.sleep(0.5)  # nothing depends on it but how much they have said
+        time.sleep(0.5)  # the report is more complete if they have written all of it
 
     def _end_all(self) -> None:
+        """Kill all processes."""
         for pid in self.children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -265,7 +276,7 @@ class Director:
     # What happened
 
     def events(self, now: bool = False) -> list[dict[str, Any]]:
-        """The trace so far, of all servers."""
+        """Return the trace of all servers so far. now: also read what was written in the last 20 ms."""
         if not now and time.monotonic() - self._read_at < 0.02:
             return self._events
         self._read_at = time.monotonic()
@@ -278,70 +289,9 @@ class Director:
                 self._events += [json.loads(line) for line in whole.splitlines()]
         return self._events
 
-    def _words(self) -> str:
+    def _report(self) -> str:
+        """Return the logs of all processes and the end of the trace."""
         logs = sorted(self.folder.glob("*.log"))
-        words = [f"--- {path.stem}\n{path.read_text(errors='replace')[-6000:]}" for path in logs]
+        texts = [f"--- {path.stem}\n{path.read_text(errors='replace')[-6000:]}" for path in logs]
         trace = "\n".join(json.dumps(event) for event in self._events[-60:])
-        return "\n".join([*words, "--- the end of the trace", trace])
-
-    # Promises
-
-    def _broken_promises(self) -> list[str]:
-        scenario = self.scenario
-        found = checkpoint.newest(self.folder / "checkpoints")
-        if found is None:
-            return ["There is no checkpoint at the end."]
-        broken = []
-        weights = checkpoint.weights(found)
-        lost = sum(map(_ends_a_push, self._events)) if scenario.streamed else 0
-        if not lost and not np.array_equal(weights["once"], weights["again"]):
-            broken.append("The shards do not hold the same.")
-        samples = found.job["samples"]
-        if samples is None:
-            return ["The last checkpoint is of a model that has not been trained."]
-        if samples["open"] or samples["trained"] != scenario.samples * samples["epochs"]:
-            broken.append(f"Not every sample is done: {samples}.")
-        in_full = not scenario.policy.startswith("fl-r2sp")  # there an update weighs a part of its group's mean
-        if in_full and not policies.make(scenario.policy).keeps:
-            for counts in (weights[name][: scenario.samples] for name in ("once", "again")):
-                over = counts - samples["epochs"]
-                # Streamed, what of a push was applied when it was ended stays, and its samples are trained on again.
-                if over.min() < 0 or over.sum() > lost * scenario.batch:
-                    broken.append(f"Every sample must count {samples['epochs']} times: {counts.tolist()}.")
-        return broken + self._broken_in_trace(found.version)
-
-    def _broken_in_trace(self, final: int) -> list[str]:
-        """In each generation versions follow one another, and every update that arrived is decided at most once."""
-        broken: list[str] = []
-        version, open_updates = 0, Counter[tuple[int, int]]()
-        kept: set[tuple[int, int]] = set()
-        for event in self._events:
-            match event["event"]:
-                case "generation":
-                    version, open_updates, kept = event["version"], Counter(), set()
-                case "arrived":
-                    open_updates[event["worker"], event["iteration"]] += 1
-                case "kept":
-                    kept.add((event["worker"], event["iteration"]))
-                case "discarded":
-                    open_updates[event["worker"], event["iteration"]] -= 1
-                case "applied":
-                    if event["version"] != version + 1:
-                        broken.append(f"Version {event['version']} followed {version}.")
-                    version = event["version"]
-                    for update in zip(event["workers"], event["iterations"], strict=True):
-                        if update not in kept:
-                            open_updates[update] -= 1
-        for update in kept:
-            open_updates.pop(update, None)
-        if version != final:
-            broken.append(f"The last version was {version}, and the last checkpoint is of {final}.")
-        undecided = {update: count for update, count in open_updates.items() if count}
-        if undecided:
-            broken.append(f"Updates that arrived and were not applied or discarded once: {undecided}.")
-        return broken
-
-
-def _ends_a_push(event: dict[str, Any]) -> bool:
-    """Is a worker lost, or its push cancelled since others wait for it? It may have been in the midst of it."""
-    return event["event"] == "cancelled" or (event["event"] == "left" and bool(event["lost"]))
+        return "\n".join([*texts, "--- the end of the trace", trace])

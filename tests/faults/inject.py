@@ -1,6 +1,6 @@
-"""Faults in this process: messages and functions are wrapped so that at a chosen one the process kills or stops itself.
+"""Injects faults into this process: at a chosen message or call, the process kills or stops itself, or cuts a channel.
 
-The product knows nothing of it.
+It wraps the functions that send and receive messages. The product code contains nothing of this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.serve.wire.frames import Channel, PiecedBody, encode
 
 
 class Injector:
-    """Counts what happens in this process, and strikes when a fault is due."""
+    """Counts messages and calls in this process, and finds the faults that are due."""
 
     def __init__(self, who: str, faults: tuple[Fault, ...], folder: Path) -> None:
         self._faults = [(number, fault) for number, fault in enumerate(faults) if fault.who == who]
@@ -28,24 +28,26 @@ class Injector:
         self._counts = dict.fromkeys((number for number, _ in self._faults), 0)
 
     def due(self, point: str, what: str, when: str) -> Fault | None:
-        """The fault that is to strike here and now. It is taken to have struck."""
+        """Return the fault that is due at this point, and mark it as fired."""
         for number, fault in self._faults:
-            if (fault.point, fault.what, fault.when) == (point, what, when) and self._counts_now(fault):
+            if (fault.point, fault.what, fault.when) == (point, what, when) and self._is_counted(fault):
                 self._counts[number] += 1
-                if self._counts[number] == fault.nth and self._first(number):
+                if self._counts[number] == fault.nth and self._mark_fired(number):
                     return fault
         return None
 
-    def _counts_now(self, fault: Fault) -> bool:
+    def _is_counted(self, fault: Fault) -> bool:
+        """Return whether occurrences count already. Some faults wait for the first checkpoint."""
         return not fault.saved or any((self._folder / "checkpoints").glob("version-*[0-9]"))
 
     def at(self, point: str, what: str, when: str, channel: Channel | None = None) -> None:
+        """Execute the fault that is due at this point, if any."""
         fault = self.due(point, what, when)
         if fault:
             strike(fault, channel)
 
-    def _first(self, number: int) -> bool:
-        """Nobody else has had this fault yet."""
+    def _mark_fired(self, number: int) -> bool:
+        """Mark a fault as fired. Return False if another process has done so."""
         try:
             os.close(os.open(self._folder / f"fired-{number}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -54,6 +56,7 @@ class Injector:
 
 
 def strike(fault: Fault, channel: Channel | None = None) -> None:
+    """Execute a fault: cut the channel, or send this process a signal."""
     if fault.how == "cut":
         assert channel is not None
         channel.cut()
@@ -62,11 +65,11 @@ def strike(fault: Fault, channel: Channel | None = None) -> None:
 
 
 def inject(who: str, faults: tuple[Fault, ...], folder: Path) -> Injector:
-    """Wrap what this process does."""
+    """Wrap the messages and calls of this process, if one of the faults concerns it."""
     injector = Injector(who, faults, folder)
     if injector._faults:
         _wrap_channel(injector)
-        _wrap_peer(injector)
+        _wrap_async_channel(injector)
         _wrap_calls(injector)
     return injector
 
@@ -79,9 +82,9 @@ def _wrap_channel(injector: Injector) -> None:
         injector.at("send", name, "before", self)
         half = injector.due("send", name, "half")
         if half:
-            rest = _half(self, encode(message, len(body or b"")), body)
+            rest = _send_half(self, encode(message, len(body or b"")), body)
             strike(half, self)
-            self._socket.sendall(rest)  # if it was only stopped
+            self._socket.sendall(rest)  # a stopped process goes on here
             return
         send(self, message, body)
         injector.at("send", name, "after", self)
@@ -93,7 +96,7 @@ def _wrap_channel(injector: Injector) -> None:
         injector.at("send", name, "before", self)
         half = injector.due("send", name, "half")
         if half:
-            rest = _half(self, encode(message, len(body.rest)), body.rest)
+            rest = _send_half(self, encode(message, len(body.rest)), body.rest)
             strike(half, self)
             self._socket.sendall(rest)
             return
@@ -121,15 +124,15 @@ def _wrap_channel(injector: Injector) -> None:
     )
 
 
-def _half(channel: Channel, head: bytes, body: memoryview | None) -> bytes:
-    """Send half of a frame: the head and half of the body, or half of the head; the rest of it."""
+def _send_half(channel: Channel, head: bytes, body: memoryview | None) -> bytes:
+    """Send the head and half of the body of a frame, or half of the head if it has no body. Return the rest."""
     frame = head + bytes(body or b"")
-    due = len(head) + len(body) // 2 if body else len(head) // 2
-    channel._socket.sendall(frame[:due])
-    return frame[due:]
+    half = len(head) + len(body) // 2 if body else len(head) // 2
+    channel._socket.sendall(frame[:half])
+    return frame[half:]
 
 
-def _wrap_peer(injector: Injector) -> None:
+def _wrap_async_channel(injector: Injector) -> None:
     send, receive = AsyncChannel.send, AsyncChannel.receive
 
     def watched_send(self: AsyncChannel, message: Any, body: bytes = b"") -> None:
@@ -168,7 +171,7 @@ def _wrap_call(injector: Injector, place: Any, name: str) -> None:
         injector.at("call", name, "before")
         half = injector.due("call", name, "half")
         if half:
-            _HALVES[name](call, *arguments)
+            _HALF_DONE[name](call, *arguments)
             strike(half)
         result = call(*arguments)
         injector.at("call", name, "after")
@@ -177,14 +180,15 @@ def _wrap_call(injector: Injector, place: Any, name: str) -> None:
     setattr(place, name, watched)
 
 
-def _half_a_shard(call: Callable[..., None], folder: Path, number: int, *rest: Any) -> None:
+def _save_half_a_shard(call: Callable[..., None], folder: Path, number: int, *rest: Any) -> None:
     call(folder, number, *rest)
     path = checkpoint.shard_file(folder, number)
     os.truncate(path, path.stat().st_size // 2)
 
 
-def _half_a_finish(_call: Callable[..., None], part: Path, _job: Any) -> None:
+def _write_half_a_job_file(_call: Callable[..., None], part: Path, _job: Any) -> None:
     (part / "job.json").write_text('{"format": 1, "versi')
 
 
-_HALVES: dict[str, Callable[..., None]] = {"save_shard": _half_a_shard, "finish": _half_a_finish}
+#: What a call leaves behind if the process is killed half-way through it.
+_HALF_DONE: dict[str, Callable[..., None]] = {"save_shard": _save_half_a_shard, "finish": _write_half_a_job_file}

@@ -1,7 +1,7 @@
-"""The network between a worker and its servers: a proxy in the worker's process that can spoil it at a chosen message.
+"""A proxy in the worker's process that can disturb the connections to its servers at a chosen message.
 
-It reads frames as they pass, so that a fault can be put at a message's first byte, in its middle or behind it:
-cut (both ways, in order), reset (both ways, at once), mute (this direction says nothing more; the other one goes on).
+It parses the frames that pass, so that a fault can happen before a message, half-way through it or after it:
+cut (close both directions in order), reset (close both at once), mute (drop all further bytes of this direction).
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ import msgspec
 from faults.inject import Injector
 from paceline.serve.wire.frames import PREFIX, decode_prefix
 
-MOST = 1 << 16
+CHUNK = 1 << 16  # bytes that are relayed at a time
 
 
 class Proxy:
-    """Stands between this process and whomever it calls."""
+    """Relays the connections that this process opens."""
 
     def __init__(self, injector: Injector, read: Callable[[str, socket.socket, int], bytes] | None = None) -> None:
-        """`read(name, socket, most)`: how a body of such a message is read; for slow readers."""
-        self._injector, self._read = injector, read or (lambda _name, sock, most: sock.recv(most))
+        """read(name, socket, size): reads up to `size` bytes of the body of a message; for slow readers."""
+        self._injector, self._read = injector, read or (lambda _name, sock, size: sock.recv(size))
 
     def connect(self, address: tuple[str, int], timeout: float) -> socket.socket:
-        """As `socket.create_connection`, but through the proxy."""
+        """Open a connection through the proxy, like `socket.create_connection`."""
         there = _create_connection(address, timeout)
         there.settimeout(None)
         ours, near = socket.socketpair()
         here = _Tcp(ours)
-        for name, source, target in (("out", near, there), ("in", there, near)):
-            threading.Thread(target=self._pump, args=(name, source, target), daemon=True).start()
+        for source, target in ((near, there), (there, near)):
+            threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
         return here
 
-    def _pump(self, _way: str, source: socket.socket, target: socket.socket) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        """Relay frames in one direction until the connection ends."""
         muted = False
         try:
             while True:
-                prefix = _exactly(source, PREFIX.size)
+                prefix = _receive_exactly(source, PREFIX.size)
                 head_size, body_size = decode_prefix(prefix)
-                head = _exactly(source, head_size)
+                head = _receive_exactly(source, head_size)
                 name = str(msgspec.msgpack.decode(head)[0])
                 how = self._due(name, "before")
                 if how:
-                    muted = self._spoil(how, source, target)
+                    muted = self._disturb(how, source, target)
                 half = self._due(name, "half")
                 frame = prefix + head
                 if half and not body_size:
@@ -56,21 +57,21 @@ class Proxy:
                 if not muted:
                     target.sendall(frame)
                 due = body_size // 2 if half else body_size
-                self._body(name, source, target, due, muted)
+                self._relay_body(name, source, target, due, muted)
                 if half:
-                    muted = self._spoil(half, source, target)
-                    self._body(name, source, target, body_size - due, muted)
+                    muted = self._disturb(half, source, target)
+                    self._relay_body(name, source, target, body_size - due, muted)
                 how = self._due(name, "after")
                 if how:
-                    muted = self._spoil(how, source, target)
+                    muted = self._disturb(how, source, target)
         except OSError:
             for each in (source, target):
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
-    def _body(self, name: str, source: socket.socket, target: socket.socket, size: int, muted: bool) -> None:
+    def _relay_body(self, name: str, source: socket.socket, target: socket.socket, size: int, muted: bool) -> None:
         while size:
-            data = self._read(name, source, min(size, MOST))
+            data = self._read(name, source, min(size, CHUNK))
             if not data:
                 raise ConnectionError
             size -= len(data)
@@ -78,11 +79,12 @@ class Proxy:
                 target.sendall(data)
 
     def _due(self, name: str, when: str) -> str | None:
+        """Return how to disturb the connection here, or None."""
         fault = self._injector.due("relay", name, when)
         return fault.how if fault else None
 
-    def _spoil(self, how: str, source: socket.socket, target: socket.socket) -> bool:
-        """True if this direction is mute from now on."""
+    def _disturb(self, how: str, source: socket.socket, target: socket.socket) -> bool:
+        """Return True if this direction is mute from now on. Otherwise end the connection with an error."""
         if how == "mute":
             return True
         if how == "reset":
@@ -91,13 +93,13 @@ class Proxy:
                     each.shutdown(socket.SHUT_RDWR)
                 else:
                     each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    each.shutdown(socket.SHUT_RD)  # wakes the other direction, or the socket would stay open
+                    each.shutdown(socket.SHUT_RD)  # wakes the other direction, which would keep the socket open
                     each.close()
         raise ConnectionError(how)
 
 
 class _Tcp(socket.socket):
-    """A socket that bears the options of TCP, and does not heed them."""
+    """A Unix socket that accepts the options of TCP and ignores them."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
@@ -110,7 +112,7 @@ class _Tcp(socket.socket):
 _create_connection = socket.create_connection
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _receive_exactly(sock: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         more = sock.recv(size - len(data))

@@ -1,4 +1,4 @@
-"""Where scenarios are run from a test."""
+"""Runs the scenarios of tests in separate processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import msgspec
 
 from faults.scenario import Outcome, Scenario
 
-AT_ONCE = 4  # scenarios that are run side by side; most of their time is waiting
+AT_ONCE = 4  # scenarios that run in parallel; they spend most of their time waiting
 
 
 class Stage:
-    """Runs scenarios in a process of its own, and those that are known to come next ahead of time."""
+    """Runs scenarios in a process of its own, and begins the next ones ahead of time."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-")
@@ -34,12 +34,13 @@ class Stage:
         self._begun: dict[bytes, Future[Outcome]] = {}
 
     def prepare(self, scenario: Scenario) -> None:
-        """It will be asked for soon."""
+        """Begin a scenario that will soon be run."""
         key = msgspec.json.encode(scenario)
         if key not in self._begun:
             self._begun[key] = self._threads.submit(self._run, key, scenario.limit)
 
     def run(self, scenario: Scenario) -> Outcome:
+        """Run a scenario, and return its outcome."""
         self.prepare(scenario)
         return self._begun.pop(msgspec.json.encode(scenario)).result()
 
@@ -55,6 +56,7 @@ class Stage:
         return msgspec.json.decode(answer, type=Outcome)
 
     def close(self) -> None:
+        """End the process that runs the scenarios."""
         self._threads.shutdown(cancel_futures=True)
         self._process.terminate()
         self._process.wait()

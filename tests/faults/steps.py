@@ -1,5 +1,7 @@
-"""Every step of the protocol that a worker takes part in, from the message types themselves: a new one is covered by
-itself. What only shards and onlookers say is left out."""
+"""Every step of the protocol at which a process can fail.
+
+The steps are derived from the message types, so a new message is covered at once.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from paceline.serve.shard import shard, worker_connection
 from paceline.serve.wire.frames import MessageDecoder
 from paceline.serve.worker import incarnation, transfers
 
-#: Every registered policy, as options make them differ.
+#: Every registered policy, with the options that change its messages.
 POLICIES = (
     *("bsp", "bsp:backup=1", "ksync:k=2", "kbatch:k=2", "asp", "ssp:staleness=2", "dssp:low=1,high=3"),
     *(
@@ -26,14 +28,14 @@ POLICIES = (
         "groups:count=2",
     ),
 )
-#: And those that are applied piece by piece.
+#: The policies whose updates are also tested streamed.
 STREAMED = ("bsp:pipeline=true", "r2sp", "asp", "ssp:staleness=2")
 KINDS = (*((policy, False) for policy in POLICIES), *((policy, True) for policy in STREAMED))
-PADDING = 1 << 14  # elements, for some pieces on each of two shards
+PADDING = 1 << 14  # elements: enough for several pieces on each of two shards
 assert {policies.registry.split_spec(spec)[0] for spec in POLICIES} >= set(policies.names()), "a policy is missing"
 
-#: In a fixed order, as tests are made from it: processes that share out the tests must collect the same ones.
-SAID_BY_SHARDS = (
+#: A tuple, because tests are generated from it: parallel test processes must collect the same tests in the same order.
+SENT_BY_SHARDS = (
     "Register",
     "CheckpointLoaded",
     "InitialWeightsReceived",
@@ -43,10 +45,10 @@ SAID_BY_SHARDS = (
     "ShardFailed",
     "PeerRejected",
 )
-SAID_BY_OTHERS = {*SAID_BY_SHARDS, "Subscribe"}
-NEVER = {"Excluded", "InspectExclusions"}  # these jobs have no outliers
-#: What comes again and again; the fault strikes at the second, in the midst of training.
-AGAIN_AND_AGAIN = {
+SENT_BY_OTHERS = {*SENT_BY_SHARDS, "Subscribe"}
+NEVER_SENT = {"Excluded", "InspectExclusions"}  # these jobs have no outliers
+#: Messages of every iteration. The fault happens at the second one, during training.
+REPEATED = {
     *(
         "RequestSamples",
         "SampleRange",
@@ -61,29 +63,29 @@ AGAIN_AND_AGAIN = {
     *("GradientStarted", "RequestPush", "AllowPush", "UpdatedPiece"),
 }
 WITH_BODY = {"InitialWeights", "Push", "Weights", "Join", "UpdatedPiece"}
-AFTER_A_CUT = {"Resume", "Resumed"}
+AFTER_A_CUT = {"Resume", "Resumed"}  # messages that follow a lost connection
 
 
-def names(*readers: MessageDecoder) -> list[str]:
-    """The messages that these readers take."""
-    found = dict.fromkeys(kind.__name__ for reader in readers for kind in get_args(reader.taken))
-    return [name for name in found if name not in NEVER]
+def names(*decoders: MessageDecoder) -> list[str]:
+    """Return the names of the messages that these decoders accept."""
+    found = dict.fromkeys(kind.__name__ for decoder in decoders for kind in get_args(decoder.taken))
+    return [name for name in found if name not in NEVER_SENT]
 
 
 def worker_steps() -> list[tuple[str, str, str]]:
-    """Where a worker may be struck: send or receive, the message, and when."""
-    said = [name for name in names(HEARD_HERE, worker_connection.FROM_WORKER) if name not in SAID_BY_OTHERS]
-    heard = names(incarnation.FROM_COORDINATOR, transfers.FROM_SHARD)
+    """Return every step at which a worker can fail: send or receive, the message, and when."""
+    sent = [name for name in names(HEARD_HERE, worker_connection.FROM_WORKER) if name not in SENT_BY_OTHERS]
+    received = names(incarnation.FROM_COORDINATOR, transfers.FROM_SHARD)
     steps = []
-    for name in said:
+    for name in sent:
         steps += [("send", name, when) for when in ("before", "half", "after")]
-    for name in heard:
+    for name in received:
         steps += [("receive", name, when) for when in (("half", "after") if name in WITH_BODY else ("after",))]
     return steps
 
 
-def comes_up(name: str, policy: str, streamed: bool) -> bool:
-    """Is there such a message, or call, in such a job?"""
+def occurs(name: str, policy: str, streamed: bool) -> bool:
+    """Return whether this message or call occurs in such a job."""
     match name:
         case "GradientStarted" | "UpdatedPiece" | "StreamUpdates":
             return streamed
@@ -96,20 +98,20 @@ def comes_up(name: str, policy: str, streamed: bool) -> bool:
 
 
 def kind_of(number: int, name: str) -> tuple[str, bool]:
-    """One kind of job after the other, of those in which a message comes up."""
-    kinds = [kind for kind in KINDS if comes_up(name, *kind)]
+    """Return a kind of job in which this message or call occurs, a different one for each number."""
+    kinds = [kind for kind in KINDS if occurs(name, *kind)]
     return kinds[number % len(kinds)]
 
 
-def struck(
+def worker_fails(
     step: tuple[str, str, str], how: str, policy: str, streamed: bool, shards: int, restart: str = "at once"
 ) -> Scenario:
-    """A job in which a worker is struck at a step."""
+    """Return a job in which a worker is killed or stopped at a step."""
     point, name, when = step
-    faults = [Fault("worker", point, name, when, 2 if name in AGAIN_AND_AGAIN else 1, how)]
+    faults = [Fault("worker", point, name, when, 2 if name in REPEATED else 1, how)]
     if name in AFTER_A_CUT:
         faults.append(Fault("worker", "receive", "GrantIteration", "after", 2, "cut"))
-    # Whoever is stopped must be given up, so the lease is short; whoever is killed need not.
+    # A stopped worker must be given up, so the lease is short. A killed one is restarted before that.
     lease = 1.5 if how == "SIGSTOP" or restart == "late" else 30.0
     padding = PADDING if streamed else 0
     return Scenario(
@@ -118,30 +120,29 @@ def struck(
 
 
 FUNCTIONS = {"coordinator": ("finish",), "shard": ("apply", "applied", "save_shard")}
-HALVES = ("finish", "save_shard")
+HALF_DONE = ("finish", "save_shard")  # functions that a process can fail half-way through
 
 
 def server_steps() -> list[tuple[str, str, str, str]]:
-    """Where the coordinator or a shard may be struck: who, send or receive or call, what, and when."""
+    """Return every step at which the coordinator or a shard can fail: who, send, receive or call, what, and when."""
     steps = []
-    said = names(incarnation.FROM_COORDINATOR, shard.FROM_COORDINATOR)
-    for name in said:
+    for name in names(incarnation.FROM_COORDINATOR, shard.FROM_COORDINATOR):
         steps += [("coordinator", "send", name, when) for when in ("before", "half", "after")]
     for name in names(HEARD_HERE):
         steps.append(("coordinator", "receive", name, "after"))
-    for name in (*names(transfers.FROM_SHARD), *SAID_BY_SHARDS):
+    for name in (*names(transfers.FROM_SHARD), *SENT_BY_SHARDS):
         steps += [("shard", "send", name, when) for when in ("before", "half", "after")]
     for name in names(worker_connection.FROM_WORKER, shard.FROM_COORDINATOR):
         steps += [("shard", "receive", name, when) for when in (("half", "after") if name == "Push" else ("after",))]
     for who, functions in FUNCTIONS.items():
         for name in functions:
-            whens = ("before", "half", "after") if name in HALVES else ("before", "after")
+            whens = ("before", "half", "after") if name in HALF_DONE else ("before", "after")
             steps += [(who, "call", name, when) for when in whens]
     return list(dict.fromkeys(steps))
 
 
-def server_struck(step: tuple[str, str, str, str], how: str, policy: str, streamed: bool, shards: int) -> Scenario:
-    """A job in which the coordinator or a shard is struck at a step, after the first checkpoint."""
+def server_fails(step: tuple[str, str, str, str], how: str, policy: str, streamed: bool, shards: int) -> Scenario:
+    """Return a job in which the coordinator or a shard is killed or stopped at a step, after the first checkpoint."""
     who, point, what, when = step
     fault = Fault(who, point, what, when, 1 if what in ("Leave", "Stop", "PartSaved") else 2, how, saved=True)
     lease = 1.5 if how == "SIGSTOP" else 10.0

@@ -1,7 +1,7 @@
-"""The coordinator, or a shard, killed or stopped at every step: around an update, around a checkpoint.
+"""The coordinator or a shard is killed or stopped at every step of an update and of a checkpoint.
 
-The server goes back to its last checkpoint, workers reconnect by themselves, and training is finished. Exactly once is
-counted from the restored version, and so in the end every sample has changed the model exactly once.
+The server restores its last checkpoint, workers reconnect by themselves, and the training finishes. Exactly-once counts
+from the restored version, so in the end every sample has changed the model exactly once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from faults.scenario import Fault, Outcome, Scenario
-from faults.steps import KINDS, comes_up, kind_of, server_steps, server_struck
+from faults.steps import KINDS, kind_of, occurs, server_fails, server_steps
 
 Play = Callable[[Scenario], Outcome]
 STEPS = server_steps()
-#: Every job comes to these.
+#: Messages and calls that occur in every job.
 ALWAYS = (
     "ApplyUpdates",
     "StreamUpdates",
@@ -35,17 +35,18 @@ ALWAYS = (
 )
 
 
-def named(scenario: Scenario) -> str:
+def scenario_name(scenario: Scenario) -> str:
     kind = f"{scenario.policy}{'-streamed' if scenario.streamed else ''}"
     return f"{kind}-{scenario.shards}-{scenario.faults[0]}"
 
 
 def check(outcome: Outcome, scenario: Scenario) -> None:
+    """Assert that the fault happened. Skip the test if the step does not occur in every job."""
     fault = scenario.faults[0]
     if not outcome.fired[0] and fault.what not in ALWAYS:
-        pytest.skip("this step did not come up once there was a checkpoint")
-    assert outcome.fired[0], "the job never came to the step"
-    if fault.how == "SIGKILL" and fault.what in ALWAYS:  # others may come when all is saved
+        pytest.skip("this step did not occur after the first checkpoint")
+    assert outcome.fired[0], "the job never reached the step"
+    if fault.how == "SIGKILL" and fault.what in ALWAYS:  # other steps may come after the last checkpoint
         assert outcome.generations > 1
 
 
@@ -79,24 +80,25 @@ STREAMED = [
 
 
 def quick() -> list[Scenario]:
+    """Return the scenarios that run in every test run."""
     scenarios = []
     for number, step in enumerate(QUICK):
-        scenarios.append(server_struck(step, "SIGKILL", *kind_of(number, step[2]), 1 + number % 2))
+        scenarios.append(server_fails(step, "SIGKILL", *kind_of(number, step[2]), 1 + number % 2))
     kinds = [kind for kind in KINDS if kind[1]]
     for number, step in enumerate(STREAMED):
-        scenarios.append(server_struck(step, "SIGKILL", *kinds[number % len(kinds)], 1 + number // 4 % 2))
-    scenarios.append(server_struck(("coordinator", "send", "ApplyUpdates", "after"), "SIGSTOP", "asp", False, 2))
-    scenarios.append(server_struck(("shard", "call", "apply", "after"), "SIGSTOP", "bsp", False, 2))
-    scenarios.append(server_struck(("shard", "call", "apply", "after"), "SIGSTOP", "r2sp", True, 2))
+        scenarios.append(server_fails(step, "SIGKILL", *kinds[number % len(kinds)], 1 + number // 4 % 2))
+    scenarios.append(server_fails(("coordinator", "send", "ApplyUpdates", "after"), "SIGSTOP", "asp", False, 2))
+    scenarios.append(server_fails(("shard", "call", "apply", "after"), "SIGSTOP", "bsp", False, 2))
+    scenarios.append(server_fails(("shard", "call", "apply", "after"), "SIGSTOP", "r2sp", True, 2))
     return scenarios
 
 
-def test_the_quick_ones_are_of_the_matrix() -> None:
+def test_the_quick_scenarios_are_part_of_the_matrix() -> None:
     assert {*QUICK, *STREAMED} <= set(STEPS)
 
 
-@pytest.mark.parametrize("scenario", quick(), ids=named)
-def test_a_server_is_struck(scenario: Scenario, play: Play) -> None:
+@pytest.mark.parametrize("scenario", quick(), ids=scenario_name)
+def test_a_server_fails(scenario: Scenario, play: Play) -> None:
     check(play(scenario), scenario)
 
 
@@ -104,23 +106,23 @@ def test_a_server_is_struck(scenario: Scenario, play: Play) -> None:
 @pytest.mark.parametrize(
     "scenario",
     [
-        server_struck(step, how, *kind, shards)
+        server_fails(step, how, *kind, shards)
         for number, kind in enumerate(KINDS)
         for how in ("SIGKILL", "SIGSTOP")
         for shards in (1 + number % 2,)
         for step in STEPS
-        if (how == "SIGKILL" or step[3] == "after") and comes_up(step[2], *kind)
+        if (how == "SIGKILL" or step[3] == "after") and occurs(step[2], *kind)
     ],
-    ids=named,
+    ids=scenario_name,
 )
-def test_a_server_is_struck_anywhere(scenario: Scenario, play: Play) -> None:
+def test_a_server_fails_at_any_step(scenario: Scenario, play: Play) -> None:
     check(play(scenario), scenario)
 
 
 @pytest.mark.parametrize("who", ["coordinator", "shard"])
 @pytest.mark.parametrize("policy", ["bsp", "asp"])
-def test_a_server_is_killed_when_everybody_has_left(who: str, policy: str, play: Play) -> None:
-    """Before its last checkpoint is written: what was done since the one before is done again."""
+def test_a_server_is_killed_when_all_workers_have_left(who: str, policy: str, play: Play) -> None:
+    """The last checkpoint is not written yet, so everything since the one before is trained again."""
     point = {
         "coordinator": Fault("coordinator", "receive", "Leave", "after", nth=3, saved=True),
         "shard": Fault("shard", "receive", "Fence", "after", nth=3, saved=True),

@@ -1,5 +1,7 @@
-"""A warm process: it has imported torch and paceline, made an optimizer, and started no thread. It forks a director for
-every scenario that comes over its socket, so that no test waits for an import."""
+"""A warm process that has imported torch and paceline, has made an optimizer step, and has one thread.
+
+It forks a director for every scenario that arrives over its socket, so that no test waits for an import.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from paceline.model.slice import Slice
 
 
 def warm() -> None:
-    """Do once what is slow the first time."""
+    """Do everything that is slow the first time."""
     torch.set_num_threads(1)
     part = Slice(Layout((Tensor("w", (2,)),)), 0, 2, OptimizerSpec("SGD", ({"lr": 1.0},)))
     part.step([torch.zeros(2)], [1.0], [1.0])
@@ -34,20 +36,21 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     die_with_parent()
     warm()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # directors need not be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps directors that end
     while True:
-        asked, _ = listener.accept()
+        client, _ = listener.accept()
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent()
             listener.close()
-            _direct(asked)
+            _direct(client)
             os._exit(0)
-        asked.close()
+        client.close()
 
 
-def _direct(asked: socket.socket) -> None:
-    with asked.makefile("rwb") as stream:
+def _direct(client: socket.socket) -> None:
+    """Run the scenario that the client sends, and answer with its outcome."""
+    with client.makefile("rwb") as stream:
         scenario = msgspec.json.decode(stream.readline(), type=Scenario)
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
             outcome = Director(scenario, Path(folder)).run()

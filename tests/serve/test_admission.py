@@ -1,4 +1,4 @@
-"""Transfers one after the other: in the order in which they came, past whoever is stuck, as many as fill the link."""
+"""Admission: transfers in the order of their requests, past stuck ones, and as many at a time as fill the link."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paceline.serve.shard.admission import FIRST_PROBE, STUCK, WINDOW, Admission, AdmittedTransfer, _Pace
+from paceline.serve.shard.admission import FIRST_PROBE, STUCK_SECONDS, WINDOW, Admission, AdmittedTransfer, _SlotTuner
 
-PATIENCE = 20.0
+PATIENCE = 20.0  # seconds to wait for what must happen
 SIZE = 1000  # bytes of a transfer
 
 
 class Gate:
-    """A turnstile whose time stands still unless it is told otherwise, and threads that want through."""
+    """An admission whose clock the test sets, and threads that ask it for slots."""
 
     def __init__(self) -> None:
         self.time = 0.0
         self.admission = Admission(clock=lambda: self.time)
         self.entered: list[str] = []
-        self.passes: dict[str, AdmittedTransfer] = {}
+        self.transfers: dict[str, AdmittedTransfer] = {}
         self.threads: list[threading.Thread] = []
 
-    def comes(self, name: str) -> None:
-        """Somebody comes. It returns when it is inside, or waits behind all who came before."""
+    def request(self, name: str) -> None:
+        """Start a thread that asks for a slot. Return when it has one, or waits behind all earlier threads."""
         before = len(self.admission._queue) + len(self.entered)
 
         def enter() -> None:
-            self.passes[name] = self.admission.enter()
+            self.transfers[name] = self.admission.enter()
             self.entered.append(name)
 
         self.threads.append(threading.Thread(target=enter, daemon=True))
         self.threads[-1].start()
         until(lambda: len(self.admission._queue) + len(self.entered) > before)
 
-    def are_in(self, *names: str) -> None:
-        """These have been let in so far, in this order, and for a while nobody else is."""
+    def assert_entered(self, *names: str) -> None:
+        """Assert that these have been admitted so far, in this order, and that nobody else is for a while."""
         until(lambda: len(self.entered) >= len(names))
-        time.sleep(STUCK / 2)  # twice as long as whoever waits sleeps before it looks again
+        time.sleep(STUCK_SECONDS / 2)  # twice the pause after which a waiting thread looks again
         assert self.entered == list(names)
 
 
 def until(true: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE
     while not true():
-        assert time.monotonic() < end, "it never came about"
+        assert time.monotonic() < end, "the condition never became true"
         time.sleep(0.001)
 
 
@@ -57,8 +57,8 @@ def gate() -> Iterator[Gate]:
     yield gate
     end = time.monotonic() + PATIENCE
     while any(thread.is_alive() for thread in gate.threads):
-        assert time.monotonic() < end, "somebody waits for ever"
-        gate.time += 2 * STUCK  # whoever is inside is taken to be stuck
+        assert time.monotonic() < end, "a thread waits for ever"
+        gate.time += 2 * STUCK_SECONDS  # transfers that have a slot count as stuck
         time.sleep(0.01)
     for thread in gate.threads:
         thread.join()
@@ -66,52 +66,52 @@ def gate() -> Iterator[Gate]:
 
 def test_first_come_first_served(gate: Gate) -> None:
     for name in "abc":
-        gate.comes(name)
-    gate.are_in("a")
-    gate.passes["a"].leave()
-    gate.are_in("a", "b")
-    gate.passes["b"].leave()
-    gate.are_in("a", "b", "c")
+        gate.request(name)
+    gate.assert_entered("a")
+    gate.transfers["a"].leave()
+    gate.assert_entered("a", "b")
+    gate.transfers["b"].leave()
+    gate.assert_entered("a", "b", "c")
 
 
-def test_to_leave_twice_lets_in_one(gate: Gate) -> None:
+def test_leaving_twice_admits_one_transfer(gate: Gate) -> None:
     for name in "abc":
-        gate.comes(name)
-    gate.are_in("a")
-    gate.passes["a"].leave()
-    gate.passes["a"].leave()
-    gate.are_in("a", "b")
+        gate.request(name)
+    gate.assert_entered("a")
+    gate.transfers["a"].leave()
+    gate.transfers["a"].leave()
+    gate.assert_entered("a", "b")
 
 
-def test_who_is_stuck_delays_nobody_for_long_and_counts_no_more(gate: Gate) -> None:
+def test_a_stuck_transfer_loses_its_slot(gate: Gate) -> None:
     for name in "abc":
-        gate.comes(name)
-    gate.are_in("a")
-    gate.time += 1.1 * STUCK
-    gate.are_in("a", "b")
-    gate.passes["a"].moved(1)
-    gate.passes["a"].leave()  # it has come to life again; but the slot is b's
-    gate.are_in("a", "b")
-    gate.passes["b"].leave()
-    gate.are_in("a", "b", "c")
+        gate.request(name)
+    gate.assert_entered("a")
+    gate.time += 1.1 * STUCK_SECONDS
+    gate.assert_entered("a", "b")
+    gate.transfers["a"].moved(1)
+    gate.transfers["a"].leave()  # it is no longer stuck, but b has the slot
+    gate.assert_entered("a", "b")
+    gate.transfers["b"].leave()
+    gate.assert_entered("a", "b", "c")
 
 
-def test_who_moves_is_not_stuck_however_long_it_takes(gate: Gate) -> None:
-    gate.comes("a")
-    gate.are_in("a")
-    gate.comes("b")
+def test_a_slow_transfer_is_not_stuck(gate: Gate) -> None:
+    gate.request("a")
+    gate.assert_entered("a")
+    gate.request("b")
     for _ in range(6):
-        gate.time += 0.9 * STUCK
-        gate.passes["a"].moved(1)
-    gate.are_in("a")
+        gate.time += 0.9 * STUCK_SECONDS
+        gate.transfers["a"].moved(1)
+    gate.assert_entered("a")
 
 
-def test_nobody_waits_at_an_empty_one() -> None:
+def test_a_free_slot_is_given_at_once() -> None:
     admission = Admission(slots=2)
     began = time.monotonic()
-    passes = [admission.enter() for _ in range(2)]
-    for each in passes:
-        each.leave()
+    transfers = [admission.enter() for _ in range(2)]
+    for transfer in transfers:
+        transfer.leave()
     for _ in range(100):
         admission.enter().leave()
     assert time.monotonic() - began < 1.0
@@ -119,38 +119,38 @@ def test_nobody_waits_at_an_empty_one() -> None:
 
 
 def slots_over(transfers: int, rate: Callable[[int], float], crowded: bool = True) -> list[int]:
-    """How many slots there are, transfer by transfer, on a link over which so much gets through with so many."""
-    pace, slots, now, seen = _Pace(), 1, 0.0, []
+    """Return the number of slots after each transfer. rate: the throughput of the link for a number of slots."""
+    tuner, slots, now, seen = _SlotTuner(), 1, 0.0, []
     for _ in range(transfers):
-        pace.crowd(now)
+        tuner.crowded(now)
         now += SIZE / rate(slots)
-        pace.moved += SIZE
-        slots = pace.after(slots, now, crowded)
+        tuner.moved += SIZE
+        slots = tuner.after(slots, now, crowded)
         seen.append(slots)
     return seen
 
 
 @pytest.mark.parametrize("fills", [2, 3, 5])
-def test_as_many_are_let_in_as_it_takes_to_fill_the_link(fills: int) -> None:
+def test_as_many_transfers_are_admitted_as_fill_the_link(fills: int) -> None:
     seen = slots_over(60 * WINDOW * FIRST_PROBE, lambda slots: 100.0 * min(slots, fills))
     assert max(seen) <= fills + 1
     late = seen[len(seen) // 2 :]
     assert late.count(fills) > 0.8 * len(late)
 
 
-def test_where_one_fills_the_link_another_is_tried_less_and_less_often() -> None:
+def test_where_one_transfer_fills_the_link_a_second_is_tried_less_and_less_often() -> None:
     seen = slots_over(64 * WINDOW * FIRST_PROBE, lambda slots: 100.0)
     assert set(seen) == {1, 2}
     tries = [number for number, (before, after) in enumerate(itertools.pairwise(seen)) if after > before]
-    assert seen.count(2) == WINDOW * len(tries), "each is over after one look"
+    assert seen.count(2) == WINDOW * len(tries), "each try lasts one window"
     pauses = [after - before for before, after in itertools.pairwise(tries)]
     assert all(after > 1.5 * before for before, after in itertools.pairwise(pauses))
 
 
-def test_what_gains_too_little_is_not_kept() -> None:
+def test_a_slot_that_gains_too_little_is_not_kept() -> None:
     seen = slots_over(64 * WINDOW * FIRST_PROBE, lambda slots: 100.0 + 10.0 * (slots - 1))
     assert seen.count(2) < 0.1 * len(seen)
 
 
-def test_a_link_that_nobody_waits_for_is_not_measured() -> None:
+def test_the_link_is_not_measured_while_nobody_waits() -> None:
     assert set(slots_over(500, lambda slots: 100.0 * slots, crowded=False)) == {1}

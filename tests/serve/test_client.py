@@ -1,4 +1,4 @@
-"""The client over a real server."""
+"""The client against a real server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.serve.worker.transfers import Transfers
 from serve.workers import described
 from train.jobs import job
 
-SIZE = 3 << 18  # elements, so that a pull takes a while
+SIZE = 3 << 18  # elements: large, so that a pull takes a while
 
 
-def test_a_pull_is_of_one_version_on_all_shards() -> None:
-    """Every update changes every element alike. What a worker sees between the others' updates must be alike too."""
+def test_a_pull_has_one_version_on_all_shards() -> None:
+    """Every update changes all elements alike, so a worker must see all elements alike, whatever others apply."""
     seen = []
 
     def run(where: str) -> None:
@@ -28,7 +28,7 @@ def test_a_pull_is_of_one_version_on_all_shards() -> None:
         client = Client(address(where), described(SIZE))
         client.begin(weights.data.cast("B"))
         for _ in range(40):
-            assert np.all(weights == weights[0]), "half an update was seen"
+            assert np.all(weights == weights[0]), "the pull holds half an update"
             assert weights[0] == -client.version
             seen.append(client.version)
             client.exchange(
@@ -42,21 +42,19 @@ def test_a_pull_is_of_one_version_on_all_shards() -> None:
     assert max(seen) > 100
 
 
-@pytest.mark.parametrize(("expected", "then", "at_last"), [(3, 2, 0), (1, 0, 0), (0, 0, 0), (None, None, None)])
-def test_when_shards_are_asked_again_fewer_versions_are_to_follow(
-    expected: int | None, then: int | None, at_last: int | None
-) -> None:
-    """One had gone on meanwhile. Of what was to follow the version that was granted, that much has."""
+@pytest.mark.parametrize(("expected", "second", "last"), [(3, 2, 0), (1, 0, 0), (0, 0, 0), (None, None, None)])
+def test_a_repeated_pull_expects_fewer_versions(expected: int | None, second: int | None, last: int | None) -> None:
+    """A shard applied updates between the pulls, so fewer versions remain until the worker's own update."""
     transfers = Transfers.__new__(Transfers)
-    parts = transfers.parts = [ShardLink(number, Endpoint("nowhere", 1), ((0, 1),)) for number in (0, 1)]
+    shards = transfers.parts = [ShardLink(number, Endpoint("nowhere", 1), ((0, 1),)) for number in (0, 1)]
     versions = {0: [7, 8, 11], 1: [8, 11, 11]}
-    asked = []
+    requests = []
 
-    def pull(message: Pull, _weights: memoryview, part: ShardLink) -> None:
-        asked.append(message)
-        part.version = versions[part.number].pop(0)
+    def pull(request: Pull, _weights: memoryview, shard: ShardLink) -> None:
+        requests.append(request)
+        shard.version = versions[shard.number].pop(0)
 
     transfers._pull = pull  # type: ignore[assignment,method-assign]
-    transfers._on_all = lambda do: [do(part) for part in parts]  # type: ignore[method-assign]
+    transfers._on_all_shards = lambda do: [do(shard) for shard in shards]  # type: ignore[assignment,method-assign]
     assert transfers.pull(7, memoryview(b""), expected) == 11
-    assert asked[::2] == asked[1::2] == [Pull(7, expected), Pull(8, then), Pull(11, at_last)]
+    assert requests[::2] == requests[1::2] == [Pull(7, expected), Pull(8, second), Pull(11, last)]

@@ -1,4 +1,4 @@
-"""The fork server: its shards end as processes of their own would, and none outlives what it belongs to."""
+"""The fork server: its shards end like processes started on their own, and no shard outlives the fork server."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from paceline.serve.shard.forkserver import ForkedShard, ForkServer
 from paceline.serve.wire import endpoint
 
 pytestmark = pytest.mark.skipif(not forkserver.POSSIBLE, reason="fork servers need Linux")
-LIMIT = 60.0  # seconds that anything may take
+LIMIT = 60.0  # seconds that any wait may take
 
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[ForkServer]:
-    """One for all tests that leave it as it was."""
-    made = ForkServer(os.environ)
-    yield made
-    made.close()
+    """One fork server for all tests that leave it running."""
+    forks = ForkServer(os.environ)
+    yield forks
+    forks.close()
 
 
 @pytest.fixture
 def coordinator() -> Iterator[socket.socket]:
-    """A listener that accepts shards, and says nothing."""
+    """A listener that accepts shards and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(LIMIT)
         yield listener
 
 
-def hangs(forks: ForkServer, coordinator: socket.socket, number: int = 0) -> tuple[ForkedShard, socket.socket]:
-    """A shard that waits for an answer, and its connection."""
+def hanging_shard(forks: ForkServer, coordinator: socket.socket, number: int = 0) -> tuple[ForkedShard, socket.socket]:
+    """Start a shard that waits for the coordinator's answer. Return it, and its connection."""
     shard = forks.start([str(number), "127.0.0.1", str(coordinator.getsockname()[1])])
     return shard, coordinator.accept()[0]
 
 
-def named(name: str, parent: int) -> list[int]:
-    """The processes of that name that the process has forked."""
+def children_named(name: str, parent: int) -> list[int]:
+    """Return the ids of the processes with this name that `parent` has forked."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return [int(child) for child in children if Path(f"/proc/{child}/comm").read_text().strip() == name]
 
 
-def is_gone(process: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
 
 
-def test_an_exit_code_is_that_of_the_shard(forks: ForkServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_of_a_shard_is_reported(forks: ForkServer, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        nobody = str(listener.getsockname()[1])
-    gone, wrong = forks.start(["0", "127.0.0.1", nobody]), forks.start(["0", "127.0.0.1"])
-    assert gone.wait(LIMIT) == gone.poll() == gone.returncode == 0, "without a server there is nothing to do"
-    assert wrong.wait(LIMIT) == 2
+        closed_port = str(listener.getsockname()[1])
+    lonely, wrong = forks.start(["0", "127.0.0.1", closed_port]), forks.start(["0", "127.0.0.1"])
+    assert lonely.wait(LIMIT) == lonely.poll() == lonely.returncode == 0, "a server that is gone is no error"
+    assert wrong.wait(LIMIT) == 2, "an argument is missing"
 
 
 def test_a_shard_that_runs_has_no_exit_code_until_it_is_killed(forks: ForkServer, coordinator: socket.socket) -> None:
-    shard, connection = hangs(forks, coordinator)
+    shard, connection = hanging_shard(forks, coordinator)
     with connection:
         assert shard.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -75,37 +75,37 @@ def test_a_shard_that_runs_has_no_exit_code_until_it_is_killed(forks: ForkServer
         assert shard.wait(LIMIT) == -9
 
 
-def test_a_shard_has_a_session_and_a_name_of_its_own(forks: ForkServer, coordinator: socket.socket) -> None:
-    shard, connection = hangs(forks, coordinator, number=7)
+def test_a_shard_has_its_own_session_and_name(forks: ForkServer, coordinator: socket.socket) -> None:
+    shard, connection = hanging_shard(forks, coordinator, number=7)
     with connection:
-        (process,) = named("shard 7", forks._process.pid)
-        assert os.getsid(process) == process
-        os.kill(process, 15)
+        (pid,) = children_named("shard 7", forks._process.pid)
+        assert os.getsid(pid) == pid
+        os.kill(pid, 15)
         assert shard.wait(LIMIT) == -15
 
 
-def test_it_starts_no_thread_before_it_forks(forks: ForkServer) -> None:
+def test_the_fork_server_has_one_thread(forks: ForkServer) -> None:
     forks.start(["0", "127.0.0.1"]).wait(LIMIT)
     assert len(os.listdir(f"/proc/{forks._process.pid}/task")) == 1
 
 
 def test_shards_die_with_the_fork_server(coordinator: socket.socket) -> None:
     forks = ForkServer(os.environ)
-    shard, connection = hangs(forks, coordinator)
+    shard, connection = hanging_shard(forks, coordinator)
     with connection:
-        (process,) = named("shard 0", forks._process.pid)
+        (pid,) = children_named("shard 0", forks._process.pid)
         forks._process.kill()
         assert shard.wait(LIMIT) == -9
         assert forks.ended
-        end = time.monotonic() + endpoint.SECONDS / 2  # after that long it would give up by itself
-        while not is_gone(process):
-            assert time.monotonic() < end, "the shard has outlived the fork server"
+        end = time.monotonic() + endpoint.SECONDS / 2  # less than the shard's own timeout
+        while not has_ended(pid):
+            assert time.monotonic() < end, "the shard outlived the fork server"
             time.sleep(0.01)
-    assert forks.start(["0", "127.0.0.1", "1"]).poll() == -9, "nobody starts it, and that is not hidden"
+    assert forks.start(["0", "127.0.0.1", "1"]).poll() == -9, "a shard that cannot be started is reported"
     forks.close()
 
 
-def test_before_torch_is_loaded_a_shard_is_killed_at_once() -> None:
+def test_a_shard_can_be_killed_before_torch_is_loaded() -> None:
     forks = ForkServer(os.environ)
     shard = forks.start(["0", "127.0.0.1", "1"])
     shard.kill()
@@ -113,14 +113,14 @@ def test_before_torch_is_loaded_a_shard_is_killed_at_once() -> None:
     forks.close()
 
 
-def test_it_ends_after_its_shards_when_the_server_is_gone(coordinator: socket.socket) -> None:
+def test_the_fork_server_ends_after_its_shards_when_the_server_is_gone(coordinator: socket.socket) -> None:
     forks = ForkServer(os.environ)
-    _, connection = hangs(forks, coordinator)
-    (process,) = named("shard 0", forks._process.pid)
-    forks._link.close()
+    _, connection = hanging_shard(forks, coordinator)
+    (pid,) = children_named("shard 0", forks._process.pid)
+    forks._socket.close()
     with pytest.raises(subprocess.TimeoutExpired):
         forks._process.wait(0.1)
-    assert not is_gone(process)
-    connection.close()  # which the shard notices
+    assert not has_ended(pid)
+    connection.close()  # the shard notices this and ends
     assert forks._process.wait(LIMIT) == 0
-    assert is_gone(process)
+    assert has_ended(pid)

@@ -1,6 +1,6 @@
-"""Whatever comes: only the documented errors come out, and nothing large is allocated. Seeded, and bounded in time.
+"""Arbitrary input raises only documented errors, and allocates little memory. Seeded, and bounded in time.
 
-All of it runs in a forked child with a bound on its memory; a decoder that believed a length of 2^40 would die of it.
+Each fuzzer runs in a forked child with a memory limit. A decoder that trusted a length of 2^40 would exceed it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from paceline.serve.wire.messages import Challenge
 from paceline.serve.worker import incarnation, transfers
 
 SECONDS = 1.5  # for each of the fuzzers
-MOST = 64 << 20  # bytes that may be allocated at once: far more than is ever needed
-READERS = (
+MAX_ALLOCATED = 64 << 20  # bytes; far more than any decoder needs
+DECODERS = (
     HEARD_HERE,
     incarnation.FROM_COORDINATOR,
     transfers.FROM_SHARD,
@@ -57,7 +57,7 @@ DESCRIPTION = Description(
 
 
 def values(chance: random.Random, depth: int = 0) -> Any:
-    """Anything that MessagePack and JSON know, absurd numbers above all."""
+    """Return any value that MessagePack and JSON can represent, often an absurd number."""
     kinds: list[Callable[[], Any]] = [
         lambda: chance.choice([0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63), chance.getrandbits(60)]),
         lambda: chance.choice([0.0, -1.5, float("inf"), float("nan"), 1e308]),
@@ -74,8 +74,8 @@ def values(chance: random.Random, depth: int = 0) -> Any:
 
 
 def heads(chance: random.Random) -> bytes:
-    """A head: of a message with fields of any kind, of anything at all, or of random bytes; perhaps spoiled."""
-    kinds = [kind for reader in READERS for kind in get_args(reader.taken)]
+    """Return a head: a message with arbitrary fields, an arbitrary value or random bytes; sometimes mutated."""
+    kinds = [kind for decoder in DECODERS for kind in get_args(decoder.taken)]
     kind = chance.choice(kinds)
     wanted = len(kind.__struct_fields__) + chance.choice((-1, 0, 0, 0, 1))
     fields = [values(chance) for _ in range(max(0, wanted))]
@@ -91,23 +91,24 @@ def heads(chance: random.Random) -> bytes:
 
 
 def mutated(chance: random.Random, data: bytes) -> bytes:
-    spoiled = bytearray(data)
+    """Return the data with a few bytes changed, inserted or removed."""
+    changed = bytearray(data)
     for _ in range(chance.randrange(1, 4)):
-        at = chance.randrange(len(spoiled) + 1)
+        at = chance.randrange(len(changed) + 1)
         match chance.randrange(4):
-            case 0 if at < len(spoiled):
-                spoiled[at] = chance.randrange(256)
+            case 0 if at < len(changed):
+                changed[at] = chance.randrange(256)
             case 1:
-                spoiled[at:at] = chance.randbytes(chance.randrange(1, 5))
+                changed[at:at] = chance.randbytes(chance.randrange(1, 5))
             case 2:
-                del spoiled[at : at + chance.randrange(1, 9)]
+                del changed[at : at + chance.randrange(1, 9)]
             case _:
-                spoiled[at:at] = spoiled[: chance.randrange(1, 20)]
-    return bytes(spoiled)
+                changed[at:at] = changed[: chance.randrange(1, 20)]
+    return bytes(changed)
 
 
 def frames(chance: random.Random) -> bytes:
-    """A frame or several, with lengths that may be lies."""
+    """Return a frame. Its lengths may be wrong."""
     head = heads(chance)
     body = chance.randbytes(chance.choice((0, 0, 1, 24, 100)))
     lengths = [0, len(body), 2**40, 2**63, 2**64 - 1, 16 << 20]
@@ -117,7 +118,7 @@ def frames(chance: random.Random) -> bytes:
 
 
 def for_a_while(seed: int) -> Iterator[random.Random]:
-    """Another seed each time, the same ones in every run, as many as there is time for."""
+    """Yield generators with one seed after another, for a fixed time. The seeds are the same in every run."""
     end = time.monotonic() + SECONDS
     number = 0
     while time.monotonic() < end or number < 200:
@@ -125,12 +126,12 @@ def for_a_while(seed: int) -> Iterator[random.Random]:
         number += 1
 
 
-def fuzz_readers(_folder: Path) -> None:
+def fuzz_decoders(_folder: Path) -> None:
     for chance in for_a_while(1):
         data = heads(chance)
-        for reader in (*READERS, recording.FRAMES):
+        for decoder in (*DECODERS, recording.FRAMES):
             with contextlib.suppress(WireError):
-                assert isinstance(reader.head(data), messages.Message)
+                assert isinstance(decoder.head(data), messages.Message)
 
 
 def fuzz_channel(_folder: Path) -> None:
@@ -138,7 +139,7 @@ def fuzz_channel(_folder: Path) -> None:
         ours, theirs = _tcp()
         theirs.sendall(b"".join(frames(chance) for _ in range(chance.randrange(1, 4))))
         theirs.close()
-        channel = Channel(ours, chance.choice(READERS))
+        channel = Channel(ours, chance.choice(DECODERS))
         into = chance.choice((None, lambda _message, _size: memoryview(bytearray(24))))
         try:
             while True:
@@ -148,7 +149,7 @@ def fuzz_channel(_folder: Path) -> None:
         channel.close()
 
 
-def fuzz_peer(_folder: Path) -> None:
+def fuzz_async_channel(_folder: Path) -> None:
     async def fuzz() -> None:
         for chance in for_a_while(3):
             ours, theirs = _tcp()
@@ -156,11 +157,11 @@ def fuzz_peer(_folder: Path) -> None:
             theirs.close()
             reader, writer = await asyncio.open_connection(sock=ours)
             peer = AsyncChannel(reader, writer, HEARD_HERE)
-            peer.most_body = chance.choice((0, 1000))
+            peer.max_body = chance.choice((0, 1000))
             try:
                 while True:
                     await peer.receive()
-                    assert len(peer.body) <= peer.most_body
+                    assert len(peer.body) <= peer.max_body
             except (WireError, asyncio.IncompleteReadError):
                 pass
             peer.close()
@@ -168,18 +169,18 @@ def fuzz_peer(_folder: Path) -> None:
     asyncio.run(fuzz())
 
 
-def fuzz_greeting(_folder: Path) -> None:
-    taken = MessageDecoder(messages.Proof | messages.Join)
+def fuzz_handshake(_folder: Path) -> None:
+    decoder = MessageDecoder(messages.Proof | messages.Join)
     for chance in for_a_while(4):
-        asked = Challenge(chance.randbytes(32), "generation")
-        good = handshake.proof(b"secret", asked)
+        challenge = Challenge(chance.randbytes(32), "generation")
+        good = handshake.proof(b"secret", challenge)
         data = mutated(chance, msgspec.msgpack.encode(good)) if chance.random() < 0.7 else heads(chance)
         try:
-            answer = taken.head(data)
+            answer = decoder.head(data)
         except WireError:
             continue
         if answer != good:
-            assert isinstance(handshake.judge(b"secret", asked, answer), messages.Refused)
+            assert isinstance(handshake.check_proof(b"secret", challenge, answer), messages.Refused)
 
 
 def fuzz_description(_folder: Path) -> None:
@@ -189,7 +190,7 @@ def fuzz_description(_folder: Path) -> None:
         else:
             known = json.loads(DESCRIPTION)
             place: Any = known
-            for _ in range(chance.randrange(5)):  # somewhere inside
+            for _ in range(chance.randrange(5)):  # descend to a random place
                 keys = list(place) if isinstance(place, dict) else list(range(len(place)))
                 inner = [key for key in keys if isinstance(place[key], dict | list)]
                 if not inner:
@@ -241,16 +242,16 @@ def _tcp() -> tuple[socket.socket, socket.socket]:
 
 
 def _too_long(*_: object) -> None:
-    raise AssertionError("it never ends")
+    raise AssertionError("the fuzzer did not end in time")
 
 
-FUZZERS = [fuzz_readers, fuzz_channel, fuzz_peer, fuzz_greeting, fuzz_description, fuzz_checkpoint]
+FUZZERS = [fuzz_decoders, fuzz_channel, fuzz_async_channel, fuzz_handshake, fuzz_description, fuzz_checkpoint]
 
 
 @pytest.mark.parametrize("fuzz", FUZZERS, ids=lambda fuzz: fuzz.__name__)
-def test_only_documented_errors_and_nothing_large(fuzz: Callable[[Path], None], tmp_path: Path) -> None:
-    words = tmp_path / "words"
-    log = words.open("w")
+def test_arbitrary_input_raises_only_documented_errors(fuzz: Callable[[Path], None], tmp_path: Path) -> None:
+    log_file = tmp_path / "log"
+    log = log_file.open("w")
     child = os.fork()
     if child == 0:
         code = 1
@@ -262,7 +263,7 @@ def test_only_documented_errors_and_nothing_large(fuzz: Callable[[Path], None], 
             tracemalloc.start()
             fuzz(tmp_path)
             peak = tracemalloc.get_traced_memory()[1]
-            assert peak < MOST, f"{peak} bytes were allocated"
+            assert peak < MAX_ALLOCATED, f"{peak} bytes were allocated"
             code = 0
         except BaseException:
             traceback.print_exc(file=log)
@@ -271,4 +272,4 @@ def test_only_documented_errors_and_nothing_large(fuzz: Callable[[Path], None], 
             os._exit(code)
     _, status = os.waitpid(child, 0)
     log.close()
-    assert status == 0, f"status {status}: {words.read_text()}"
+    assert status == 0, f"status {status}: {log_file.read_text()}"

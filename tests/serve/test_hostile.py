@@ -1,7 +1,7 @@
-"""Hostile and broken peers against a job that runs: each gets a clear error or is dropped, and nobody else notices.
+"""Hostile and broken peers attack a running job. Each gets a clear error or is dropped, and no other peer is affected.
 
-Two honest workers train all the while; every one of their updates adds one to every weight. After each attack they must
-go on, and in the end the weights must be exactly the number of their updates.
+Two honest workers train all the while. Each of their updates adds one to every weight. After each attack they must
+continue, and at the end every weight must equal the number of their updates.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ from train.jobs import Job, job
 SIZE = 64
 TOKEN, SHARD_TOKEN = b"secret", b"the shards' own"
 DESCRIPTION = Description(Layout((Tensor("w", (SIZE,)),)), OptimizerSpec("SGD", ({"lr": 1.0},))).as_json()
-ANYTHING = MessageDecoder(functools.reduce(operator.or_, Message.__subclasses__()))
+ANY_MESSAGE = MessageDecoder(functools.reduce(operator.or_, Message.__subclasses__()))
 PATIENCE = 30.0
 
 
-class Honest:
-    """Workers that train until they are told to stop."""
+class HonestWorkers:
+    """Two workers that train until `stop` is set."""
 
     def __init__(self, running: Job) -> None:
         self.host, _, port = running.address.rpartition(":")
@@ -98,28 +98,28 @@ class Honest:
                     taken=[given.number],
                 )
                 self.updates[number] += 1
-                time.sleep(0.002)  # leave the machine to the attackers
+                time.sleep(0.002)  # leave the processor to the attackers
             client.close()
         except BaseException as error:
             self.errors.append(error)
 
-    def goes_on(self) -> None:
-        """Both get some more updates through."""
+    def assert_progress(self) -> None:
+        """Wait until both workers have made two more updates."""
         wanted = [count + 2 for count in self.updates]
         end = time.monotonic() + PATIENCE
         while any(count < want for count, want in zip(self.updates, wanted, strict=True)):
             assert not self.errors, self.errors
-            assert time.monotonic() < end, "the honest workers are held up"
+            assert time.monotonic() < end, "the honest workers make no progress"
             time.sleep(0.005)
 
 
 class Target:
-    """What is attacked."""
+    """The job that is attacked."""
 
-    def __init__(self, running: Job, honest: Honest) -> None:
+    def __init__(self, running: Job, honest: HonestWorkers) -> None:
         self.running, self.honest = running, honest
         self.coordinator = honest.port
-        self.sockets: list[socket.socket] = []  # all that were opened, to be closed when their test is over
+        self.sockets: list[socket.socket] = []  # opened by a test, and closed after it
         self.shards = [port for _, port in running.coordinator.shards.addresses.values()]
 
     def socket(self, port: int) -> socket.socket:
@@ -128,53 +128,58 @@ class Target:
         self.sockets.append(sock)
         return sock
 
-    def greeted(self, port: int, token: bytes = TOKEN) -> Channel:
+    def connect(self, port: int, token: bytes = TOKEN) -> Channel:
+        """Connect to a port and shake hands."""
         sock = self.socket(port)
-        channel = Channel(sock, ANYTHING)
+        channel = Channel(sock, ANY_MESSAGE)
         sock.settimeout(PATIENCE)
         channel.limit_silence(PATIENCE)
         handshake.call(channel, token)
         return channel
 
-    def joined(self, number: int = 7) -> tuple[Channel, Welcome]:
-        channel = self.greeted(self.coordinator)
+    def join_job(self, number: int = 7) -> tuple[Channel, Welcome]:
+        """Join the job at the coordinator."""
+        channel = self.connect(self.coordinator)
         channel.send(Join(number), memoryview(DESCRIPTION))
-        return channel, hears(channel, Welcome)
+        return channel, receive_until(channel, Welcome)
 
     def member(self, number: int = 7) -> tuple[Channel, Welcome, GrantIteration]:
-        """Joined and granted, at the coordinator."""
-        channel, welcome = self.joined(number)
-        return channel, welcome, hears(channel, GrantIteration)
+        """Join the job at the coordinator, and wait for the first grant."""
+        channel, welcome = self.join_job(number)
+        return channel, welcome, receive_until(channel, GrantIteration)
 
     def at_shard(self, welcome: Welcome, shard: int = 0) -> Channel:
-        channel = self.greeted(self.shards[shard])
+        """Connect to a shard as the worker of this Welcome."""
+        channel = self.connect(self.shards[shard])
         channel.send(Hello(welcome.worker, welcome.incarnation, welcome.ticket))
         return channel
 
 
-def hears(channel: Channel, kind: type) -> Any:
+def receive_until(channel: Channel, kind: type) -> Any:
+    """Receive messages up to the first of this kind, and return that one."""
     while not isinstance(message := channel.receive(), kind):
         assert not isinstance(message, Refused | Expelled), message
     return message
 
 
-def is_refused(channel: Channel, why: str) -> None:
-    """It is told why, in a sentence, and hung up on."""
+def assert_refused(channel: Channel, why: str) -> None:
+    """Check that the peer is sent a Refused with this reason, and that the connection is closed then."""
     while not isinstance(message := channel.receive(), Refused):
         pass
     assert why in message.reason, message.reason
-    is_dropped(channel)
+    assert_dropped(channel)
 
 
-def is_dropped(channel: Channel) -> None:
+def assert_dropped(channel: Channel) -> None:
+    """Check that the connection ends."""
     with pytest.raises(ConnectionError):  # closed, or reset
         while True:
             channel.receive(lambda _message, size: memoryview(bytearray(size)))
     channel.close()
 
 
-def is_hung_up_on(sock: socket.socket) -> None:
-    """Whatever it hears first, the connection ends."""
+def assert_hung_up(sock: socket.socket) -> None:
+    """Check that the connection ends, whatever is sent before."""
     try:
         while sock.recv(4096):
             pass
@@ -185,10 +190,10 @@ def is_hung_up_on(sock: socket.socket) -> None:
 
 @contextlib.contextmanager
 def under_attack(**options: Any) -> Iterator[Target]:
-    """A job with two honest workers. Whoever comes last sees exactly what the honest ones did."""
+    """Run a job with two honest workers. At the end, check that the model has their updates and no others."""
     with job("asp", shards=2, workers=2, token=TOKEN, shard_token=SHARD_TOKEN, **options) as running:
-        honest = Honest(running)
-        honest.goes_on()
+        honest = HonestWorkers(running)
+        honest.assert_progress()
         yield Target(running, honest)
         honest.stop.set()
         for thread in honest.threads:
@@ -207,16 +212,17 @@ def target() -> Iterator[Target]:
     from paceline.serve.wire import endpoint
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listener, "GREETING_SECONDS", 2.0)
+        patch.setattr(listener, "HANDSHAKE_SECONDS", 2.0)
         patch.setattr(endpoint, "SECONDS", 2.0)
         with under_attack() as attacked:
             yield attacked
 
 
 @pytest.fixture(autouse=True)
-def others_go_on(target: Target) -> Iterator[None]:
+def honest_workers_continue(target: Target) -> Iterator[None]:
+    """Check after each test that the honest workers still make progress."""
     yield
-    target.honest.goes_on()
+    target.honest.assert_progress()
     while target.sockets:
         target.sockets.pop().close()
 
@@ -225,18 +231,18 @@ PORTS: list[Callable[[Target], int]] = [lambda target: target.coordinator, lambd
 EVERYWHERE = pytest.mark.parametrize("port", PORTS, ids=["coordinator", "shard"])
 
 
-# Strangers
+# Peers that do not know the token
 
 
 @EVERYWHERE
-def test_random_bytes(target: Target, port: Callable[[Target], int]) -> None:
+def test_random_bytes_are_refused(target: Target, port: Callable[[Target], int]) -> None:
     chance = random.Random(1)
     for size in (1, 15, 16, 17, 1000, 100_000):
         sock = target.socket(port(target))
-        with contextlib.suppress(OSError):  # it may have been hung up on already
+        with contextlib.suppress(OSError):  # the connection may have ended already
             sock.sendall(chance.randbytes(size))
             sock.shutdown(socket.SHUT_WR)
-        is_hung_up_on(sock)
+        assert_hung_up(sock)
 
 
 @EVERYWHERE
@@ -247,19 +253,19 @@ def test_random_bytes(target: Target, port: Callable[[Target], int]) -> None:
         PREFIX.pack(MAGIC, VERSION, 10, 2**64 - 1),
         PREFIX.pack(MAGIC, VERSION, 0, 0),
         encode(Proof(b"n" * 32, b"m" * 32), 2**63),
-        encode(Join(0), 16 << 20),  # as long as a description may be, but not from a stranger
+        encode(Join(0), 16 << 20),  # as long as a description may be, but before the handshake
     ],
-    ids=["head-and-2^63", "2^64-1", "nothing", "proof-with-2^63", "a-strangers-description"],
+    ids=["head-and-2^63", "2^64-1", "nothing", "proof-with-2^63", "a-description-before-the-handshake"],
 )
-def test_absurd_lengths(target: Target, port: Callable[[Target], int], prefix: bytes) -> None:
+def test_absurd_lengths_are_refused(target: Target, port: Callable[[Target], int], prefix: bytes) -> None:
     sock = target.socket(port(target))
     sock.sendall(prefix + b"\x00" * 64)
-    is_hung_up_on(sock)
+    assert_hung_up(sock)
 
 
 @EVERYWHERE
-def test_a_byte_at_a_time(target: Target, port: Callable[[Target], int]) -> None:
-    """The whole greeting has its time, however busy a stranger looks."""
+def test_a_byte_at_a_time_does_not_extend_the_handshake(target: Target, port: Callable[[Target], int]) -> None:
+    """The time limit is for the whole handshake, even if the peer keeps sending."""
     sock = target.socket(port(target))
     began = time.monotonic()
     sock.settimeout(0.05)
@@ -274,59 +280,59 @@ def test_a_byte_at_a_time(target: Target, port: Callable[[Target], int]) -> None
         except ConnectionError:
             break
     else:
-        pytest.fail("it is still listened to")
+        pytest.fail("the connection is still open")
     sock.close()
 
 
 @EVERYWHERE
-def test_a_wrong_token(target: Target, port: Callable[[Target], int]) -> None:
+def test_a_wrong_token_is_refused(target: Target, port: Callable[[Target], int]) -> None:
     with pytest.raises(ConnectionError, match="token is wrong"):
-        target.greeted(port(target), b"a guess")
+        target.connect(port(target), b"a guess")
 
 
 @EVERYWHERE
-def test_a_recorded_greeting(target: Target, port: Callable[[Target], int]) -> None:
-    channel = Channel(target.socket(port(target)), ANYTHING)
+def test_a_recorded_handshake_is_refused(target: Target, port: Callable[[Target], int]) -> None:
+    channel = Channel(target.socket(port(target)), ANY_MESSAGE)
     channel.limit_silence(PATIENCE)
     recorded = handshake.proof(TOKEN, channel.receive())
     channel.send(recorded)
     channel.receive()
     channel.close()
-    again = Channel(target.socket(port(target)), ANYTHING)
+    again = Channel(target.socket(port(target)), ANY_MESSAGE)
     again.limit_silence(PATIENCE)
     again.receive()
     again.send(recorded)
-    is_refused(again, "token is wrong")
+    assert_refused(again, "token is wrong")
 
 
 @EVERYWHERE
-def test_a_greeting_that_is_none(target: Target, port: Callable[[Target], int]) -> None:
+def test_another_message_in_place_of_a_proof_is_refused(target: Target, port: Callable[[Target], int]) -> None:
     for message in (Join(0), Hello(0, 1, b""), Pull(0), Proof(b"", b"")):
-        channel = Channel(target.socket(port(target)), ANYTHING)
+        channel = Channel(target.socket(port(target)), ANY_MESSAGE)
         channel.limit_silence(PATIENCE)
         channel.receive()
         channel.send(message)
-        is_dropped(channel)
+        assert_dropped(channel)
 
 
 @EVERYWHERE
-def test_three_hundred_who_say_nothing(target: Target, port: Callable[[Target], int]) -> None:
+def test_three_hundred_silent_peers_do_not_block_others(target: Target, port: Callable[[Target], int]) -> None:
     silent = [target.socket(port(target)) for _ in range(300)]
-    target.honest.goes_on()
+    target.honest.assert_progress()
     for sock in silent:
-        is_hung_up_on(sock)  # when its time is over, or before
-    target.greeted(port(target)).close()  # and there is room again
+        assert_hung_up(sock)  # when its time limit has passed, or before
+    target.connect(port(target)).close()  # there is room again
 
 
-# Those who know the token
+# Peers that know the token
 
 
-def test_heads_nested_a_thousand_deep(target: Target) -> None:
+def test_deeply_nested_heads_are_refused(target: Target) -> None:
     head = b"\x93\xa4Pull\x01" + b"\x91" * 60_000 + b"\x01"
     for port in (target.coordinator, target.shards[0]):
-        channel = target.greeted(port)
+        channel = target.connect(port)
         channel._socket.sendall(PREFIX.pack(MAGIC, VERSION, len(head), 0) + head)
-        is_refused(channel, "not taken here")
+        assert_refused(channel, "not accepted here")
 
 
 @pytest.mark.parametrize(
@@ -345,55 +351,55 @@ def test_heads_nested_a_thousand_deep(target: Target) -> None:
     ],
     ids=["deep", "16MB-of-rubbish", "16MB-of-blanks", "empty", "none", "2^40", "more", "other", "adam", "twice"],
 )
-def test_absurd_descriptions(target: Target, text: bytes, why: str) -> None:
-    channel = target.greeted(target.coordinator)
+def test_absurd_descriptions_are_refused(target: Target, text: bytes, why: str) -> None:
+    channel = target.connect(target.coordinator)
     channel.send(Join(7), memoryview(text))
-    is_refused(channel, why)
+    assert_refused(channel, why)
 
 
-def test_a_description_that_is_too_long(target: Target) -> None:
-    channel = target.greeted(target.coordinator)
+def test_a_description_that_is_too_long_is_refused(target: Target) -> None:
+    channel = target.connect(target.coordinator)
     channel._socket.sendall(encode(Join(7), (16 << 20) + 1))
-    is_refused(channel, "is not taken here")
+    assert_refused(channel, "is not accepted here")
 
 
 @pytest.mark.parametrize("number", [-1, 2**31, 2**62])
-def test_absurd_workers(target: Target, number: int) -> None:
-    channel = target.greeted(target.coordinator)
+def test_absurd_worker_numbers_are_refused(target: Target, number: int) -> None:
+    channel = target.connect(target.coordinator)
     channel.send(Join(number), memoryview(DESCRIPTION))
-    is_refused(channel, "A worker's number")
+    assert_refused(channel, "A worker's number")
 
 
-def test_a_worker_that_is_there_already(target: Target) -> None:
-    channel = target.greeted(target.coordinator)
+def test_a_second_worker_with_the_same_number_is_refused(target: Target) -> None:
+    channel = target.connect(target.coordinator)
     channel.send(Join(0), memoryview(DESCRIPTION))
-    is_refused(channel, "There is a worker 0 already")
+    assert_refused(channel, "There already is a worker 0")
 
 
-def test_one_who_says_that_it_is_another(target: Target) -> None:
-    _, welcome = mine = target.joined()
+def test_a_worker_that_claims_to_be_another_is_refused(target: Target) -> None:
+    control, welcome = target.join_job()
     for number, incarnation in ((0, 1), (1, 1), (7, welcome.incarnation + 1)):
-        channel = target.greeted(target.shards[1])
+        channel = target.connect(target.shards[1])
         channel.send(Hello(number, incarnation, welcome.ticket))
-        is_refused(channel, "does not have its ticket")
-        channel = target.greeted(target.coordinator)
+        assert_refused(channel, "ticket")
+        channel = target.connect(target.coordinator)
         channel.send(Resume(number, incarnation, welcome.ticket, target.running.coordinator.generation))
-        is_refused(channel, "does not have its ticket")
-    channel = target.greeted(target.coordinator)
+        assert_refused(channel, "ticket")
+    channel = target.connect(target.coordinator)
     channel.send(Resume(7, welcome.incarnation, welcome.ticket, "another generation"))
     assert isinstance(channel.receive(), Expelled)
-    mine[0].send(Leave())
-    hears(mine[0], Leave)
+    control.send(Leave())
+    receive_until(control, Leave)
 
 
-def test_one_who_says_that_it_is_a_shard(target: Target) -> None:
+def test_a_worker_that_claims_to_be_a_shard_is_refused(target: Target) -> None:
     for shard in (0, 2, -1):
-        channel = target.greeted(target.coordinator)
+        channel = target.connect(target.coordinator)
         channel.send(Register(shard, 1))
-        is_refused(channel, "out of place")
-    channel = target.greeted(target.coordinator, SHARD_TOKEN)
+        assert_refused(channel, "not expected here")
+    channel = target.connect(target.coordinator, SHARD_TOKEN)
     channel.send(Register(0, 1))
-    is_refused(channel, "There is a shard 0 already")
+    assert_refused(channel, "Shard 0 is registered already")
 
 
 @pytest.mark.parametrize(
@@ -413,21 +419,21 @@ def test_one_who_says_that_it_is_a_shard(target: Target) -> None:
     ],
     ids=str,
 )
-def test_absurd_readies(target: Target, ready: GradientReady) -> None:
+def test_an_absurd_gradient_ready_is_refused(target: Target, ready: GradientReady) -> None:
     channel, _, _ = target.member()
     channel.send(ready)
-    is_refused(channel, "")
+    assert_refused(channel, "")
     assert 7 not in target.running.coordinator.state.roster.training
 
 
-def test_ready_before_anything_was_granted(target: Target) -> None:
-    channel, _ = target.joined()
+def test_gradient_ready_before_the_first_grant_is_refused(target: Target) -> None:
+    channel, _ = target.join_job()
     channel.send(GradientReady(0, 0, 1, 0.1, None))
-    is_refused(channel, "was not granted")
+    assert_refused(channel, "was not granted")
 
 
 @pytest.mark.parametrize(
-    "want",
+    "wanted",
     [
         RequestSamples(1, 0, 1000, 1),
         RequestSamples(1, -1, 1000, 1),
@@ -437,37 +443,37 @@ def test_ready_before_anything_was_granted(target: Target) -> None:
     ],
     ids=str,
 )
-def test_absurd_wants(target: Target, want: RequestSamples) -> None:
+def test_absurd_requests_for_samples_are_refused(target: Target, wanted: RequestSamples) -> None:
     channel, _, _ = target.member()
-    channel.send(want)
-    is_refused(channel, "")
+    channel.send(wanted)
+    assert_refused(channel, "")
 
 
-def test_one_who_takes_and_takes(target: Target) -> None:
+def test_a_worker_that_requests_samples_without_end_is_refused(target: Target) -> None:
     from paceline.job.iterations import MAX_TAKEN
 
     channel, _, _ = target.member()
     for number in range(MAX_TAKEN + 1):
         channel.send(RequestSamples(number, 1, 1000, 10**6))
         if number % 512 == 511:
-            while hears(channel, SampleRange).number < number - 1:
+            while receive_until(channel, SampleRange).number < number - 1:
                 pass
-    is_refused(channel, "wants more")
+    assert_refused(channel, "wants more")
 
 
-def test_what_does_not_belong_at_the_coordinator(target: Target) -> None:
+def test_messages_that_the_coordinator_does_not_expect_are_refused(target: Target) -> None:
     for message in (
         messages.Heartbeat(),
         Leave(),
         RequestSamples(1, 1, 1000, 1),
         messages.UpdateReceived(Identity(0, 1, 1)),
     ):
-        channel = target.greeted(target.coordinator)
+        channel = target.connect(target.coordinator)
         channel.send(message)
-        is_refused(channel, "out of place")
+        assert_refused(channel, "not expected here")
     channel, _, _ = target.member()
     channel.send(messages.UpdateReceived(Identity(0, 1, 10**9)))
-    is_refused(channel, "out of place")
+    assert_refused(channel, "not expected here")
 
 
 @pytest.mark.parametrize(
@@ -481,13 +487,13 @@ def test_what_does_not_belong_at_the_coordinator(target: Target) -> None:
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_orders_from_a_worker(target: Target, message: Any) -> None:
+def test_a_worker_cannot_give_orders_to_a_shard(target: Target, message: Any) -> None:
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     shard.send(message)
-    is_refused(shard, "not taken here")
+    assert_refused(shard, "not accepted here")
     channel.send(Leave())
-    hears(channel, Leave)
+    receive_until(channel, Leave)
 
 
 def body(fill: float = 1.0, elements: int = SIZE // 2, dtype: Any = np.float32) -> memoryview:
@@ -517,79 +523,79 @@ def body(fill: float = 1.0, elements: int = SIZE // 2, dtype: Any = np.float32) 
         *("two-rates", "no-rates", "infinite-rate", "nan-rate", "negative-rate", "5000-rates"),
     ],
 )
-def test_bad_pushes(target: Target, push: Push, fill: float, elements: int, dtype: Any, why: str) -> None:
+def test_bad_pushes_are_refused(target: Target, push: Push, fill: float, elements: int, dtype: Any, why: str) -> None:
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     shard.send(push, body(fill, elements, dtype))
-    is_refused(shard, why)
+    assert_refused(shard, why)
     channel.send(Leave())
-    hears(channel, Leave)
+    receive_until(channel, Leave)
 
 
-def test_a_push_without_a_body(target: Target) -> None:
+def test_a_push_without_a_body_is_refused(target: Target) -> None:
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     shard.send(Push(1, (1.0,)))
-    is_refused(shard, "must have a body")
+    assert_refused(shard, "must have a body")
     channel.send(Leave())
-    hears(channel, Leave)
+    receive_until(channel, Leave)
 
 
 @pytest.mark.parametrize("iteration", [-1, 0, 2, 2**62])
-def test_a_push_that_was_not_granted(target: Target, iteration: int) -> None:
+def test_a_push_that_was_not_granted_is_refused(target: Target, iteration: int) -> None:
     channel, welcome, granted = target.member()
     assert granted.iteration == 1
     for number in (0, 1):
         shard = target.at_shard(welcome, number)
-        with contextlib.suppress(ConnectionError):  # it may have been turned out already
+        with contextlib.suppress(ConnectionError):  # the worker may have been refused already
             shard.send(Push(iteration, (1.0,)), body())
             assert isinstance(shard.receive(), PushReceived | Expelled)
-    is_refused(channel, "was not granted")
+    assert_refused(channel, "was not granted")
 
 
-def test_first_weights_that_nobody_asked_for(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrequested_initial_weights_are_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.serve.shard.shard.NAMING_SECONDS", 0.2)
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     shard.send(InitialWeights(), body())
-    is_refused(shard, "was not asked")
+    assert_refused(shard, "was not asked")
     channel.send(Leave())
-    hears(channel, Leave)
+    receive_until(channel, Leave)
 
 
-def test_a_pull_of_a_version_to_come(target: Target) -> None:
-    """It waits for it, and is let go with its worker."""
+def test_a_pull_of_a_future_version_ends_with_its_worker(target: Target) -> None:
+    """The shard waits for that version until the worker leaves."""
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     shard.send(Pull(2**62))
     channel.send(Leave())
-    hears(channel, Leave)
-    is_dropped(shard)
+    receive_until(channel, Leave)
+    assert_dropped(shard)
 
 
 @pytest.mark.parametrize("expected", [-1, MAX_STALENESS + 1, 10**9, 2**62, -(2**62)])
-def test_absurd_staleness(target: Target, expected: int) -> None:
+def test_an_absurd_expected_staleness_is_refused(target: Target, expected: int) -> None:
     channel, welcome, granted = target.member()
     shard = target.at_shard(welcome)
     shard.send(Pull(granted.version, expected))
-    is_refused(shard, f"0 to {MAX_STALENESS} versions stale, not {expected}")
+    assert_refused(shard, f"0 to {MAX_STALENESS} versions stale, not {expected}")
     channel.send(Leave())
-    hears(channel, Leave)
+    receive_until(channel, Leave)
 
 
 @pytest.mark.parametrize("expected", ["3", b"3", 2.5, float("inf"), True, [3], {"steps": 3}], ids=str)
-def test_staleness_that_is_no_number(target: Target, expected: Any) -> None:
+def test_an_expected_staleness_that_is_not_an_integer_is_refused(target: Target, expected: Any) -> None:
     channel, welcome, granted = target.member()
     shard = target.at_shard(welcome)
     head = msgspec.msgpack.encode(["Pull", granted.version, expected])
     shard._socket.sendall(PREFIX.pack(MAGIC, VERSION, len(head), 0) + head)
-    is_refused(shard, "not taken here")
+    assert_refused(shard, "not accepted here")
     channel.send(Leave())
-    hears(channel, Leave)
+    receive_until(channel, Leave)
 
 
-def test_one_who_does_not_read(target: Target) -> None:
-    """What waits for it is bounded."""
+def test_a_peer_that_does_not_read_is_cut_off(target: Target) -> None:
+    """The bytes that wait for it are bounded."""
     channel, _, _ = target.member()
     frame = encode(messages.Heartbeat()) * 1000
     sent = 0
@@ -600,20 +606,20 @@ def test_one_who_does_not_read(target: Target) -> None:
     channel.close()
 
 
-def test_each_is_counted(target: Target) -> None:
+def test_refused_peers_are_counted(target: Target) -> None:
     before = target.running.coordinator.faults
-    channel = target.greeted(target.coordinator)
+    channel = target.connect(target.coordinator)
     channel.send(Register(0, 1))
-    is_refused(channel, "out of place")
-    channel = target.greeted(target.shards[1])
+    assert_refused(channel, "not expected here")
+    channel = target.connect(target.shards[1])
     channel.send(Hello(0, 1, b"no ticket"))
-    is_refused(channel, "does not have its ticket")
+    assert_refused(channel, "ticket")
     end = time.monotonic() + PATIENCE
-    while target.running.coordinator.faults < before + 2:  # a shard tells of its own a moment later
-        assert time.monotonic() < end, "nobody counted"
+    while target.running.coordinator.faults < before + 2:  # a shard reports its own a moment later
+        assert time.monotonic() < end, "they are not counted"
         time.sleep(0.005)
 
 
-def test_a_door_of_another_token_stays_shut(target: Target) -> None:
+def test_an_endpoint_without_the_token_cannot_be_opened(target: Target) -> None:
     with pytest.raises(ConnectionError):
-        Endpoint("127.0.0.1", target.coordinator, b"").open(ANYTHING)
+        Endpoint("127.0.0.1", target.coordinator, b"").open(ANY_MESSAGE)

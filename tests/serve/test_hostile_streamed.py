@@ -1,7 +1,7 @@
-"""Hostile and broken peers where updates are streamed: each gets a clear error or is dropped, and nobody else notices.
+"""Hostile and broken peers attack a job whose updates are streamed. No other peer is affected.
 
-As in `test_hostile.py`, two honest workers train all the while, and what they count in the end must be exact. What
-attackers get applied is a gradient of zeros.
+As in `test_hostile.py`, two honest workers train all the while, and the final weights must equal the number of their
+updates. So the updates that an attacker is allowed to make are gradients of zeros.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from serve.test_hostile import (
     PATIENCE,
     SIZE,
     Target,
-    hears,
-    is_dropped,
-    is_refused,
-    others_go_on,
+    assert_dropped,
+    assert_refused,
+    honest_workers_continue,
+    receive_until,
     under_attack,
 )
 
-assert others_go_on  # it looks on here too
+assert honest_workers_continue  # a fixture that runs here, too
 PIECES = 8  # of each of two shards
 EACH = SIZE // 2 // PIECES
 
@@ -67,23 +67,23 @@ def body(fill: float = 0.0, elements: int = EACH) -> memoryview:
     return np.full(elements, fill, dtype=np.float32).data.cast("B")
 
 
-def leaves(channel: Channel) -> None:
+def leave(channel: Channel) -> None:
     channel.send(Leave())
-    hears(channel, Leave)
+    receive_until(channel, Leave)
 
 
-def takes(channel: Channel, kind: type) -> Any:
-    """The next message of a kind, and its body is let go."""
+def receive(channel: Channel, kind: type) -> Any:
+    """Return the next message of this kind, without its body."""
     while not isinstance(message := channel.receive(lambda _message, size: memoryview(bytearray(size))), kind):
         pass
     return message
 
 
 def returned(channel: Channel, iteration: int) -> list[int]:
-    """The pieces of an update that come back, each for the first time."""
+    """Wait until all pieces of an update have been returned. Return their numbers."""
     pieces: set[int] = set()
     while len(pieces) < PIECES:
-        message = takes(channel, UpdatedPiece)
+        message = receive(channel, UpdatedPiece)
         assert message.iteration == iteration
         pieces.add(message.piece)
     return sorted(pieces)
@@ -113,28 +113,28 @@ def ready(welcome: Welcome, granted: GrantIteration) -> GradientReady:
         *("two-rates", "nan-rate", "nan", "infinity"),
     ],
 )
-def test_bad_pieces(target: Target, push: Push, fill: float, elements: int, why: str) -> None:
-    """A good piece before it, in mid-push: nothing more of it is applied, and nobody waits for it."""
+def test_bad_pieces_are_refused(target: Target, push: Push, fill: float, elements: int, why: str) -> None:
+    """A good piece was applied before. Nothing more of the update is applied, and no worker waits for it."""
     channel, welcome, granted = target.member()
     channel.send(ready(welcome, granted))
     shard = target.at_shard(welcome)
     shard.send(Push(1, (1.0,), piece=0), body())
-    assert takes(shard, UpdatedPiece) == UpdatedPiece(1, 0)
+    assert receive(shard, UpdatedPiece) == UpdatedPiece(1, 0)
     shard.send(push, body(fill, elements))
-    is_refused(shard, why)
-    leaves(channel)
+    assert_refused(shard, why)
+    leave(channel)
 
 
-def test_a_piece_without_a_body(target: Target) -> None:
+def test_a_piece_without_a_body_is_refused(target: Target) -> None:
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     shard.send(Push(1, (1.0,), piece=3))
-    is_refused(shard, "must have a body")
-    leaves(channel)
+    assert_refused(shard, "must have a body")
+    leave(channel)
 
 
-def test_pushed_before_anything_is_ordered_and_twice_over(target: Target) -> None:
-    """The log has not named it yet, and some pieces come again over another connection: it counts once."""
+def test_pieces_that_arrive_early_and_twice_count_once(target: Target) -> None:
+    """They arrive before the log names their update, and again over another connection."""
     channel, welcome, granted = target.member()
     first = [target.at_shard(welcome, number) for number in (0, 1)]
     for shard in first:
@@ -147,37 +147,37 @@ def test_pushed_before_anything_is_ordered_and_twice_over(target: Target) -> Non
     channel.send(ready(welcome, granted))
     for shard in shards:
         assert returned(shard, 1) == list(range(PIECES))
-    assert hears(channel, GrantIteration).iteration == 2
-    for shard in shards:  # once more, when it is over: what there is comes back, and nothing is applied
+    assert receive_until(channel, GrantIteration).iteration == 2
+    for shard in shards:  # once more, after the update: the piece is returned as it is, and nothing is applied
         shard.send(Push(1, (1.0,), piece=4), body(-1000.0))
-        assert takes(shard, UpdatedPiece).iteration == 1
-    leaves(channel)
+        assert receive(shard, UpdatedPiece).iteration == 1
+    leave(channel)
 
 
 @pytest.mark.parametrize("iteration", [-1, 0, 2, 2**62])
-def test_pieces_that_were_not_granted(target: Target, iteration: int) -> None:
-    """The log never names them, so they are never applied."""
+def test_pieces_that_were_not_granted_are_not_applied(target: Target, iteration: int) -> None:
+    """The log never names their update."""
     channel, welcome, granted = target.member()
     for number in (0, 1):
         shard = target.at_shard(welcome, number)
         for piece in range(PIECES):
             shard.send(Push(iteration, (1.0,), piece=piece), body(-1000.0))
     channel.send(ready(welcome, granted))
-    target.honest.goes_on()
-    leaves(channel)
+    target.honest.assert_progress()
+    leave(channel)
 
 
-def test_one_who_leaves_in_mid_push(target: Target) -> None:
+def test_a_worker_that_leaves_during_a_push_is_dropped(target: Target) -> None:
     channel, welcome, granted = target.member()
     channel.send(ready(welcome, granted))
     shard = target.at_shard(welcome)
     shard.send(Push(1, (1.0,), piece=0), body())
-    leaves(channel)
-    is_dropped(shard)
+    leave(channel)
+    assert_dropped(shard)
 
 
 @pytest.mark.parametrize(
-    "soon",
+    "started",
     [
         GradientStarted(2, 0, 1),
         GradientStarted(0, 0, 1),
@@ -187,25 +187,25 @@ def test_one_who_leaves_in_mid_push(target: Target) -> None:
     ],
     ids=str,
 )
-def test_absurd_announcements(target: Target, soon: GradientStarted) -> None:
+def test_an_absurd_gradient_started_is_refused(target: Target, started: GradientStarted) -> None:
     channel, _, _ = target.member()
-    channel.send(soon)
-    is_refused(
-        channel, "was not granted" if soon.iteration != 1 or soon.batch_size < 1 else "of a version that there was"
+    channel.send(started)
+    assert_refused(
+        channel, "was not granted" if started.iteration != 1 or started.batch_size < 1 else "There is no version"
     )
 
 
-def test_announced_and_never_ready(target: Target) -> None:
-    """All of it is pushed and applied, but it does not count, since its worker does not say so."""
+def test_an_update_without_gradient_ready_does_not_count(target: Target) -> None:
+    """All its pieces are pushed and applied, but its worker never sends GradientReady."""
     channel, welcome, granted = target.member()
-    for _ in range(2):  # said twice, as over a lost connection
+    for _ in range(2):  # repeated, as after a lost connection
         channel.send(GradientStarted(1, granted.version, 1))
     for number in (0, 1):
         shard = target.at_shard(welcome, number)
         for piece in range(PIECES):
             shard.send(Push(1, (1.0,), piece=piece), body())
         assert returned(shard, 1) == list(range(PIECES))
-    leaves(channel)
+    leave(channel)
 
 
 @pytest.mark.parametrize(
@@ -219,74 +219,76 @@ def test_announced_and_never_ready(target: Target) -> None:
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_orders_from_a_worker(target: Target, message: Any) -> None:
+def test_a_worker_cannot_give_orders_to_a_shard(target: Target, message: Any) -> None:
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     shard.send(message)
-    is_refused(shard, "not taken here")
-    leaves(channel)
+    assert_refused(shard, "not accepted here")
+    leave(channel)
 
 
-def test_one_who_asks_where_nobody_need(target: Target) -> None:
+def test_request_push_is_answered_even_where_it_is_not_needed(target: Target) -> None:
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     for _ in range(3):
         shard.send(RequestPush())
-        assert takes(shard, AllowPush) == AllowPush()
-    leaves(channel)
+        assert receive(shard, AllowPush) == AllowPush()
+    leave(channel)
 
 
-def test_first_weights_that_nobody_asked_for(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrequested_initial_weights_are_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.serve.shard.shard.NAMING_SECONDS", 0.2)
     channel, welcome, _ = target.member()
     for piece, why in ((1, "was not asked"), (PIECES, "no number")):
         shard = target.at_shard(welcome)
         shard.send(InitialWeights(piece), body())
-        is_refused(shard, why)
-    leaves(channel)
+        assert_refused(shard, why)
+    leave(channel)
 
 
-def test_a_pull_of_a_version_to_come_is_answered_with_what_there_is(target: Target) -> None:
-    """All that the coordinator counts is applied here already, so there is nothing to wait for."""
+def test_a_pull_of_a_future_version_is_answered_at_once(target: Target) -> None:
+    """Every update that the coordinator counts is applied already, so there is nothing to wait for."""
     channel, welcome, _ = target.member()
     shard = target.at_shard(welcome)
     shard.send(Pull(2**62))
-    assert [takes(shard, Weights).piece for _ in range(PIECES)] == list(range(PIECES))
-    leaves(channel)
+    assert [receive(shard, Weights).piece for _ in range(PIECES)] == list(range(PIECES))
+    leave(channel)
 
 
 @pytest.mark.parametrize("expected", [-1, MAX_STALENESS + 1, 10**9, 2**62])
-def test_absurd_staleness(target: Target, expected: int) -> None:
+def test_an_absurd_expected_staleness_is_refused(target: Target, expected: int) -> None:
     channel, welcome, granted = target.member()
     shard = target.at_shard(welcome)
     shard.send(Pull(granted.version, expected))
-    is_refused(shard, f"0 to {MAX_STALENESS} versions stale, not {expected}")
-    leaves(channel)
+    assert_refused(shard, f"0 to {MAX_STALENESS} versions stale, not {expected}")
+    leave(channel)
 
 
-def test_one_who_pulls_and_pulls_and_does_not_read(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Soon nothing more is heard of it, so what waits for it is bounded."""
-    push_order: list[WorkerConnection] = []
+def test_a_worker_that_pulls_and_does_not_read_is_not_served_further(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard stops reading from it, so the answers that wait for it are bounded."""
+    connections: list[WorkerConnection] = []
 
-    class Seen(WorkerConnection):
+    class Recorded(WorkerConnection):
         def run(self) -> None:
-            push_order.append(self)
+            connections.append(self)
             super().run()
 
     channel, welcome, _ = target.member()
-    monkeypatch.setattr("paceline.serve.shard.worker_listener.WorkerConnection", Seen)
+    monkeypatch.setattr("paceline.serve.shard.worker_listener.WorkerConnection", Recorded)
     shard = target.at_shard(welcome)
-    shard._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel holds little for it
+    shard._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # so that the kernel buffers little
     shard._socket.setblocking(False)
     bound, most, end = MAX_UNREAD * PIECES, 0, time.monotonic() + PATIENCE
     while time.monotonic() < end:
         with contextlib.suppress(BlockingIOError):
             shard._socket.send(encode(Pull(0)) * 1000)
-        most = max([most, *(visit._out.qsize() for visit in push_order)])
-        if most > bound:  # all buffers are full; it must stay so
+        most = max([most, *(connection._out.qsize() for connection in connections)])
+        if most > bound:  # all buffers are full, and the queue must not grow any more
             end = min(end, time.monotonic() + 0.3)
             bound = SIZE**3
     assert MAX_UNREAD * PIECES < most <= (MAX_UNREAD + 1) * PIECES
     shard._socket.setblocking(True)
     shard.close()
-    leaves(channel)
+    leave(channel)

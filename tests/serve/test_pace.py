@@ -1,4 +1,4 @@
-"""The coordinator alone: permission to proceed, in the policy's order, beside somebody else's data plane."""
+"""A coordinator without shards: workers proceed in the policy's order, and exchange gradients by other means."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from train.jobs import job
 
 
 def pacing(steps: int) -> Callable[[str], list[int]]:
+    """Return a worker that proceeds this many times, and returns the iterations."""
+
     def run(where: str) -> list[int]:
         with paceline.coordinate(connect=where) as pace:
             return [pace.proceed(batch_size=8, loss=1.0).iteration for _ in range(steps)]
@@ -32,14 +34,14 @@ def test_workers_proceed_in_the_order_of_the_ring() -> None:
     assert max(max(event.staleness) for event in running.events if isinstance(event, Applied)) <= 2
 
 
-def test_a_barrier_without_any_shard() -> None:
+def test_a_barrier_works_without_shards() -> None:
     with job("bsp", shards=0, workers=2) as running:
         running.work(*[pacing(5)] * 2)
         running.finish()
     assert [sorted(event.workers) for event in running.events if isinstance(event, Applied)] == [[0, 1]] * 5
 
 
-def test_alone_everything_is_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_every_request_is_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PACELINE_CONNECT", raising=False)
     with paceline.coordinate() as pace:
         assert pace.worker == 0

@@ -1,4 +1,4 @@
-"""A real run, recorded: the same decisions in the simulator's time, and the same weights, bit for bit."""
+"""A recorded run is replayed: the simulator makes the same decisions, and the weights are the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from train.jobs import job
 
 
 def train(where: str) -> Any:
-    """Real gradients of a small network, under Adam."""
+    """Train a small network under Adam, with real gradients."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2))
     x, y = torch.randn(60, 5), torch.randint(0, 2, (60,))
@@ -37,8 +37,8 @@ def train(where: str) -> Any:
 
 
 @pytest.mark.parametrize("policy", [name for name in names() if not make(name).keeps])
-def test_a_recorded_run_is_decided_again_the_same_way(policy: str, tmp_path: Path) -> None:
-    """What the real coordinator decided, with real times and wakes, the simulator's driver decides too."""
+def test_a_replay_makes_the_same_decisions(policy: str, tmp_path: Path) -> None:
+    """The real coordinator decided with real times and timers. The simulator's driver must decide the same."""
     with job(policy, shards=2, workers=3, record=tmp_path) as running:
         running.work(*[lambda where: work(where, 90)] * 3)
         running.finish()
@@ -48,10 +48,12 @@ def test_a_recorded_run_is_decided_again_the_same_way(policy: str, tmp_path: Pat
     assert difference is None
     assert count > 90 / 4
     first = [event for event in running.events if isinstance(event, Applied)]
-    assert [event for event in again if isinstance(event, Applied)] == first, "times, versions and staleness alike"
+    assert [event for event in again if isinstance(event, Applied)] == first, (
+        "times, versions and staleness must be the same"
+    )
 
 
-def test_a_recorded_run_gives_the_same_weights_bit_for_bit(tmp_path: Path) -> None:
+def test_a_replay_gives_the_same_weights_bit_for_bit(tmp_path: Path) -> None:
     with job("r2sp:weights=mean", shards=2, workers=3, record=tmp_path) as running:
         running.work(*[train] * 3)
         running.finish()
@@ -81,7 +83,7 @@ def test_a_changed_recording_is_noticed(tmp_path: Path) -> None:
     assert not replay.weights(tmp_path)[0].whole
 
 
-def test_a_recording_that_begins_from_a_checkpoint(tmp_path: Path) -> None:
+def test_a_recording_may_begin_from_a_checkpoint(tmp_path: Path) -> None:
     from paceline.model import checkpoint
     from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 
@@ -98,7 +100,7 @@ def test_a_recording_that_begins_from_a_checkpoint(tmp_path: Path) -> None:
     assert (done.version, done.updates) == (20, 10)
 
 
-def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(replay.ReplayError, match="There is no recording in"):
         replay.journals(tmp_path)
 
@@ -108,11 +110,11 @@ def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
     [
         ("r2sp", True, "leave --apply at whole"),
         ("bsp:pipeline=true", False, "leave pipeline=true out"),
-        ("bsp", True, None),  # it cannot be streamed, and is not
+        ("bsp", True, None),  # bsp is never streamed
         ("r2sp", False, None),
     ],
 )
-def test_what_is_streamed_cannot_be_recorded(policy: str, streamed: bool, instead: str | None, tmp_path: Path) -> None:
+def test_streamed_updates_cannot_be_recorded(policy: str, streamed: bool, instead: str | None, tmp_path: Path) -> None:
     async def configure() -> None:
         Server(lambda: make(policy), ServerConfig(record=tmp_path, streamed=streamed))
 

@@ -1,4 +1,4 @@
-"""A shard between a coordinator and workers played by the test: exactly once, and never half an update."""
+"""A shard whose coordinator and workers are played by the test: exactly once, and never half an update."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from paceline.serve.wire.messages import (
     Weights,
 )
 
-SIZE = 4_000_000  # elements: far more than two sockets' buffers hold
+SIZE = 4_000_000  # elements: far more than the buffers of two sockets hold
 SGD = OptimizerSpec("SGD", ({"lr": 1.0},))
 FROM_SHARD = MessageDecoder(
     Challenge | Accepted | Refused | Expelled | InitialWeightsReceived | PushReceived | UpdatedPiece | Weights
@@ -54,7 +54,7 @@ FROM_SHARD = MessageDecoder(
 
 
 class Worker:
-    """A worker's end of a connection to the shard."""
+    """The worker's end of a connection to the shard."""
 
     def __init__(self, port: int, number: int, incarnation: int = 1, size: int = SIZE) -> None:
         self.size = size
@@ -65,12 +65,13 @@ class Worker:
         self.channel.send(Hello(number, incarnation, handshake.ticket(b"key", number, incarnation)))
 
     def push(self, iteration: int, value: Any) -> object:
+        """Push a gradient, and return the shard's answer. value: of all elements, or an array of them."""
         gradient = np.full(self.size, value, dtype=np.float32)
         self.channel.send(Push(iteration, (1.0,)), gradient.data.cast("B"))
         return self.channel.receive()
 
     def weights(self) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-        """The answer to a Pull that was sent."""
+        """Receive the answer to a Pull. Return its version and its weights."""
         place = np.empty(self.size, dtype=np.float32)
         answer = self.channel.receive(lambda _message, _size: place.data.cast("B"))
         return answer.version, place
@@ -78,12 +79,13 @@ class Worker:
     def pull(
         self, version: int, expected: int | None = None
     ) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+        """Pull the model, and return its version and its weights."""
         self.channel.send(Pull(version, expected))
         return self.weights()
 
 
 class Stage:
-    """A shard with a model of zeros, plain SGD with a rate of 1, and the coordinator's end of its connection."""
+    """A shard, and the coordinator's end of its connection. The model begins with zeros, and SGD has a rate of 1."""
 
     def __init__(self, size: int = SIZE, optimizer: OptimizerSpec = SGD, **setup: Any) -> None:
         self.size, self.shards = size, list[Shard]()
@@ -116,15 +118,17 @@ class Stage:
         self.workers = [first]
 
     def orders(self, message: Any, body: memoryview | None = None) -> None:
+        """Send an order to the shard."""
         self.channel.send(message, body)
 
     def hears(self) -> Any:
-        """What the shard says next, but for its heartbeat."""
+        """Return the shard's next message to the coordinator, except heartbeats."""
         while (message := self.channel.receive()) == Heartbeat():
             pass
         return message
 
     def worker(self, number: int, incarnation: int = 1) -> Worker:
+        """Connect a worker to the shard."""
         self.workers.append(Worker(self.port, number, incarnation, self.size))
         return self.workers[-1]
 
@@ -147,19 +151,19 @@ def test_an_update_sent_twice_is_applied_once(stage: Stage) -> None:
     worker, update = stage.worker(1), Identity(1, 1, 1)
     assert worker.push(1, 0.5) == PushReceived(1)
     assert stage.hears() == UpdateReceived(update)
-    again = stage.worker(1)  # the answer was lost, and it comes over another connection
+    again = stage.worker(1)  # the answer was lost, so the worker pushes again over a new connection
     assert again.push(1, 0.5) == PushReceived(1)
     stage.orders(ApplyUpdates(1, (update,), (1.0,), None))
     version, weights = worker.pull(1)
     assert version == 1
     assert np.all(weights == -0.5)
     assert again.push(2, 0.5) == PushReceived(2)
-    assert stage.hears() == UpdateReceived(Identity(1, 1, 2)), "the repeated push was not reported again"
+    assert stage.hears() == UpdateReceived(Identity(1, 1, 2)), "the repeated push must not be reported again"
 
 
 def test_a_slow_reader_sees_one_version_and_delays_nobody(stage: Stage) -> None:
     slow, quick = stage.worker(1), stage.worker(2)
-    slow.channel.send(Pull(0))  # and does not read the answer yet
+    slow.channel.send(Pull(0))  # its answer is not read yet
     for version in (1, 2):
         assert quick.push(version, 1.0) == PushReceived(version)
         stage.hears()
@@ -168,26 +172,26 @@ def test_a_slow_reader_sees_one_version_and_delays_nobody(stage: Stage) -> None:
         assert newest == version
         assert np.all(weights == -version)
     version, weights = slow.weights()
-    assert np.all(weights == -version), "half of an update was seen"
+    assert np.all(weights == -version), "the pull holds half an update"
 
 
-def test_a_worker_that_was_given_up_is_fenced_off(stage: Stage) -> None:
+def test_an_older_incarnation_is_fenced_off(stage: Stage) -> None:
     old = stage.worker(1, incarnation=1)
     stage.orders(Fence(1, 2))
     new = stage.worker(1, incarnation=2)
     assert new.push(1, 1.0) == PushReceived(1)
     assert stage.hears() == UpdateReceived(Identity(1, 2, 1))
     stage.orders(ApplyUpdates(1, (Identity(1, 2, 1),), (1.0,), None))
-    assert new.pull(1)[0] == 1  # orders are carried out one after the other, so the fence is up
+    assert new.pull(1)[0] == 1  # orders are carried out in sequence, so the Fence was too
     with pytest.raises(OSError):  # its connection was cut
         old.push(1, 1.0)
-    again = stage.worker(1, incarnation=1)  # and a new one does not help
+    again = stage.worker(1, incarnation=1)  # a new connection is refused
     assert isinstance(again.channel.receive(), Expelled)
 
 
 @pytest.mark.parametrize("at", [0, SIZE // 2 + 1, SIZE - 1])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_single_element_that_is_no_number_is_found_wherever_it_is(stage: Stage, at: int, bad: float) -> None:
+def test_a_single_nan_or_infinity_is_found_at_any_position(stage: Stage, at: int, bad: float) -> None:
     gradient = np.zeros(SIZE, dtype=np.float32)
     gradient[at] = bad
     worker = stage.worker(1)
@@ -195,28 +199,28 @@ def test_a_single_element_that_is_no_number_is_found_wherever_it_is(stage: Stage
     assert "NaN or infinity" in worker.channel.receive().reason
 
 
-def test_large_numbers_that_are_numbers_are_welcome(stage: Stage) -> None:
-    """Their sum overflows, and that is no reason."""
+def test_large_finite_numbers_are_accepted(stage: Stage) -> None:
+    """Their sum overflows to infinity, but the elements are finite."""
     assert stage.worker(1).push(1, 3e38) == PushReceived(1)
 
 
-def test_a_gradient_that_is_not_a_number_touches_nothing(stage: Stage) -> None:
+def test_a_gradient_of_nan_does_not_change_the_model(stage: Stage) -> None:
     bad, good = stage.worker(1), stage.worker(2)
     assert "NaN" in bad.push(1, float("nan")).reason  # type: ignore[attr-defined]
-    assert "NaN" in stage.hears().reason, "and it is counted"
+    assert "NaN" in stage.hears().reason, "the coordinator counts it"
     assert good.push(1, 1.0) == PushReceived(1)
     assert stage.hears() == UpdateReceived(Identity(2, 1, 1))
     stage.orders(ApplyUpdates(1, (Identity(2, 1, 1),), (1.0,), None))
     assert np.all(good.pull(1)[1] == -1.0)
 
 
-def test_the_first_weights_are_taken_from_whom_was_asked_and_once(stage: Stage) -> None:
+def test_initial_weights_are_taken_once_from_the_named_worker(stage: Stage) -> None:
     ones = np.ones(SIZE, dtype=np.float32).data.cast("B")
-    again = stage.worker(0)  # the answer was lost, and it gives them again, though there is no need
+    again = stage.worker(0)  # the answer was lost, so the worker sends them again
     again.channel.send(InitialWeights(), ones)
     assert again.channel.receive() == InitialWeightsReceived(0, 1)
     assert np.all(again.pull(0)[1] == 0.0)
-    stage.orders(Fence(0, 2))  # it is given up; another one is asked
+    stage.orders(Fence(0, 2))  # the worker is given up, and another one is named
     stage.orders(InitialWeightsFrom(1, 1))
     other = stage.worker(1)
     other.channel.send(InitialWeights(), ones)
@@ -226,7 +230,7 @@ def test_the_first_weights_are_taken_from_whom_was_asked_and_once(stage: Stage) 
     assert isinstance(late.channel.receive(), Expelled)
 
 
-def test_weights_from_one_who_was_not_asked_are_not_taken(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initial_weights_from_another_worker_are_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.serve.shard.shard.NAMING_SECONDS", 0.1)
     stranger = stage.worker(7)
     stranger.channel.send(InitialWeights(), np.ones(SIZE, dtype=np.float32).data.cast("B"))

@@ -1,4 +1,4 @@
-"""A worker's side of streaming: in which order pieces go out, and what is sent again when a connection is lost."""
+"""The worker's side of streaming: the order of pushes, and what is sent again when a connection is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECES = ((0, 2), (2, 5), (8, 9), (9, 12))
 SIZE = 12
 
 
-def part(number: int = 0, pieces: tuple[tuple[int, int], ...] = PIECES) -> ShardLink:
+def new_shard(number: int = 0, pieces: tuple[tuple[int, int], ...] = PIECES) -> ShardLink:
     return ShardLink(number, Endpoint("", 1), pieces)
 
 
@@ -30,26 +30,26 @@ def part(number: int = 0, pieces: tuple[tuple[int, int], ...] = PIECES) -> Shard
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 12), st.booleans())
 def test_every_piece_is_pushed_once(sizes: list[int], worker: int, from_the_end: bool) -> None:
-    """In turn from the shard after one's own; or as a backward pass makes them, whatever shard has them."""
-    deck = iter(range(sum(sizes)))
-    parts = [part(number, tuple((card, card + 1) for card in islice(deck, size))) for number, size in enumerate(sizes)]
-    order = push_order(parts, worker, from_the_end)
+    """Shard after shard, beginning after the worker's own; or from the end of the model to its beginning."""
+    elements = iter(range(sum(sizes)))
+    shards = [new_shard(number, tuple((k, k + 1) for k in islice(elements, size))) for number, size in enumerate(sizes)]
+    order = push_order(shards, worker, from_the_end)
     assert len(set(order)) == len(order) == sum(sizes)
-    cards = [each.pieces[piece][0] for each, piece in order]
+    starts = [shard.pieces[piece][0] for shard, piece in order]
     if from_the_end:
-        assert cards == sorted(cards, reverse=True)
+        assert starts == sorted(starts, reverse=True)
     else:
-        numbers = [each.number for each, _ in order]
-        assert list(dict.fromkeys(numbers)) == [(worker + 1 + k) % len(parts) for k in range(len(parts))]
+        numbers = [shard.number for shard, _ in order]
+        assert list(dict.fromkeys(numbers)) == [(worker + 1 + k) % len(shards) for k in range(len(shards))]
         assert numbers == sorted(numbers, key=numbers.index)
-        assert all(cards[k] < cards[k + 1] for k in range(len(cards) - 1) if numbers[k] == numbers[k + 1])
+        assert all(starts[k] < starts[k + 1] for k in range(len(starts) - 1) if numbers[k] == numbers[k + 1])
 
 
-# Loss
+# Lost connections
 
 
 class Line:
-    """A connection that keeps what is sent, and says what it was told to, in the end that it is lost."""
+    """A connection that keeps what is sent over it. It receives the given answers, and then it is lost."""
 
     def __init__(self, *answers: Any, broken: bool = False) -> None:
         self.sent: list[tuple[int, bytes]] = []
@@ -78,7 +78,7 @@ class Setting:
     """Iteration 7 of a worker with one shard."""
 
     def __init__(self) -> None:
-        self.part = part()
+        self.shard = new_shard()
         self.gradient = bytes(range(SIZE * ELEMENT))
         self.weights = bytearray(SIZE * ELEMENT)
         self.exchange = StreamedExchange(
@@ -94,87 +94,88 @@ class Setting:
             raise PermissionError(message.reason)
 
     def connect(self, line: Line) -> Any:
-        self.part.channel = line  # type: ignore[assignment]
+        self.shard.channel = line  # type: ignore[assignment]
         return line
 
     def send(self, *pieces: int) -> None:
         for piece in pieces:
-            self.exchange.send(self.part, piece)
+            self.exchange.send(self.shard, piece)
 
-    def is_back(self) -> None:
+    def assert_all_returned(self) -> None:
+        """Assert that the weights hold the returned pieces, and nothing else was written."""
         for piece, (start, stop) in enumerate(PIECES):
             assert self.weights[start * ELEMENT : stop * ELEMENT] == bytes([70 + piece]) * (ELEMENT * (stop - start))
-        assert self.weights[5 * ELEMENT : 8 * ELEMENT] == bytes(3 * ELEMENT), "that is another shard's"
+        assert self.weights[5 * ELEMENT : 8 * ELEMENT] == bytes(3 * ELEMENT), "another shard holds these"
 
 
-def back(*pieces: int) -> list[UpdatedPiece]:
+def returned(*pieces: int) -> list[UpdatedPiece]:
     return [UpdatedPiece(7, piece) for piece in pieces]
 
 
-def test_what_is_not_back_when_a_connection_is_lost_is_sent_again_and_nothing_else() -> None:
+def test_only_pieces_that_are_not_back_are_sent_again_after_a_lost_connection() -> None:
     setting = Setting()
-    first = setting.connect(Line(*back(1, 0)))
+    first = setting.connect(Line(*returned(1, 0)))
     setting.send(0, 1, 2, 3)
     assert [piece for piece, _ in first.sent] == [0, 1, 2, 3]
     assert first.sent[2][1] == setting.gradient[8 * ELEMENT : 9 * ELEMENT]
     with pytest.raises(ConnectionClosed):
-        setting.exchange.receive(setting.part, first)
-    second = setting.connect(Line(*back(3, 1, 2)))  # 1 comes twice: it was asked for over both
-    setting.exchange.receive(setting.part, second)
+        setting.exchange.receive(setting.shard, first)
+    second = setting.connect(Line(*returned(3, 1, 2)))  # piece 1 comes twice: it was pushed over both
+    setting.exchange.receive(setting.shard, second)
     assert second.sent == first.sent[2:]
-    setting.is_back()
+    setting.assert_all_returned()
 
 
-def test_what_falls_due_while_there_is_no_connection_is_sent_over_the_next() -> None:
+def test_pieces_queued_without_a_connection_are_sent_over_the_next_one() -> None:
     setting = Setting()
     setting.send(0, 1)
-    line = setting.connect(Line(*back(0, 1, 2, 3)))
+    line = setting.connect(Line(*returned(0, 1, 2, 3)))
     setting.send(2)
-    assert not line.sent, "in the order in which they fell due"
+    assert not line.sent, "earlier pieces must be sent first"
     with pytest.raises(ConnectionClosed):
-        setting.exchange.receive(setting.part, setting.connect(Line()))
-    last = setting.connect(Line(*back(0, 1, 2, 3)))
+        setting.exchange.receive(setting.shard, setting.connect(Line()))
+    last = setting.connect(Line(*returned(0, 1, 2, 3)))
     setting.send(3)
-    setting.exchange.receive(setting.part, last)
+    setting.exchange.receive(setting.shard, last)
     assert [piece for piece, _ in last.sent] == [0, 1, 2, 3]
-    setting.is_back()
+    setting.assert_all_returned()
 
 
-def test_a_connection_that_was_never_received_over_is_sent_all_that_is_due() -> None:
+def test_a_new_connection_is_sent_all_queued_pieces() -> None:
     setting = Setting()
     setting.send(0, 1)
-    line = setting.connect(Line(*back(0, 1, 2, 3)))
+    line = setting.connect(Line(*returned(0, 1, 2, 3)))
     setting.send(2, 3)
-    setting.exchange.receive(setting.part, line)
+    setting.exchange.receive(setting.shard, line)
     assert [piece for piece, _ in line.sent] == [0, 1, 2, 3]
-    setting.is_back()
+    setting.assert_all_returned()
 
 
-def test_a_connection_that_breaks_while_it_is_sent_over_is_cut_for_whoever_receives() -> None:
+def test_a_connection_that_breaks_while_sending_is_cut_so_that_the_receiver_notices() -> None:
     setting = Setting()
     line = setting.connect(Line(broken=True))
     setting.send(0, 1)
     assert line.was_cut
-    again = setting.connect(Line(*back(0, 1, 2, 3)))
+    again = setting.connect(Line(*returned(0, 1, 2, 3)))
     setting.send(2)
-    assert not again.sent, "before what was lost with the old one"
+    assert not again.sent, "lost pieces must be sent first"
     setting.send(3)
-    setting.exchange.receive(setting.part, again)
+    setting.exchange.receive(setting.shard, again)
     assert [piece for piece, _ in again.sent] == [0, 1, 2, 3]
-    setting.is_back()
+    setting.assert_all_returned()
 
 
-def test_what_comes_back_of_an_earlier_iteration_is_not_mistaken_for_this_ones() -> None:
+def test_pieces_of_an_earlier_iteration_are_ignored() -> None:
     setting = Setting()
-    line = setting.connect(Line(UpdatedPiece(6, 3), *back(0, 1, 2), UpdatedPiece(6, 2), *back(3)))
+    line = setting.connect(Line(UpdatedPiece(6, 3), *returned(0, 1, 2), UpdatedPiece(6, 2), *returned(3)))
     setting.send(0, 1, 2, 3)
-    setting.exchange.receive(setting.part, line)
-    setting.is_back()
+    setting.exchange.receive(setting.shard, line)
+    setting.assert_all_returned()
 
 
-def test_a_refusal_ends_it() -> None:
+def test_a_refusal_ends_the_exchange() -> None:
     setting = Setting()
-    line = setting.connect(Line(*back(0), Refused("NaN")))
+    line = setting.connect(Line(*returned(0), Refused("NaN")))
     setting.send(0, 1)
     with pytest.raises(PermissionError, match="NaN"):
-        setting.exchange.receive(setting.part, line)
+        setting.exchange.receive(setting.shard, line)

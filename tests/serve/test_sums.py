@@ -1,4 +1,4 @@
-"""Updates that are added up as they come: the same model, and no more memory than it takes."""
+"""Running sums: updates that are added up as they arrive give the same model, and take less memory."""
 
 from __future__ import annotations
 
@@ -22,87 +22,90 @@ from paceline.serve import replay
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.serve.environment import address
 from paceline.serve.shard.store import HeldUpdate, WholeStore
-from paceline.serve.wire.messages import AddToSum, ApplyUpdates, DropUpdate, GradientReady, Identity
+from paceline.serve.wire.messages import AddToSum, ApplyUpdates, DropUpdate, Identity
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.gradient import OutgoingGradient
 from serve.workers import described
 from train.jobs import job
 
 SIZE, WORKERS, ROUNDS = 1000, 6, 5
 
 
-def store() -> WholeStore:
+def new_store() -> WholeStore:
     layout = Layout((Tensor("w", (4,)),))
     return WholeStore(Slice(layout, 0, 4, OptimizerSpec("SGD", ({"lr": 1.0},))))
 
 
-def put(into: WholeStore, worker: int, value: float, iteration: int = 1) -> Identity:
+def put(store: WholeStore, worker: int, value: float, iteration: int = 1) -> Identity:
+    """Put an update into the store whose elements all have this value."""
     update = Identity(worker, 1, iteration)
-    buffer = into.room()
+    buffer = store.take_buffer()
     buffer.fill_(value)
-    assert into.put(update, HeldUpdate(buffer, (1.0,)))
+    assert store.put(update, HeldUpdate(buffer, (1.0,)))
     return update
 
 
 def test_a_sum_is_applied_as_its_updates_would_be() -> None:
-    shard = store()
-    updates = [put(shard, worker, worker + 1.0) for worker in range(3)]
+    store = new_store()
+    updates = [put(store, worker, worker + 1.0) for worker in range(3)]
     for update, weight in zip(updates, (10.0, 20.0, 30.0), strict=True):
-        shard.carry_out(AddToSum(update, 7, weight))
+        store.carry_out(AddToSum(update, 7, weight))
     order = ApplyUpdates(1, tuple(updates), (1 / 6, 2 / 6, 3 / 6), None, sums=((7, 1 / 60),))
-    shard.apply(order)
-    shard.applied(order)
-    assert torch.allclose(shard.slice.weights, torch.full((4,), -(1 / 6 + 4 / 6 + 9 / 6)))
-    assert len(shard._spare[0]) == 3 and not shard._sums and not shard._sum_of
+    store.apply(order)
+    store.applied(order)
+    assert torch.allclose(store.slice.weights, torch.full((4,), -(1 / 6 + 4 / 6 + 9 / 6)))
+    assert len(store._spare[0]) == 3 and not store._sums and not store._sum_of
 
 
 @pytest.mark.parametrize("weights", [(1 / 6, 2 / 6, 3 / 6), (1 / 48, 2 / 48, 3 / 48), (1.0, 2.0, 3.0)])
 def test_running_statistics_of_a_sum_are_averaged_as_those_of_its_updates(weights: tuple[float, ...]) -> None:
-    """They are values and not changes, so what the updates weigh together counts, and not what the sum counts times."""
+    """Statistics are values, not changes. So the weights of the updates count, and not the factor of the sum."""
     layout = Layout((Tensor("w", (2,)), Tensor("mean", (2,), group=STATISTICS)))
     both = [WholeStore(Slice(layout, 0, 4, OptimizerSpec("SGD", ({"lr": 1.0},)))) for _ in range(2)]
-    for shard, added in zip(both, (False, True), strict=True):
-        shard.slice.weights.copy_(torch.tensor([1.0, 2.0, 10.0, 20.0]))
-        updates = tuple(put(shard, worker, worker + 4.0) for worker in range(3))
+    for store, added in zip(both, (False, True), strict=True):
+        store.slice.weights.copy_(torch.tensor([1.0, 2.0, 10.0, 20.0]))
+        updates = tuple(put(store, worker, worker + 4.0) for worker in range(3))
         for update, raw in zip(updates, (10.0, 20.0, 30.0), strict=True):
             if added:
-                shard.carry_out(AddToSum(update, 0, raw))
+                store.carry_out(AddToSum(update, 0, raw))
         order = ApplyUpdates(1, updates, weights, None, sums=((0, weights[0] / 10),) if added else ())
-        shard.apply(order)
-    held, summed = (shard.slice.weights for shard in both)
+        store.apply(order)
+    held, summed = (store.slice.weights for store in both)
     assert torch.allclose(held, summed)
     assert float(held[2]) != 10.0
 
 
-def test_however_many_are_added_there_is_one_buffer() -> None:
-    shard = store()
+def test_a_sum_of_many_updates_takes_one_buffer() -> None:
+    store = new_store()
     updates = []
     for worker in range(50):
-        updates.append(put(shard, worker, 1.0))
-        shard.carry_out(AddToSum(updates[-1], 0, 1.0))
-        assert len(shard._spare[0]) <= 1  # besides the sum's own
+        updates.append(put(store, worker, 1.0))
+        store.carry_out(AddToSum(updates[-1], 0, 1.0))
+        assert len(store._spare[0]) <= 1  # besides the buffer of the sum
     order = ApplyUpdates(1, tuple(updates), (0.5,) * 50, 0.25, sums=((0, 0.5),))
-    shard.slice.weights.fill_(8.0)
-    shard.apply(order)
-    shard.applied(order)
-    assert torch.allclose(shard.slice.weights, torch.full((4,), 0.75 * 8 + 0.25 * 25.0))
-    assert len(shard._spare[0]) == 2
+    store.slice.weights.fill_(8.0)
+    store.apply(order)
+    store.applied(order)
+    assert torch.allclose(store.slice.weights, torch.full((4,), 0.75 * 8 + 0.25 * 25.0))
+    assert len(store._spare[0]) == 2
 
 
-def test_what_is_dropped_with_all_of_its_sum_leaves_nothing() -> None:
-    shard = store()
-    for update in [put(shard, worker, 5.0) for worker in range(3)]:
-        shard.carry_out(AddToSum(update, 3, 1.0))
+def test_a_sum_whose_updates_are_all_dropped_is_forgotten() -> None:
+    store = new_store()
+    for update in [put(store, worker, 5.0) for worker in range(3)]:
+        store.carry_out(AddToSum(update, 3, 1.0))
     for worker in range(3):
-        shard.carry_out(DropUpdate(Identity(worker, 1, 1)))
-    assert not shard._sums and not shard._sum_of
-    again = put(shard, 0, 1.0, iteration=2)
-    shard.carry_out(AddToSum(again, 3, 2.0))
+        store.carry_out(DropUpdate(Identity(worker, 1, 1)))
+    assert not store._sums and not store._sum_of
+    again = put(store, 0, 1.0, iteration=2)
+    store.carry_out(AddToSum(again, 3, 2.0))
     order = ApplyUpdates(1, (again,), (1.0,), None, sums=((3, 0.5),))
-    shard.apply(order)
-    assert torch.allclose(shard.slice.weights, torch.full((4,), -1.0))
+    store.apply(order)
+    assert torch.allclose(store.slice.weights, torch.full((4,), -1.0))
 
 
 def trained(policy: str, folder: Path, **more: Any) -> np.ndarray[Any, Any]:
+    """Train a model on two real shards, and return its last weights."""
     gradients = np.random.default_rng(0).normal(size=(WORKERS, SIZE)).astype(np.float32)
 
     def run(where: str, worker: int) -> None:
@@ -128,35 +131,30 @@ def trained(policy: str, folder: Path, **more: Any) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("weights", ["sum", "mean", "equal"])
-def test_on_real_shards_it_is_the_same_model(weights: str, tmp_path: Path) -> None:
+def test_running_sums_give_the_same_model_on_real_shards(weights: str, tmp_path: Path) -> None:
     held = trained(f"bsp:weights={weights}", tmp_path / "held")
     added = trained(f"bsp:weights={weights},running=true", tmp_path / "added")
     assert np.allclose(held, added, rtol=1e-4, atol=1e-5)
     assert np.abs(held).max() > 0.1
 
 
-def test_a_recording_of_it_can_be_replayed(tmp_path: Path) -> None:
+def test_a_recording_with_running_sums_can_be_replayed(tmp_path: Path) -> None:
     trained("bsp:running=true", tmp_path / "kept", record=tmp_path / "recorded")
     parts = replay.weights(tmp_path / "recorded")
     assert len(parts) == 2
     assert all(part.whole and part.same and part.updates == WORKERS * ROUNDS for part in parts)
 
 
-def test_two_lives_of_a_worker_may_push_what_looks_the_same(tmp_path: Path) -> None:
-    """Pushed, lost, back again and pushed once more, before the round is over: both were added, and both count."""
+def test_two_incarnations_of_a_worker_may_push_updates_of_the_same_number(tmp_path: Path) -> None:
+    """A worker pushes, dies, joins again and pushes once more in the same round. Both updates count."""
 
     def push(where: str, value: float) -> Client:
-        """And go on without waiting for the answer."""
+        """Push an update, and do not wait for the Grant."""
         weights, gradient = np.zeros(SIZE, np.float32), np.full(SIZE, value, np.float32)
         client = Client(address(where), described(SIZE), worker=0)
         client.begin(weights.data.cast("B"))
-        client._incarnation.answer(
-            lambda iteration, version: GradientReady(iteration, version, 1, 0.0, None, ()),
-            gradient.data.cast("B"),
-            weights.data.cast("B"),
-            (1.0,),
-            "float32",
-        )
+        outgoing = OutgoingGradient(gradient.data.cast("B"), (1.0,), "float32", batch_size=1)
+        client._incarnation.push(outgoing, weights.data.cast("B"))
         return client
 
     with job("bsp:running=true", shards=1, workers=2, saving=CheckpointPlan(tmp_path, updates=1), lease=1.0) as running:

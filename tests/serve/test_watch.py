@@ -1,4 +1,4 @@
-"""Watching a job from outside."""
+"""Watching a job from outside, as a subscriber."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from serve.workers import work
 from train.jobs import job
 
 
-def test_a_subscriber_is_told_all_that_the_trace_says() -> None:
+def test_a_subscriber_receives_every_trace_event() -> None:
     seen: list[Event] = []
     subscribed = threading.Event()
 
-    async def look(endpoint: Endpoint) -> None:
+    async def collect(endpoint: Endpoint) -> None:
         async for event in watch(endpoint):
             seen.append(event)
             subscribed.set()
 
     with job("ssp", shards=1, workers=2, token=b"secret") as running:
         endpoint = Endpoint(*address(running.address), token=b"secret")
-        watching = threading.Thread(target=lambda: asyncio.run(look(endpoint)))
+        watching = threading.Thread(target=lambda: asyncio.run(collect(endpoint)))
         watching.start()
         assert subscribed.wait(20.0)
         running.work(*[lambda where: work(where, 40, token=b"secret")] * 2)
@@ -45,24 +45,24 @@ def test_a_subscriber_is_told_all_that_the_trace_says() -> None:
     assert seen[1:] == running.events
 
 
-def test_one_that_begins_to_watch_in_the_middle_learns_which_workers_there_are() -> None:
-    """Then what it sees makes sense to all that watch: a summary, the live table, a trace for Perfetto."""
+def test_a_late_subscriber_learns_which_workers_there_are() -> None:
+    """Then a summary, the live table and a Perfetto trace can be made from the events that it receives."""
     seen: list[Event] = []
 
-    async def look(endpoint: Endpoint) -> None:
+    async def collect(endpoint: Endpoint) -> None:
         seen.extend([event async for event in watch(endpoint)])
 
     def watch_later(where: str) -> float:
         end = time.monotonic() + 30.0
         while sum(isinstance(event, Applied) for event in list(running.events)) < 20:
-            assert time.monotonic() < end, "nobody trains"
+            assert time.monotonic() < end, "no update is applied"
             time.sleep(0.002)
         watching.start()
         return 0.0
 
     with job("r2sp", shards=1, workers=2) as running:
         endpoint = Endpoint(*address(running.address))
-        watching = threading.Thread(target=lambda: asyncio.run(look(endpoint)))
+        watching = threading.Thread(target=lambda: asyncio.run(collect(endpoint)))
         running.work(watch_later, *[lambda where: work(where, 4000)] * 2)
         running.finish()
     watching.join(20.0)
@@ -73,12 +73,12 @@ def test_one_that_begins_to_watch_in_the_middle_learns_which_workers_there_are()
     write(seen, io.StringIO())
 
 
-def test_a_stranger_may_not_watch() -> None:
-    async def look(endpoint: Endpoint) -> None:
+def test_an_observer_without_the_token_is_refused() -> None:
+    async def collect(endpoint: Endpoint) -> None:
         async for _ in watch(endpoint):
-            raise AssertionError("something was told")
+            raise AssertionError("an event was sent")
 
     with job("asp", token=b"secret") as running:
         endpoint = Endpoint(*address(running.address), token=b"guess")
         with pytest.raises(ConnectionError, match="token is wrong"):
-            asyncio.run(look(endpoint))
+            asyncio.run(collect(endpoint))

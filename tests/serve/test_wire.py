@@ -1,4 +1,4 @@
-"""Frames: what is sent is what is received, and nothing else gets in."""
+"""Frames arrive as they were sent, and everything else is refused. The handshake proves that both know the token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paceline.serve.wire.frames import (
 )
 from paceline.serve.wire.messages import Accepted, Challenge, GrantIteration, Join, Proof, Pull, Push, Refused
 
-TAKEN = MessageDecoder(Push | Pull | GrantIteration)
+ACCEPTED = MessageDecoder(Push | Pull | GrantIteration)
 
 
 @pytest.fixture
@@ -47,14 +47,14 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def test_a_message_and_its_body_arrive_as_they_were_sent(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = Channel(pair[0], TAKEN), Channel(pair[1], TAKEN)
+    ours, theirs = Channel(pair[0], ACCEPTED), Channel(pair[1], ACCEPTED)
     sent = bytes(range(256)) * 40_000
-    place = bytearray(len(sent))
+    received = bytearray(len(sent))
     sender = threading.Thread(target=theirs.send, args=(Push(7, (0.1, 0.2)), memoryview(sent)))
     sender.start()
-    assert ours.receive(lambda message, size: memoryview(place)) == Push(7, (0.1, 0.2))
+    assert ours.receive(lambda message, size: memoryview(received)) == Push(7, (0.1, 0.2))
     sender.join()
-    assert bytes(place) == sent
+    assert bytes(received) == sent
     theirs.send(GrantIteration(8, 3, None))
     assert ours.receive() == GrantIteration(8, 3, None)
 
@@ -64,45 +64,49 @@ def test_a_message_and_its_body_arrive_as_they_were_sent(pair: tuple[socket.sock
     [
         (b"GET / HTTP/1.1\r\n\r\n", "does not speak paceline"),
         (PREFIX.pack(MAGIC, VERSION + 1, 0, 0), "version 2 of the protocol"),
-        (PREFIX.pack(MAGIC, VERSION, 3, 0) + b"\xc1\xc1\xc1", "not taken here"),
-        (encode(Join(1)), "not taken here"),  # a message, but not one for this place
+        (PREFIX.pack(MAGIC, VERSION, 3, 0) + b"\xc1\xc1\xc1", "not accepted here"),
+        (encode(Join(1)), "not accepted here"),  # a message, but not one of those that are accepted here
         (encode(Pull(1), 2**63), "was expected"),
     ],
 )
-def test_what_was_not_agreed_is_refused(pair: tuple[socket.socket, socket.socket], frame: bytes, why: str) -> None:
+def test_a_frame_that_breaks_the_protocol_is_refused(
+    pair: tuple[socket.socket, socket.socket], frame: bytes, why: str
+) -> None:
     pair[1].sendall(frame)
     pair[1].shutdown(socket.SHUT_WR)
     with pytest.raises(WireError, match=why):
-        Channel(pair[0], TAKEN).receive(lambda message, size: memoryview(bytearray(8)))
+        Channel(pair[0], ACCEPTED).receive(lambda message, size: memoryview(bytearray(8)))
 
 
-def test_a_message_cut_short_is_a_lost_connection(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_truncated_message_is_a_lost_connection(pair: tuple[socket.socket, socket.socket]) -> None:
     pair[1].sendall(encode(Pull(1))[:-1])
     pair[1].close()
-    with pytest.raises(ConnectionClosed, match="cut in the midst"):
-        Channel(pair[0], TAKEN).receive()
+    with pytest.raises(ConnectionClosed, match="cut in the middle"):
+        Channel(pair[0], ACCEPTED).receive()
 
 
-def test_a_body_where_none_belongs_is_refused_before_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_an_unexpected_body_is_refused_before_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
     pair[1].sendall(encode(GrantIteration(1, 1, None), 1 << 40))
     with pytest.raises(WireError, match="has no body"):
-        Channel(pair[0], TAKEN).receive()
+        Channel(pair[0], ACCEPTED).receive()
 
 
-def test_a_peer_that_hangs_up_between_messages_is_not_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_peer_that_hangs_up_between_messages_does_not_break_the_protocol(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     pair[1].close()
     with pytest.raises(ConnectionClosed):
-        Channel(pair[0], TAKEN).receive()
+        Channel(pair[0], ACCEPTED).receive()
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_a_message_or_are_refused(data: bytes) -> None:
     ours, theirs = _tcp_pair()
     with ours, theirs:
         theirs.sendall(data)
         theirs.shutdown(socket.SHUT_WR)
-        channel = Channel(ours, TAKEN)
+        channel = Channel(ours, ACCEPTED)
         try:
             while True:
                 assert isinstance(
@@ -112,75 +116,75 @@ def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
             pass
 
 
-# Greeting
+# The handshake
 
 
-def _greet(ours: bytes, theirs: bytes) -> tuple[str, str]:
-    """What the listener and the caller say of a greeting with these two tokens."""
-    said = {}
+def _shake_hands(ours: bytes, theirs: bytes) -> tuple[str, str]:
+    """Return the outcome for the listener and for the caller of a handshake with these two tokens."""
+    outcomes = {}
     listener, caller = _tcp_pair()
 
     def listen() -> None:
         try:
             handshake.listen(Channel(listener, MessageDecoder(Proof)), ours, "generation")
-            said["listener"] = "well"
+            outcomes["listener"] = "accepted"
         except WireError as error:
-            said["listener"] = str(error)
+            outcomes["listener"] = str(error)
 
     thread = threading.Thread(target=listen)
     thread.start()
     try:
-        said["caller"] = handshake.call(Channel(caller, MessageDecoder(Challenge | Accepted | Refused)), theirs)
+        outcomes["caller"] = handshake.call(Channel(caller, MessageDecoder(Challenge | Accepted | Refused)), theirs)
     except WireError as error:
-        said["caller"] = str(error)
+        outcomes["caller"] = str(error)
     thread.join()
     listener.close()
     caller.close()
-    return said["listener"], said["caller"]
+    return outcomes["listener"], outcomes["caller"]
 
 
-def test_two_who_know_the_token_meet() -> None:
-    assert _greet(b"secret", b"secret") == ("well", "generation")
+def test_the_handshake_succeeds_when_both_know_the_token() -> None:
+    assert _shake_hands(b"secret", b"secret") == ("accepted", "generation")
 
 
-def test_one_with_a_wrong_token_is_told_so() -> None:
-    listener, caller = _greet(b"secret", b"guess")
+def test_a_caller_with_a_wrong_token_is_told_so() -> None:
+    listener, caller = _shake_hands(b"secret", b"guess")
     assert "token is wrong" in listener
     assert "token is wrong" in caller
 
 
-def test_a_recorded_greeting_is_of_no_use() -> None:
-    asked = handshake.challenge("generation")
-    recorded = handshake.proof(b"secret", asked)
-    assert isinstance(handshake.judge(b"secret", asked, recorded), Accepted)
-    assert isinstance(handshake.judge(b"secret", handshake.challenge("generation"), recorded), Refused)
+def test_a_recorded_handshake_cannot_be_replayed() -> None:
+    challenge = handshake.new_challenge("generation")
+    recorded = handshake.proof(b"secret", challenge)
+    assert isinstance(handshake.check_proof(b"secret", challenge, recorded), Accepted)
+    assert isinstance(handshake.check_proof(b"secret", handshake.new_challenge("generation"), recorded), Refused)
 
 
 def test_a_server_that_does_not_know_the_token_is_noticed() -> None:
-    asked = handshake.challenge("generation")
-    answer = handshake.proof(b"secret", asked)
+    challenge = handshake.new_challenge("generation")
+    answer = handshake.proof(b"secret", challenge)
     with pytest.raises(WireError, match="does not know"):
-        handshake.verify(b"secret", asked, answer, Accepted(b"x" * 32))
+        handshake.verify(b"secret", challenge, answer, Accepted(b"x" * 32))
 
 
 @pytest.mark.parametrize("first", [1, 15, 16, 30, 31, 32, 40, 1000])
-def test_a_frame_is_whole_however_little_of_it_the_kernel_takes_first(first: int) -> None:
+def test_a_frame_is_complete_however_little_of_it_the_kernel_takes_first(first: int) -> None:
     class Reluctant(socket.socket):
         def sendmsg(self, buffers: Any, *more: Any) -> int:
             return self.send(b"".join(buffers)[:first])
 
     ours, theirs = _tcp_pair()
-    sent, place = bytes(range(256)), bytearray(256)
+    sent, received = bytes(range(256)), bytearray(256)
     with ours, Reluctant(fileno=theirs.detach()) as reluctant:
-        Channel(reluctant, TAKEN).send(Push(7, (0.5,)), memoryview(sent))
-        assert Channel(ours, TAKEN).receive(lambda _message, _size: memoryview(place)) == Push(7, (0.5,))
-    assert place == sent
+        Channel(reluctant, ACCEPTED).send(Push(7, (0.5,)), memoryview(sent))
+        assert Channel(ours, ACCEPTED).receive(lambda _message, _size: memoryview(received)) == Push(7, (0.5,))
+    assert received == sent
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system does not tell what is outstanding")
-def test_drained_when_the_peer_has_nearly_all() -> None:
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system does not report unacknowledged bytes")
+def test_drain_returns_when_the_peer_has_nearly_everything() -> None:
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)  # the peer's kernel takes little for it
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)  # so that the peer's kernel buffers little
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         theirs = socket.create_connection(listener.getsockname())
@@ -191,18 +195,18 @@ def test_drained_when_the_peer_has_nearly_all() -> None:
         with contextlib.suppress(BlockingIOError):
             while size < 1 << 20:
                 size += theirs.send(bytes(1 << 16))
-        draining = threading.Thread(target=Channel(theirs, TAKEN).drain, args=(1 << 14,))
+        draining = threading.Thread(target=Channel(theirs, ACCEPTED).drain, args=(1 << 14,))
         draining.start()
         draining.join(0.2)
-        assert draining.is_alive(), "nobody has read anything"
+        assert draining.is_alive(), "the peer has read nothing yet"
         while size > 0:
             size -= len(ours.recv(1 << 16))
         draining.join(5.0)
         assert not draining.is_alive()
 
 
-def test_a_lost_connection_is_drained(pair: tuple[socket.socket, socket.socket]) -> None:
-    """Whoever receives over it sees that it is lost; nobody waits for what will never be acknowledged."""
-    channel = Channel(pair[0], TAKEN)
+def test_drain_returns_at_once_on_a_lost_connection(pair: tuple[socket.socket, socket.socket]) -> None:
+    """It must not wait for an acknowledgement that never comes. The receiving side notices the loss."""
+    channel = Channel(pair[0], ACCEPTED)
     channel.close()
     channel.drain(0)

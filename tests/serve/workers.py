@@ -1,7 +1,7 @@
-"""Workers without torch: numpy buffers and the plain client, on a model whose end can be foretold.
+"""Workers without torch: numpy buffers and the plain client, on a model whose final weights are known in advance.
 
-The model is one vector. An update of samples [a, b) adds b − a to every element (SGD, rate 1), so when all is done
-every element equals the number of samples trained on, and no other number would do.
+The model is one vector. An update of samples [a, b) adds b − a to every element (SGD, learning rate 1). So at the end
+every element equals the number of samples that were trained on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ SIZE = 12
 
 
 def described(size: int = SIZE, optimizer: str = "SGD") -> bytes:
+    """Return the description of the model as JSON."""
     layout = Layout((Tensor("w", (size - 2,)), Tensor("b", (2,))))
     return Description(layout, OptimizerSpec(optimizer, ({"lr": 1.0},))).as_json()
 
@@ -27,7 +28,7 @@ def described(size: int = SIZE, optimizer: str = "SGD") -> bytes:
 def work(
     where: str, samples: int, epochs: int = 1, batch: int = 4, updates: int | None = None, **options: Any
 ) -> float:
-    """Train until there are no more samples, or after so many updates; the last weight seen."""
+    """Train until there are no more samples, or for `updates` updates. Return the last weight that was pulled."""
     weights, gradient = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
     client = Client(address(where), described(), **options)
     try:

@@ -1,1 +1,1 @@
-"""The real thing: a parameter server over TCP, driven by the same policies."""
+"""A parameter server over TCP, driven by the same policies as the simulator."""

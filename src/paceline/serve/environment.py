@@ -1,4 +1,4 @@
-"""The variables by which processes of a job find one another, ours and those of the launchers that people use."""
+"""The environment variables of a job's processes: paceline's own, and those of torchrun and Slurm."""
 
 from __future__ import annotations
 
@@ -9,45 +9,44 @@ CONNECT = "PACELINE_CONNECT"  # the coordinator's address, host:port
 TOKEN = "PACELINE_TOKEN"  # the job's token, in hexadecimal
 SHARD_TOKEN = "PACELINE_SHARD_TOKEN"  # the token that only the server's own shards know, in hexadecimal
 WORKER = "PACELINE_WORKER"  # this worker's number
-WORKERS = "PACELINE_WORKERS"  # how many workers there are at first
-RANK, RANKS = "PACELINE_RANK", "PACELINE_RANKS"  # of the processes that make up this worker, if they are several
-REDUCE = (
-    "PACELINE_RANKS_REDUCE"  # how they add up among themselves, such as bcube:n=2,levels=2; all at once if it is empty
-)
+WORKERS = "PACELINE_WORKERS"  # how many workers the job starts with
+RANK, RANKS = "PACELINE_RANK", "PACELINE_RANKS"  # of this process among the processes of one worker; their number
+#: How these processes reduce their gradients, such as bcube:n=2,levels=2. If it is empty, by torch.distributed.
+REDUCE = "PACELINE_RANKS_REDUCE"
 
-PROBE = "PACELINE_PROBE"  # a file: train alone for a while, and write there how long a step takes
-PROBE_STEPS, PROBE_SECONDS = "PACELINE_PROBE_STEPS", "PACELINE_PROBE_SECONDS"  # when that is enough
+PROBE = "PACELINE_PROBE"  # the file to write step times to; the script then trains alone for a while
+PROBE_STEPS, PROBE_SECONDS = "PACELINE_PROBE_STEPS", "PACELINE_PROBE_SECONDS"  # when to stop
 
-LAUNCHED = "PACELINE_LAUNCHED"  # set by `paceline run` and `work`: somebody listens who tells a person what is wrong
-#: How a worker that was started so tells them that to start it again would not help: this exit code, and a line.
+LAUNCHED = "PACELINE_LAUNCHED"  # set by `paceline run` and `work`, which show the user why a worker failed
+#: A worker that they started reports by this exit code, and a line with this prefix, that a restart would not help.
 REFUSED, REFUSAL = 78, "paceline: "
 
-#: Who else numbers processes, and how many they say there are: torchrun and Slurm.
-OTHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+#: The variables of other launchers for the number of a process, and for how many there are: torchrun, Slurm.
+LAUNCHER_VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 
 
 def worker_number(variables: Mapping[str, str] | None = None) -> int | None:
-    """This worker's number: ours, or torchrun's or Slurm's; None if nobody says, and the coordinator numbers it."""
+    """Return this worker's number from PACELINE_WORKER, torchrun or Slurm, or None: the coordinator assigns one."""
     known = os.environ if variables is None else variables
     if known.get(WORKER, "").isdigit():
         return int(known[WORKER])
-    for rank, _ in OTHERS:
+    for rank, _ in LAUNCHER_VARIABLES:
         if known.get(rank, "").isdigit():
             return int(known[rank])
     return None
 
 
 def workers_of_launcher(variables: Mapping[str, str] | None = None) -> int | None:
-    """How many workers torchrun or Slurm says there are; None if nobody says."""
+    """Return the number of workers that torchrun or Slurm has started, or None without them."""
     known = os.environ if variables is None else variables
-    for _, size in OTHERS:
+    for _, size in LAUNCHER_VARIABLES:
         if known.get(size, "").isdigit():
             return int(known[size])
     return None
 
 
 def address(text: str) -> tuple[str, int]:
-    """A server's address, as host:port."""
+    """Return the host and the port of an address that is written host:port."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"A server's address is written host:port, not {text!r}.")

@@ -1,4 +1,4 @@
-"""A recorded job, run again: the weights of every shard must come out the same, bit for bit."""
+"""Replay a recorded job. The weights of every shard must be the same again, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ DECISIONS, UPDATES = "decisions-*.jsonl", "shard-*.rec"
 
 
 class ReplayError(ValueError):
-    """What cannot be replayed. The message says what to do."""
+    """A recording that cannot be replayed. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class ReplayedShard:
-    """What one shard's recording came to."""
+    """The result of replaying one shard's recording."""
 
     name: str
     version: int
     updates: int
-    whole: bool  # was it recorded to its end?
-    same: bool  # did the weights come out the same?
+    whole: bool  # does the recording have its end?
+    same: bool  # are the weights the same, bit for bit?
 
 
 def journals(folder: Path) -> list[Path]:
-    """The journals of a recorded job, one a generation."""
+    """Return the journals of a recorded job, one for each generation."""
     found = sorted(folder.glob(DECISIONS))
     if not found:
-        raise ReplayError(f"There is no recording in {folder}; name the folder that --record-updates was given.")
+        raise ReplayError(f"There is no recording in {folder}; name the folder that was given to --record-updates.")
     return found
 
 
 def weights(folder: Path) -> list[ReplayedShard]:
-    """Replay every shard's recording."""
+    """Replay the recording of every shard. Return the results."""
     parts = []
     for path in sorted(folder.glob(UPDATES)):
         try:

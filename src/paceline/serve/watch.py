@@ -1,4 +1,4 @@
-"""A job from outside: what happens, for whoever subscribes, and whom its policy leaves out."""
+"""Watch a job from outside: subscribe to its trace events, and inspect which workers its policy leaves out."""
 
 from __future__ import annotations
 
@@ -22,50 +22,51 @@ from paceline.serve.wire.messages import (
     TraceLine,
 )
 
-HEARD = MessageDecoder(Challenge | Accepted | Refused | TraceLine | Exclusions)
+FROM_COORDINATOR = MessageDecoder(Challenge | Accepted | Refused | TraceLine | Exclusions)
 
 
 async def watch(endpoint: Endpoint) -> AsyncIterator[Event]:
-    """Everything that happens from now on, first a Began. It ends when the server does."""
-    async with _called(endpoint) as peer:
+    """Yield every trace event from now on, a Began first. End when the server does."""
+    async with _connect(endpoint) as peer:
         peer.send(Subscribe())
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
             while True:
-                yield from_line(_heeded(await peer.receive()).line)
+                yield from_line(_raise_if_refused(await peer.receive()).line)
 
 
 async def inspect(endpoint: Endpoint, pardon: Sequence[int] = (), everyone: bool = False) -> Exclusions:
-    """Whom the policy leaves out, once it has taken these back, or everyone."""
-    async with _called(endpoint) as peer:
+    """Readmit the workers in `pardon`, or everyone. Return the workers that the policy still leaves out."""
+    async with _connect(endpoint) as peer:
         peer.send(InspectExclusions(tuple(pardon), everyone))
-        answer = _heeded(await peer.receive())
+        answer = _raise_if_refused(await peer.receive())
         if not isinstance(answer, Exclusions):
             raise WireError(f"The server answered with {type(answer).__name__} instead of Exclusions.")
         return answer
 
 
 @contextlib.asynccontextmanager
-async def _called(endpoint: Endpoint) -> AsyncIterator[AsyncChannel]:
-    """A connection on which both have shown that they know the token."""
+async def _connect(endpoint: Endpoint) -> AsyncIterator[AsyncChannel]:
+    """Connect and shake hands. Yield the channel, and close it at the end."""
     context = endpoint.tls.calling() if endpoint.tls else None
     reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context)
-    peer = AsyncChannel(reader, writer, HEARD)
+    peer = AsyncChannel(reader, writer, FROM_COORDINATOR)
     try:
-        asked = await peer.receive()
-        if not isinstance(asked, Challenge):
-            raise WireError("The server did not greet as paceline does.")
-        answer = handshake.proof(endpoint.token, asked)
+        challenge = await peer.receive()
+        if not isinstance(challenge, Challenge):
+            raise WireError("The server did not begin with a Challenge.")
+        answer = handshake.proof(endpoint.token, challenge)
         peer.send(answer)
-        handshake.verify(endpoint.token, asked, answer, await peer.receive())
+        handshake.verify(endpoint.token, challenge, answer, await peer.receive())
         yield peer
     except asyncio.IncompleteReadError:
-        raise WireError("The server hung up.") from None
+        raise WireError("The server closed the connection.") from None
     finally:
         peer.close()
         await peer.closed()
 
 
-def _heeded(message: Any) -> Any:
+def _raise_if_refused(message: Any) -> Any:
+    """Return a message. Raise WireError if it is a Refused."""
     if isinstance(message, Refused):
         raise WireError(message.reason)
     return message

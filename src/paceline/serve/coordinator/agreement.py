@@ -1,4 +1,4 @@
-"""The model that all workers of a job agree on: its first worker, or a checkpoint, describes it."""
+"""The model that all workers of a job agree on. The first worker or a checkpoint describes it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from paceline.serve.wire.messages import Ranges
 
 
 class ModelAgreement:
-    """What is trained, and how it is cut into pieces."""
+    """The description of the model that the job trains, and the pieces that it is cut into."""
 
     def __init__(self, config: ServerConfig, policy: Policy, restored: Checkpoint | None) -> None:
         self._config, self._restored = config, restored
         self._mixes, self._streams = policy.mixes, config.streams(policy)
         self._described: Description | None = None
-        self.text = b""  # the description, as it was sent
-        self.correct: Correction = "none"  # how staleness is corrected for; until it is known what is trained, not
+        self.text = b""  # the description as JSON, as it was received
+        self.correct: Correction = "none"  # how staleness is corrected for; none until the model is known
         if restored:
-            self._take(restored.description, restored.description.as_json())
+            self._accept(restored.description, restored.description.as_json())
 
     @property
     def is_known(self) -> bool:
@@ -29,14 +29,14 @@ class ModelAgreement:
 
     @property
     def momentum(self) -> float:
-        """Of the server's optimizer."""
+        """The momentum of the server's optimizer."""
         assert self._described is not None
         return momentum_of(self._described.optimizer)
 
     def agree(self, text: bytes) -> bool:
-        """Check a worker's description. True if it is the first: now it is known what is trained.
+        """Check a worker's description of its model. Return True if it is the first, which makes the model known.
 
-        WireError if it cannot be read, or differs from what the others train.
+        Raise WireError if it cannot be read, or differs from the model of the other workers.
         """
         try:
             described = Description.from_json(text)
@@ -46,9 +46,9 @@ class ModelAgreement:
             try:
                 described.deal(self._config.shards, 1)
             except ValueError as error:
-                raise WireError(f"The model cannot be cut: {error}; use fewer servers.") from None
+                raise WireError(f"The model cannot be cut into shards: {error}; use fewer --servers.") from None
             try:
-                self._take(described, text)
+                self._accept(described, text)
             except ValueError as error:
                 raise WireError(str(error)) from None
             return True
@@ -63,16 +63,16 @@ class ModelAgreement:
         return False
 
     def pieces(self) -> list[Ranges]:
-        """The pieces of the model that each shard holds: one, or where they are streamed, several."""
+        """Return the pieces of the model that each shard holds: one each, or several if updates are streamed."""
         if self._described is None:
             return []
         return self._described.deal(self._config.shards, self._config.slices if self._streams else 1)
 
-    def _take(self, described: Description, text: bytes) -> None:
-        """ValueError if staleness cannot be corrected for as was asked."""
+    def _accept(self, described: Description, text: bytes) -> None:
+        """Make this the job's model. Raise ValueError if its optimizer does not allow the requested --correct."""
         asked = self._config.correct
         try:
-            # Where workers make their own steps, there is no momentum on the server.
+            # A policy that mixes has workers take their own steps, so there is no momentum on the server.
             self.correct = "none" if self._mixes else chosen(asked, described.optimizer)
         except ValueError as error:
             raise ValueError(f"--correct {asked} cannot be had: {error}; leave it at auto.") from None

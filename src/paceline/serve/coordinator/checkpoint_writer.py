@@ -1,4 +1,4 @@
-"""The files of a checkpoint while it is written: a folder for the shards' parts, which becomes the checkpoint."""
+"""Write the files of a checkpoint: a folder that the shards write their parts to, which becomes the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.model import checkpoint
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """Where checkpoints go, and how often there is one: every so many updates of the model, or so many seconds."""
+    """The folder of a job's checkpoints, and the number of updates or seconds between two of them."""
 
     folder: Path
     updates: int | None = None
@@ -21,21 +21,21 @@ class CheckpointPlan:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time. Its methods return an error in a sentence, or nothing."""
+    """Writes one checkpoint at a time. `begin` and `finish` return an error message, which is empty on success."""
 
     def __init__(self, plan: CheckpointPlan) -> None:
         self._plan = plan
         self._snapshot: Mapping[str, Any] = {}
 
     def folder(self, version: int) -> Path:
-        """Where the shards write their parts of this version."""
+        """Return the folder that the shards write their parts of this version to."""
         return checkpoint.part_of(self._plan.folder, version)
 
     def begin(self, version: int, snapshot: Mapping[str, Any]) -> str:
-        """Make the folder. snapshot: what the job knows of this version."""
+        """Make the folder for the parts. snapshot: the state of the job at this version."""
         part = self.folder(version)
         try:
-            shutil.rmtree(part, ignore_errors=True)  # of an attempt that was cut short
+            shutil.rmtree(part, ignore_errors=True)  # left over from an attempt that was interrupted
             part.mkdir(parents=True)
         except OSError as error:
             return str(error)
@@ -43,7 +43,7 @@ class CheckpointWriter:
         return ""
 
     def finish(self, version: int) -> str:
-        """All parts are there: make it a checkpoint. Blocks until it is on the disk."""
+        """Make the folder a checkpoint when it has all parts. Block until the checkpoint is on the disk."""
         try:
             checkpoint.finish(self.folder(version), self._snapshot)
         except (OSError, ValueError) as error:

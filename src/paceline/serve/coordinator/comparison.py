@@ -1,4 +1,4 @@
-"""How much the updates of one Apply point the same way, put together from what each shard says of its part."""
+"""Compare the updates of one Apply: combine the dot products that each shard computes for its part."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from paceline.serve.wire.messages import UpdateProducts
 
 
 class Comparison:
-    """Of one Apply."""
+    """The comparison of the updates of one Apply."""
 
     def __init__(self, apply: Apply) -> None:
         self.updates = apply.updates
-        self.parts = 0  # shards that have said theirs
-        none = (0.0,) * len(apply.updates)
-        self._products = Products(none, none, 0.0)
+        self.parts = 0  # shards whose products are added
+        zeros = (0.0,) * len(apply.updates)
+        self._products = Products(zeros, zeros, 0.0)
 
     def fits(self, part: UpdateProducts) -> bool:
-        """Is it of as many updates?"""
+        """Return whether a shard's products are of the same number of updates."""
         return len(part.with_whole) == len(part.with_itself) == len(self.updates)
 
     def add(self, part: UpdateProducts) -> None:
+        """Add one shard's products."""
         self.parts += 1
         self._products += Products(part.with_whole, part.with_itself, part.whole)
 
     def cosines(self) -> list[float]:
-        """When all shards have said theirs."""
+        """Return the cosine of each update with their sum. The products of all shards must have been added."""
         return self._products.cosines()

@@ -1,4 +1,4 @@
-"""The terms that a job is served under."""
+"""The configuration of a server."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What a server is told when it starts."""
+    """The options that a server is started with."""
 
     shards: int = 1
-    workers: int = 1  # the job begins when so many have come; more may come later
+    workers: int = 1  # the job begins when this many have joined; more may join later
     token: bytes = b""
     lease: float = 30.0  # seconds of silence before a worker is given up
     saving: CheckpointPlan | None = None
-    record: Path | None = None  # a folder that shards write every update to
-    policy: str = ""  # its name, for the checkpoint and the trace
-    streamed: bool = False  # is each piece of an update applied as it comes, where the policy allows it?
-    slices: int | None = None  # pieces that the model is cut into then, at least; None: as many as its size calls for
+    record: Path | None = None  # a folder to record every update and decision in
+    policy: str = ""  # its specification, for the checkpoint and the trace
+    streamed: bool = False  # apply each piece of an update as it arrives, if the policy allows it?
+    slices: int | None = None  # the least number of pieces if updates are streamed; None: by the size
     tls: ssl.SSLContext | None = None
-    began: float | None = None  # by time.monotonic, when the job began, if it was not now
-    awaited: frozenset[int] | None = None  # workers of the generation before that had not left; None: not known
-    incarnations: dict[int, int] = field(default_factory=dict)  # the last of each worker, from the generation before
-    shard_token: bytes = b""  # known to the server's own shards alone; empty: whoever knows the job's may be one
-    correct: Asked = "auto"  # how staleness known in advance is taken into account; auto: as the optimizer allows
+    began: float | None = None  # when the job began, by time.monotonic; None: now
+    awaited: frozenset[int] | None = None  # workers of the previous generation that had not left; None: unknown
+    incarnations: dict[int, int] = field(default_factory=dict)  # the last one of each worker in earlier generations
+    shard_token: bytes = b""  # of the server's own shards; empty: shards use the job's token
+    correct: Asked = "auto"  # how to correct for known staleness; auto: as the optimizer allows
 
     def __post_init__(self) -> None:
         checked(self.correct)
 
     def streams(self, policy: Policy) -> bool:
-        """Is each piece of an update applied as it comes, under this policy?"""
+        """Return whether each piece of an update is applied as it arrives under this policy."""
         return bool(self.shards) and (policy.pipelined or (self.streamed and policy.streamable))
 
     def job_config(self, policy: Policy, generation: str) -> JobConfig:
-        """The part of them that the job itself is run under."""
+        """Return the options that concern the job's state machine."""
         return JobConfig(
             shards=self.shards,
             workers=self.workers,

@@ -1,10 +1,10 @@
 """The coordinator: a listening socket around a JobState.
 
-It turns messages into events and instructions into messages, and it keeps time. What is decided is decided by the
-JobState and its policy. Everything happens in one event loop, one thing after the other.
+It turns messages into events and instructions into messages, and it keeps time. The JobState and its policy make all
+decisions. Everything runs in one event loop, so events are handled one after another.
 
-One coordinator is one generation of a server. When a shard is lost it has failed, and a new generation begins from the
-last checkpoint. Without any shard it only paces: somebody else moves the bytes.
+One coordinator is one generation of a server. If a shard is lost, the coordinator fails, and a new generation begins
+from the last checkpoint. A coordinator without shards only paces the workers, which exchange gradients by other means.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from paceline.serve.coordinator.listener import CoordinatorListener
 from paceline.serve.coordinator.shard_connections import ShardConnections
 from paceline.serve.coordinator.subscribers import Subscribers
 from paceline.serve.coordinator.timer import Timer
-from paceline.serve.coordinator.translation import LAST_WORDS, TO_SHARDS, TO_WORKER, event_of
+from paceline.serve.coordinator.translation import CLOSES_CONNECTION, TO_SHARDS, TO_WORKER, event_of
 from paceline.serve.wire import handshake
 from paceline.serve.wire.async_channel import AsyncChannel
 from paceline.serve.wire.frames import WireError
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """The job, at a listening socket."""
+    """Serves one generation of a job at a listening socket."""
 
     def __init__(
         self, policy: Policy, config: ServerConfig, observer: Observer | None = None, restored: Checkpoint | None = None
@@ -67,15 +67,15 @@ class Coordinator:
         self._start = time.monotonic() if config.began is None else config.began
         self._loop = asyncio.get_running_loop()
         self.generation = secrets.token_hex(8)
-        self._key = secrets.token_bytes(32)  # for workers' tickets
+        self._key = secrets.token_bytes(32)  # signs workers' tickets
         self._listener = CoordinatorListener(self.generation, config.token, config.shard_token, config.tls, self._serve)
         self._peers: dict[int, AsyncChannel] = {}  # workers, by the number of their connection
-        self._numbers = itertools.count(1)
+        self._connection_numbers = itertools.count(1)
         self._subscribers = Subscribers()
         self.agreement = ModelAgreement(config, policy, restored)
         self._restored = restored
-        watching = Recorder(self._subscribers.broadcast)
-        watcher = Tee(observer, watching) if observer else watching
+        broadcaster = Recorder(self._subscribers.broadcast)
+        watcher = Tee(observer, broadcaster) if observer else broadcaster
         self._journal: IO[str] | None = None
         job_config = config.job_config(policy, self.generation)
         if config.record:
@@ -83,21 +83,21 @@ class Coordinator:
             self._journal = (config.record / f"decisions-{self.generation}.jsonl").open("w")
             policy = cast(Policy, Journal(policy, config.policy, self._write_journal))
         self.state = JobState(policy, job_config, watcher, restored.job if restored else None, self.now)
-        self.done = asyncio.Event()  # everybody who took part has left of their own accord
-        self.failed = asyncio.Event()  # a shard is lost, or cannot work
-        self.reason = ""  # why it failed
-        self._refused = 0  # workers that were turned away
+        self.done = asyncio.Event()  # the job is over: every worker has left
+        self.failed = asyncio.Event()  # a shard is lost, or cannot be set up
+        self.reason = ""  # why the generation failed
+        self._refused = 0  # workers that were refused
         self.shards = ShardConnections(config.shards, self.tell, self.fail)
         self._writer = CheckpointWriter(config.saving) if config.saving else None
-        self._writing: asyncio.Task[None] | None = None  # a checkpoint's last step
+        self._writing: asyncio.Task[None] | None = None  # the last step of a checkpoint
         self._closing = False
         self._ticking: asyncio.Task[None] | None = None
         self._timer = Timer(self._loop, lambda: self.tell(events.TimerFired()))
-        self._due: deque[events.Event] = deque()  # events that wait until the one before is dealt with
-        self._do: dict[type, Callable[[Any], None]] = {
-            **dict.fromkeys(TO_WORKER, self._to_worker),
-            **dict.fromkeys(TO_SHARDS, self._to_shards),
-            instructions.SendWelcome: self._welcome,
+        self._pending: deque[events.Event] = deque()  # the event being handled, and those that wait for it
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            **dict.fromkeys(TO_WORKER, self._send_to_worker),
+            **dict.fromkeys(TO_SHARDS, self._send_to_shards),
+            instructions.SendWelcome: self._send_welcome,
             instructions.HangUp: lambda hang_up: self._hang_up(hang_up.to, at_once=True),
             instructions.OrderApply: self._apply,
             instructions.OrderDrop: self._drop,
@@ -119,41 +119,46 @@ class Coordinator:
 
     @property
     def faults(self) -> int:
-        """Peers that were turned away."""
+        """How many peers were refused."""
         return self._listener.faults + self.shards.faults + self._refused
 
     @property
     def hopeless(self) -> bool:
-        """Would a new generation fail in the same way?"""
+        """Whether a new generation would fail in the same way."""
         return self.shards.hopeless
 
     @property
     def ledger(self) -> Ledger:
+        """The policy and the account of its decisions."""
         return self.state.ledger
 
     @property
     def samples(self) -> Samples | None:
+        """The state of the data, or None before a worker has requested samples."""
         return self.state.samples
 
     @property
     def apply(self) -> str:
-        """How updates are applied: whole, or streamed."""
+        """How updates are applied: "whole" or "streamed"."""
         return "streamed" if self._streams else "whole"
 
     @property
-    def _at_a_time(self) -> int:
-        """Where workers take turns: as many transfers as a worker has shards to talk to at once. 0: any number."""
+    def _max_transfers(self) -> int:
+        """How many transfers a shard admits at once, to begin with. 0: any number, where workers take no turns.
+
+        It is the number of shards, because a worker transfers to all of them at once.
+        """
         return self.config.shards if self.ledger.policy.takes_turns and not self._streams else 0
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Begin to listen; the port."""
+        """Begin to listen. Return the port."""
         port = await self._listener.listen(host, port)
         self._ticking = self._loop.create_task(self._tick())
         return port
 
     async def save(self) -> None:
-        """Write a last checkpoint, if the model has moved since the one before."""
-        asked = False  # one attempt: workers may train on meanwhile, and a disk may be full
+        """Write a last checkpoint, if the model has changed since the one before."""
+        asked = False  # try only once: workers may still train, and the disk may be full
         while self.state.checkpoints and self.state.has_begun and not self.failed.is_set():
             if not self.state.is_saving:
                 if asked or self.state.checkpoints.saved == self.state.version:
@@ -163,7 +168,7 @@ class Coordinator:
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
-        """Tell the shards to stop, and hang up."""
+        """Stop the shards and close all connections."""
         self._closing = self.shards.closing = True
         if self._ticking:
             self._ticking.cancel()
@@ -180,40 +185,41 @@ class Coordinator:
     # Events in, instructions out
 
     def tell(self, event: events.Event) -> None:
-        """Tell the job what happened, and carry out its instructions."""
-        self._due.append(event)
-        if len(self._due) > 1 or self._closing:
-            return  # whoever tells of the one before goes on with this one
+        """Pass an event to the job, and carry out its instructions."""
+        self._pending.append(event)
+        if len(self._pending) > 1 or self._closing:
+            return  # the outer call, which handles the event before, handles this one next
         try:
-            while self._due:
-                for instruction in self.state.handle(self._due[0], self.now):
-                    self._do[type(instruction)](instruction)
-                self._due.popleft()
-        except Exception as error:  # a mistake of our own, or of the policy's: the state cannot be relied on any more
-            log.error("the coordinator stumbled", exc_info=error)
-            self.fail(f"The coordinator stumbled: {error!r}.")
+            while self._pending:
+                for instruction in self.state.handle(self._pending[0], self.now):
+                    self._handlers[type(instruction)](instruction)
+                self._pending.popleft()
+        except Exception as error:  # a bug in the job or in the policy: the state may be inconsistent
+            log.error("the coordinator failed with an unexpected error", exc_info=error)
+            self.fail(f"The coordinator failed with an unexpected error: {error!r}.")
 
     def fail(self, reason: str) -> None:
-        """This generation is over."""
+        """End this generation. The first reason counts."""
         if not self.failed.is_set():
             self.reason = reason
             self.failed.set()
 
     async def _tick(self) -> None:
-        """Tell the job that time passes. If we ourselves were held up, it sees that by when this was due."""
+        """Tell the job regularly that time has passed. From `due` it sees if this process itself was held up."""
         pause = self.state.leases.tick_seconds
         while True:
             due = self.now + pause
             await asyncio.sleep(pause)
             self.tell(events.TimePassed(due))
 
-    def _to_worker(self, instruction: Any) -> None:
+    def _send_to_worker(self, instruction: Any) -> None:
+        """Send the message of an instruction to its worker. Where updates are applied whole, PushNow is not needed."""
         peer, kind = self._peers.get(instruction.to), type(instruction)
         self._refused += kind is instructions.SendRefused
         if peer is None or (kind is instructions.SendPushNow and not self.ledger.policy.streamed):
             return
         peer.send(TO_WORKER[kind](instruction))
-        if kind in LAST_WORDS:
+        if kind in CLOSES_CONNECTION:
             self._hang_up(instruction.to)
 
     def _hang_up(self, connection: int, at_once: bool = False) -> None:
@@ -221,7 +227,7 @@ class Coordinator:
         if peer:
             peer.abort() if at_once else peer.close()
 
-    def _welcome(self, welcome: instructions.SendWelcome) -> None:
+    def _send_welcome(self, welcome: instructions.SendWelcome) -> None:
         peer, policy = self._peers.get(welcome.to), self.ledger.policy
         if peer is None:
             return
@@ -230,19 +236,19 @@ class Coordinator:
             (*self.shards.addresses[number], pieces) for number, pieces in enumerate(self.agreement.pieces())
         )
         ticket = handshake.ticket(self._key, worker, incarnation)
-        gated, asks = policy.streamed and policy.takes_turns, self._at_a_time > 0
+        gated, asks = policy.streamed and policy.takes_turns, self._max_transfers > 0
         lease, mixes = self.config.lease, policy.mixes
         peer.send(Welcome(worker, incarnation, shards, lease, gated, ticket, mixes, asks, self._streams))
 
-    def _to_shards(self, instruction: Any) -> None:
+    def _send_to_shards(self, instruction: Any) -> None:
         self.shards.send(TO_SHARDS[type(instruction)](instruction))
 
     def _apply(self, apply: instructions.OrderApply) -> None:
         if self._streams:
-            return  # the shards have applied it already
+            return  # the shards have applied it piece by piece
         if apply.compare:
             self.shards.expect_comparison(apply.version, apply.decision)
-        self._to_shards(apply)
+        self._send_to_shards(apply)
 
     def _drop(self, drop: instructions.OrderDrop) -> None:
         if drop.shard is None:
@@ -266,27 +272,29 @@ class Coordinator:
 
         self._writing = self._loop.create_task(write())
 
-    # Callers
+    # Connections
 
     async def _serve(self, peer: AsyncChannel, first: Any, is_shard: bool) -> None:
+        """Serve a connection by its first message: a shard, a worker, a subscriber or a single request."""
         match first:
             case Register() if is_shard:
                 await self.shards.serve(peer, first, self._set_up_shards)
             case Join() | Resume():
                 await self._serve_worker(peer, first)
             case Subscribe():
-                so_far: list[Event] = [Began(self.now, "", self.config.policy, self.apply, 0)]
-                self.state.introduce(Recorder(so_far.append))
-                await self._subscribers.serve(peer, so_far)
+                present: list[Event] = [Began(self.now, "", self.config.policy, self.apply, 0)]
+                self.state.introduce(Recorder(present.append))
+                await self._subscribers.serve(peer, present)
             case InspectExclusions():
-                peer.send(self._inspected(first))
+                peer.send(self._inspect_exclusions(first))
             case _:
-                raise WireError(f"A {type(first).__name__} is out of place here.")
+                raise WireError(f"A {type(first).__name__} is not expected here.")
 
     async def _serve_worker(self, peer: AsyncChannel, first: Join | Resume) -> None:
+        """Pass a worker's messages to the job as events, until its connection ends."""
         if isinstance(first, Join):
             await self.shards.complete.wait()
-        connection = next(self._numbers)
+        connection = next(self._connection_numbers)
         if isinstance(first, Join) and self.config.shards and self.agreement.agree(peer.body):
             self.tell(events.ModelDescribed(self.agreement.momentum))
             self._set_up_shards()
@@ -295,39 +303,39 @@ class Coordinator:
             if isinstance(first, Join):
                 self.tell(events.WorkerJoined(connection, first.worker))
             else:
-                who = (first.worker, first.incarnation)
-                genuine = handshake.is_ticket(self._key, *who, first.ticket)
-                self.tell(events.WorkerResumed(connection, *who, first.generation, genuine))
+                worker, incarnation = first.worker, first.incarnation
+                genuine = handshake.is_ticket(self._key, worker, incarnation, first.ticket)
+                self.tell(events.WorkerResumed(connection, worker, incarnation, first.generation, genuine))
             while connection in self._peers:
                 message = await peer.receive()
                 event = event_of(message, connection)
                 if event is None:
-                    raise WireError(f"A {type(message).__name__} is out of place here.")
+                    raise WireError(f"A {type(message).__name__} is not expected here.")
                 self.tell(event)
         except WireError:
             self.tell(events.WorkerMisbehaved(connection))
             raise
         finally:
             self._peers.pop(connection, None)
-            self.tell(events.ConnectionLost(connection))  # merely that: the lease decides
+            self.tell(events.ConnectionLost(connection))  # the worker stays a member until its lease runs out
 
     def _set_up_shards(self) -> None:
-        """Tell each shard which part of which model it holds, once that is known."""
+        """Send each shard its Setup, if the model is known."""
         if not self.agreement.is_known:
             return
         folder = str(self._restored.folder.resolve()) if self._restored else ""
         version = self._restored.version if self._restored else 0
-        how = (self._key, self._streams, self._at_a_time, self.agreement.correct)
+        settings = (self._key, self._streams, self._max_transfers, self.agreement.correct)
         for number, pieces in enumerate(self.agreement.pieces()):
             record = f"{self.config.record}/shard-{number}-{self.generation}.rec" if self.config.record else ""
-            self.shards.send_to(number, Setup(pieces, folder, version, record, *how), self.agreement.text)
+            self.shards.send_to(number, Setup(pieces, folder, version, record, *settings), self.agreement.text)
 
     def _write_journal(self, line: str) -> None:
         if self._journal:
             self._journal.write(line + "\n")
 
-    def _inspected(self, asked: InspectExclusions) -> Exclusions:
-        """The workers that the policy leaves out, when it has taken back those who were named."""
+    def _inspect_exclusions(self, asked: InspectExclusions) -> Exclusions:
+        """Readmit the named workers. Return the workers that the policy still leaves out."""
         blacklist = self.state.blacklist()
         pardoned = sorted(blacklist) if asked.everyone else [each for each in asked.pardon if each in blacklist]
         self.tell(events.WorkersPardoned(tuple(pardoned)))

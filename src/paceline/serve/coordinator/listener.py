@@ -1,4 +1,4 @@
-"""The coordinator's listening socket: it greets callers, and hands those on that know the job's token."""
+"""The coordinator's listening socket. It shakes hands with callers, and passes on those that know the job's token."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ FROM_SHARD = (
     | PeerRejected
 )
 HEARD_HERE = MessageDecoder(FROM_WORKER | FROM_SHARD | Subscribe | InspectExclusions)
-GREETING_SECONDS = 10.0
-HANGING_UP = 2.0  # seconds for the last words to get out
+HANDSHAKE_SECONDS = 10.0
+CLOSE_SECONDS = 2.0  # for the last messages of a connection to get out
 
 
 class CoordinatorListener:
-    """Meets every caller in a task of its own."""
+    """Accepts connections, and serves each in a task of its own."""
 
     def __init__(
         self,
@@ -78,52 +78,53 @@ class CoordinatorListener:
         tls: ssl.SSLContext | None,
         serve: Callable[[AsyncChannel, Any, bool], Awaitable[None]],
     ) -> None:
-        """serve(peer, first, is_shard): talks to a caller, from its first message on. It may raise WireError.
+        """serve(peer, first, is_shard): called with a peer and its first message; serves it. It may raise WireError.
 
-        shard_token: known to the server's own shards alone; empty: whoever knows the job's token may be one.
+        shard_token: the token of the server's own shards. If it is empty, a shard uses the job's token.
         """
         self._generation, self._token, self._shard_token, self._tls = generation, token, shard_token, tls
         self._serve = serve
-        self.faults = 0  # peers that were turned away
-        self._meetings: dict[asyncio.Task[None], AsyncChannel] = {}  # every connection there is
+        self.faults = 0  # peers that were refused
+        self._connections: dict[asyncio.Task[None], AsyncChannel] = {}  # every open connection, by its task
         self._server: asyncio.Server | None = None
         self._closing = False
 
     async def listen(self, host: str, port: int) -> int:
-        """Begin to listen; the port."""
-        within = GREETING_SECONDS if self._tls else None
+        """Begin to listen. Return the port."""
+        timeout = HANDSHAKE_SECONDS if self._tls else None
         self._server = await asyncio.start_server(
-            self._meet, host, port, backlog=CALLERS, ssl=self._tls, ssl_handshake_timeout=within
+            self._handle_connection, host, port, backlog=CALLERS, ssl=self._tls, ssl_handshake_timeout=timeout
         )
         return int(self._server.sockets[0].getsockname()[1])
 
     def stop(self) -> None:
-        """Meet nobody any more."""
+        """Accept no more connections."""
         self._closing = True
         if self._server:
             self._server.close()
 
     async def hang_up(self) -> None:
-        """Close every connection, once the last words are out."""
-        for peer in self._meetings.values():
+        """Close every connection after its last messages are out. Cut those that take too long."""
+        for peer in self._connections.values():
             peer.close()
-        if self._meetings:
-            _, slow = await asyncio.wait(self._meetings, timeout=HANGING_UP)
-            for meeting in slow:
-                self._meetings[meeting].abort()
-                meeting.cancel()
+        if self._connections:
+            _, slow = await asyncio.wait(self._connections, timeout=CLOSE_SECONDS)
+            for task in slow:
+                self._connections[task].abort()
+                task.cancel()
             await asyncio.gather(*slow, return_exceptions=True)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection until it ends."""
         peer = AsyncChannel(reader, writer, HEARD_HERE)
-        meeting = asyncio.current_task()
-        assert meeting is not None
+        task = asyncio.current_task()
+        assert task is not None
         if self._closing:
             peer.abort()
             return
-        self._meetings[meeting] = peer
+        self._connections[task] = peer
         try:
-            first, is_shard = await asyncio.wait_for(self._greet(peer), GREETING_SECONDS)
+            first, is_shard = await asyncio.wait_for(self._shake_hands(peer), HANDSHAKE_SECONDS)
             await self._serve(peer, first, is_shard)
         except asyncio.CancelledError:
             pass  # the server is closing
@@ -132,24 +133,29 @@ class CoordinatorListener:
             if isinstance(error, WireError):
                 self.faults += 1
                 peer.send(Refused(str(error)))
-        except Exception as error:  # a caller must not be able to end a generation, whatever was overlooked
-            log.error("a caller made the coordinator stumble", exc_info=error)
+        except Exception as error:  # a bug here must not let one caller end the generation
+            log.error("serving a connection failed with an unexpected error", exc_info=error)
         finally:
             peer.close()
             await peer.closed()
-            del self._meetings[meeting]
+            del self._connections[task]
 
-    async def _greet(self, peer: AsyncChannel) -> tuple[Any, bool]:
-        """A caller's first message, and whether it is one of our shards. Strangers do not get past this."""
-        asked = handshake.challenge(self._generation)
-        peer.send(asked)
+    async def _shake_hands(self, peer: AsyncChannel) -> tuple[Any, bool]:
+        """Return a caller's first message after the handshake, and whether the caller is a shard.
+
+        Raise WireError if the caller knows neither the job's token nor the shards' token.
+        """
+        challenge = handshake.new_challenge(self._generation)
+        peer.send(challenge)
         answer = await peer.receive()
-        own, verdict = self._shard_token, handshake.judge(self._token, asked, answer)
-        is_shard = not own
-        if own and isinstance(verdict, Refused) and isinstance(by_own := handshake.judge(own, asked, answer), Accepted):
-            verdict, is_shard = by_own, True
+        verdict = handshake.check_proof(self._token, challenge, answer)
+        is_shard = not self._shard_token
+        if isinstance(verdict, Refused) and self._shard_token:
+            by_shard_token = handshake.check_proof(self._shard_token, challenge, answer)
+            if isinstance(by_shard_token, Accepted):
+                verdict, is_shard = by_shard_token, True
         if isinstance(verdict, Refused):
             raise WireError(verdict.reason)
         peer.send(verdict)
-        peer.most_body = Description.MAX_BYTES
+        peer.max_body = Description.MAX_BYTES
         return await peer.receive(), is_shard

@@ -1,4 +1,4 @@
-"""The shards, as the coordinator sees them: a connection to each."""
+"""The coordinator's connections to the shards."""
 
 from __future__ import annotations
 
@@ -28,39 +28,40 @@ log = logging.getLogger(__name__)
 
 
 class ShardConnections:
-    """All shards of one generation. When one is lost, the generation has failed."""
+    """The connections to all shards of one generation. If one shard is lost, the generation fails."""
 
-    def __init__(self, count: int, tell: Callable[[events.Event], None], lost: Callable[[str], None]) -> None:
-        """tell: takes an event. lost: is told why a shard is lost, or cannot work."""
-        self._count, self._tell, self._lost = count, tell, lost
-        self.addresses: dict[int, tuple[str, int]] = {}  # host ("": as the coordinator's) and port
-        self.complete = asyncio.Event()  # all are there
+    def __init__(self, count: int, tell: Callable[[events.Event], None], fail: Callable[[str], None]) -> None:
+        """tell: called with each event. fail: called with a reason if a shard is lost or cannot be set up."""
+        self._count, self._tell, self._fail = count, tell, fail
+        self.addresses: dict[int, tuple[str, int]] = {}  # host ("": the coordinator's) and port
+        self.complete = asyncio.Event()  # all shards have registered
         self.hopeless = False  # would a new generation fail in the same way?
-        self.faults = 0  # workers that they have turned away
+        self.faults = 0  # peers that the shards refused
         self._peers: dict[int, AsyncChannel] = {}
-        self._comparing: dict[int, Comparison] = {}  # version → what shards have said of its updates so far
+        self._comparing: dict[int, Comparison] = {}  # version → the products received so far
         self.closing = False
         if not count:
             self.complete.set()
 
     def send(self, message: Any) -> None:
-        """Send a message to all."""
+        """Send a message to all shards."""
         for peer in self._peers.values():
             peer.send(message)
 
     def send_to(self, shard: int, message: Any, body: bytes = b"") -> None:
+        """Send a message to one shard."""
         self._peers[shard].send(message, body)
 
     def expect_comparison(self, version: int, apply: policies.Apply) -> None:
-        """All will compare the updates of this Apply."""
+        """Prepare for the UpdateProducts that all shards will send for this Apply."""
         if self._peers:
             self._comparing[version] = Comparison(apply)
 
     async def serve(self, peer: AsyncChannel, first: Register, set_up: Callable[[], None]) -> None:
-        """Listen to a shard until it is gone. set_up: is called when all are there."""
+        """Handle the messages of a shard until its connection ends. set_up: called when all shards have registered."""
         shard = first.shard
         if shard in self._peers or not 0 <= shard < self._count:
-            raise WireError(f"There is a shard {shard} already, or none is wanted.")
+            raise WireError(f"Shard {shard} is registered already, or its number is not below {self._count}.")
         self._peers[shard] = peer
         self.addresses[shard] = ("" if _is_loopback(peer.host) else peer.host, first.port)
         self._tell(events.ShardAlive(shard))
@@ -69,12 +70,13 @@ class ShardConnections:
             self.complete.set()
         try:
             while True:
-                self._hear(shard, await peer.receive())
+                self._handle(shard, await peer.receive())
         finally:
             if not self.closing:
-                self._lost(f"Shard {shard} is lost.")
+                self._fail(f"Shard {shard} is lost.")
 
-    def _hear(self, shard: int, message: Any) -> None:
+    def _handle(self, shard: int, message: Any) -> None:
+        """Handle one message of a shard."""
         match message:
             case Heartbeat():
                 self._tell(events.ShardAlive(shard))
@@ -85,23 +87,23 @@ class ShardConnections:
             case InitialWeightsReceived(worker, incarnation):
                 self._tell(events.ShardInitialized(shard, worker, incarnation))
             case UpdateProducts():
-                self._compared(message)
+                self._add_products(message)
             case PartSaved(version, error):
                 self._tell(events.ShardSaved(shard, version, error))
             case PeerRejected(reason):
-                log.warning("shard %d turned a peer away: %s", shard, reason)
+                log.warning("shard %d refused a peer: %s", shard, reason)
                 self.faults += 1
             case ShardFailed(reason):
                 self.hopeless = True
-                self._lost(f"Shard {shard} cannot work: {reason}")
+                self._fail(f"Shard {shard} cannot be set up: {reason}")
             case _:
-                raise WireError(f"A {type(message).__name__} is out of place here.")
+                raise WireError(f"A {type(message).__name__} is not expected here.")
 
-    def _compared(self, part: UpdateProducts) -> None:
-        """Put together what shards say of the updates of an Apply. When all have, the job is told."""
+    def _add_products(self, part: UpdateProducts) -> None:
+        """Add one shard's products to its comparison. Tell the job the cosines when all shards have sent theirs."""
         comparison = self._comparing.get(part.version)
         if comparison is None or not comparison.fits(part):
-            raise WireError("What was compared is not what was asked for.")
+            raise WireError(f"UpdateProducts for version {part.version} do not match an ApplyUpdates with `compare`.")
         comparison.add(part)
         if comparison.parts == self._count:
             del self._comparing[part.version]

@@ -1,4 +1,4 @@
-"""Those who watch a job from outside: they subscribe, and are sent every trace event from then on."""
+"""Subscribers watch a job from outside: the coordinator sends them every trace event."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from paceline.serve.wire.messages import TraceLine
 
 
 class Subscribers:
-    """Everybody who has subscribed."""
+    """The connections of all subscribers."""
 
     def __init__(self) -> None:
         self._peers: set[AsyncChannel] = set()
 
     def broadcast(self, event: Event) -> None:
+        """Send a trace event to all subscribers."""
         if self._peers:
-            happened = TraceLine(as_line(event))
+            line = TraceLine(as_line(event))
             for peer in self._peers:
-                peer.send(happened)
+                peer.send(line)
 
-    async def serve(self, peer: AsyncChannel, so_far: Iterable[Event]) -> None:
-        """Send how things stand, and then everything that happens, until the subscriber goes."""
-        for event in so_far:
+    async def serve(self, peer: AsyncChannel, present: Iterable[Event]) -> None:
+        """Send the events that describe the present state, and then every new event, until the subscriber hangs up."""
+        for event in present:
             peer.send(TraceLine(as_line(event)))
         self._peers.add(peer)
         try:
             while True:
-                await peer.receive()  # it has nothing to say; this ends when it goes
+                await peer.receive()  # a subscriber sends nothing more; this raises when it hangs up
         finally:
             self._peers.discard(peer)

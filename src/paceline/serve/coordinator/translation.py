@@ -17,7 +17,7 @@ from paceline.job.identity import identity_of
 from paceline.serve.wire import messages
 from paceline.serve.wire.messages import Message
 
-#: The event for each message that a member may send.
+#: The event for each message that a worker may send after it has joined.
 EVENTS: dict[type, Callable[..., events.Event]] = {
     messages.RequestSamples: events.SamplesRequested,
     messages.GradientStarted: events.GradientBegun,
@@ -30,13 +30,13 @@ EVENTS: dict[type, Callable[..., events.Event]] = {
 
 
 def event_of(message: Any, connection: int) -> events.Event | None:
-    """The event for a worker's message, or None if a member may not send that message."""
+    """Return the event for a worker's message, or None if a worker may not send that message after it has joined."""
     kind = EVENTS.get(type(message))
     return kind(connection, *msgspec.structs.astuple(message)) if kind else None
 
 
-def _copy(kind: type, message: type[Message]) -> Callable[[Any], Message]:
-    """A function that copies an instruction's fields into a message, except for the connection."""
+def _field_copier(kind: type, message: type[Message]) -> Callable[[Any], Message]:
+    """Return a function that copies an instruction's fields into a message, except for the connection."""
     names = [field.name for field in fields(kind) if field.name != "to"]
     if not names:
         return lambda _: message()
@@ -47,23 +47,23 @@ def _copy(kind: type, message: type[Message]) -> Callable[[Any], Message]:
     return lambda instruction: message(*several(instruction))
 
 
-def _apply(apply: instructions.OrderApply) -> Message:
+def _apply_updates(apply: instructions.OrderApply) -> Message:
     decision = apply.decision
     updates = tuple([identity_of(update) for update in decision.updates])
     weights, mix, sums = decision.weights, decision.mix, decision.sums
     return messages.ApplyUpdates(apply.version, updates, weights, mix, apply.turns, apply.compare, sums)
 
 
-def _keep(keep: instructions.OrderKeep) -> Message:
+def _keep_update(keep: instructions.OrderKeep) -> Message:
     return messages.KeepUpdate(identity_of(keep.decision.update), keep.decision.slot)
 
 
-def _copies(pairs: dict[type, type[Message]]) -> dict[type, Callable[[Any], Message]]:
-    return {kind: _copy(kind, message) for kind, message in pairs.items()}
+def _field_copiers(pairs: dict[type, type[Message]]) -> dict[type, Callable[[Any], Message]]:
+    return {kind: _field_copier(kind, message) for kind, message in pairs.items()}
 
 
-#: Instructions that are sent to one worker.
-TO_WORKER = _copies(
+#: How to make the message from an instruction that goes to one worker.
+TO_WORKER = _field_copiers(
     {
         instructions.SendResumed: messages.Resumed,
         instructions.SendRefused: messages.Refused,
@@ -79,8 +79,8 @@ TO_WORKER = _copies(
         instructions.SendLeave: messages.Leave,
     }
 )
-#: Instructions that are sent to all shards.
-TO_SHARDS = _copies(
+#: How to make the message from an instruction that goes to all shards.
+TO_SHARDS = _field_copiers(
     {
         instructions.OrderInitialWeights: messages.InitialWeightsFrom,
         instructions.OrderStream: messages.StreamUpdates,
@@ -88,9 +88,9 @@ TO_SHARDS = _copies(
         instructions.OrderFence: messages.Fence,
     }
 ) | {
-    instructions.OrderApply: _apply,
+    instructions.OrderApply: _apply_updates,
     instructions.OrderDiscard: lambda discard: messages.DropUpdate(identity_of(discard.decision.update)),
-    instructions.OrderKeep: _keep,
+    instructions.OrderKeep: _keep_update,
 }
-#: The driver closes a worker's connection after these.
-LAST_WORDS = frozenset({instructions.SendRefused, instructions.SendExpelled, instructions.SendLeave})
+#: The coordinator closes a worker's connection after these.
+CLOSES_CONNECTION = frozenset({instructions.SendRefused, instructions.SendExpelled, instructions.SendLeave})

@@ -1,15 +1,17 @@
-"""Transfers one after the other, where a policy has workers take turns: the server's link is handed on, not shared.
+"""Admission: how many transfers use the server's link at a time.
 
-Shared, ten transfers that began one after the other end all at the same time, late; handed on, each ends as early as it
-can, in the order in which they came, and the link carries just as much. Who has nearly got through lets the next begin,
-so that the link is never idle. Who gets stuck (a peer that hangs, a link that is cut) delays nobody for long.
+Where a policy makes workers take turns, transfers use the link one after the other instead of sharing it. If ten
+transfers that began one after the other shared the link, all of them would end late, at the same time. One after the
+other, each ends as early as it can, and the link carries just as much. A transfer that is nearly done admits the next
+one, so that the link is never idle. A transfer that is stuck, because its peer hangs or its link is dead, delays the
+others only for a short time.
 
-How many at a time? As many as it takes to fill the link: one, where workers' links are as fast as the server's; more,
-where a worker has several shards to talk to at once, or where its link is slower. That is found out: now and then one
-more is let in, and if more gets through in all, it stays so.
+The number of slots is the number of transfers that fill the link. It is one where workers' links are as fast as the
+server's. It is more where a worker uses several shards at once, or where its link is slower. Admission finds the number
+by trial: now and then it adds a slot, and keeps it if the throughput rises.
 
-Where nobody takes turns, the same bounds how many pushes are received at a time, so that a crowd does not fill the
-memory: the others wait in their sockets. Then the number is fixed, and who is slow is given more time.
+Where workers take no turns, admission bounds how many pushes are received at a time, so that many workers do not fill
+the memory. The other pushes wait in their sockets. The number of slots is fixed then, and a slow push has more time.
 """
 
 from __future__ import annotations
@@ -19,117 +21,118 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-STUCK = 0.3  # seconds without a byte after which another is let in
-GAIN = 1.15  # how much more must get through for one more slot to be worth it
-WINDOW = 4  # transfers over which a rate is measured
-NEARLY = 1 << 18  # bytes before the end of a transfer, when the next is let begin: the link must not be idle
-FIRST_PROBE = 4  # windows before one more is tried; twice as many after each try in vain
+STUCK_SECONDS = 0.3  # without a byte, after which a transfer counts as stuck and loses its slot
+GAIN = 1.15  # factor by which the throughput must rise for one more slot to be kept
+WINDOW = 4  # transfers over which the throughput is measured
+NEARLY_DONE = 1 << 18  # bytes left of a transfer when the next one is admitted, so that the link is never idle
+FIRST_PROBE = 4  # windows before one more slot is tried; doubled after each try that fails
 
 
 class AdmittedTransfer:
-    """One transfer that was let in."""
+    """One transfer that was admitted."""
 
-    __slots__ = ("_turnstile", "counts", "moved_at")
+    __slots__ = ("_admission", "has_slot", "moved_at")
 
     def __init__(self, admission: Admission, now: float) -> None:
-        self._turnstile = admission
-        self.counts = True  # does it take up a slot?
-        self.moved_at = now
+        self._admission = admission
+        self.has_slot = True
+        self.moved_at = now  # when the last bytes were transferred
 
     def moved(self, size: int) -> None:
-        """So many more bytes have got through."""
-        self._turnstile._moved(self, size)
+        """Take note that `size` more bytes were transferred."""
+        self._admission._moved(self, size)
 
     def leave(self) -> None:
-        """It is through, or nearly so: the next may come. Saying it twice does no harm."""
-        self._turnstile._leave(self)
+        """Free the slot for the next transfer. A second call has no effect."""
+        self._admission._leave(self)
 
 
 class Admission:
-    """First come, first served. Any thread may call."""
+    """Admits transfers in the order of their requests. Any thread may call."""
 
     def __init__(
         self,
         slots: int = 1,
         clock: Callable[[], float] = time.monotonic,
         *,
-        stuck: float = STUCK,
+        stuck: float = STUCK_SECONDS,
         adapts: bool = True,
     ) -> None:
-        """stuck: seconds without a byte after which one is passed by. adapts: may it be more than so many slots?"""
+        """stuck: seconds without a byte after which a transfer loses its slot. adapts: tune the number of slots."""
         self.slots = slots
         self._clock, self._stuck = clock, stuck
         self._state = threading.Lock()
         self._inside: set[AdmittedTransfer] = set()
-        self._queue: deque[threading.Event] = deque()  # of those who wait, by which each is woken alone
-        self._pace = _Pace() if adapts else None
+        self._queue: deque[threading.Event] = deque()  # one event for each waiting thread, so that each wakes alone
+        self._tuner = _SlotTuner() if adapts else None
 
     def enter(self) -> AdmittedTransfer:
-        """Wait until it is our turn."""
+        """Wait for a slot."""
         called = threading.Event()
         with self._state:
             self._queue.append(called)
-            if self._pace:
-                self._pace.crowd(self._clock())
+            if self._tuner:
+                self._tuner.crowded(self._clock())
         while True:
             with self._state:
-                first = self._queue[0] is called
-                if first and self._has_room():
+                is_first = self._queue[0] is called
+                if is_first and self._has_free_slot():
                     self._queue.popleft()
                     entered = AdmittedTransfer(self, self._clock())
                     self._inside.add(entered)
                     self._call_next()
                     return entered
                 called.clear()
-            called.wait(self._stuck / 4 if first else None)  # the first looks whether somebody is stuck
+            called.wait(self._stuck / 4 if is_first else None)  # the first in the queue looks for stuck transfers
 
     def _call_next(self) -> None:
         if self._queue:
             self._queue[0].set()
 
-    def _has_room(self) -> bool:
+    def _has_free_slot(self) -> bool:
+        """Return whether there is a free slot, if necessary after taking the slots of stuck transfers."""
         if len(self._inside) < self.slots:
             return True
         now = self._clock()
-        for inside in [inside for inside in self._inside if now - inside.moved_at > self._stuck]:
-            self._inside.discard(inside)
-            inside.counts = False
+        for transfer in [transfer for transfer in self._inside if now - transfer.moved_at > self._stuck]:
+            self._inside.discard(transfer)
+            transfer.has_slot = False
         return len(self._inside) < self.slots
 
-    def _moved(self, who: AdmittedTransfer, size: int) -> None:
-        who.moved_at = self._clock()
-        if self._pace:
-            self._pace.moved += size
+    def _moved(self, transfer: AdmittedTransfer, size: int) -> None:
+        transfer.moved_at = self._clock()
+        if self._tuner:
+            self._tuner.moved += size
 
-    def _leave(self, who: AdmittedTransfer) -> None:
+    def _leave(self, transfer: AdmittedTransfer) -> None:
         with self._state:
-            if who.counts:
-                who.counts = False
-                self._inside.discard(who)
-                if self._pace:
-                    self.slots = self._pace.after(self.slots, self._clock(), crowded=bool(self._queue))
+            if transfer.has_slot:
+                transfer.has_slot = False
+                self._inside.discard(transfer)
+                if self._tuner:
+                    self.slots = self._tuner.after(self.slots, self._clock(), crowded=bool(self._queue))
                 self._call_next()
 
 
-class _Pace:
-    """How much gets through with so many slots, and whether one more would help."""
+class _SlotTuner:
+    """Measures the throughput, and finds out whether one more slot raises it."""
 
     def __init__(self) -> None:
-        self.moved = 0  # bytes, in this window
-        self._since: float | None = None
-        self._left = WINDOW
-        self._rate = 0.0  # with the usual number of slots
+        self.moved = 0  # bytes in this window
+        self._since: float | None = None  # when this window began; None: no transfer waits, so nothing is measured
+        self._left = WINDOW  # transfers until this window ends
+        self._rate = 0.0  # throughput with the usual number of slots
         self._windows = 0
         self._probe_after = FIRST_PROBE
         self._probing = False
 
-    def crowd(self, now: float) -> None:
-        """Somebody waits: from here on, what gets through is all that can."""
+    def crowded(self, now: float) -> None:
+        """Begin to measure: a transfer waits, so the link carries as much as it can from now on."""
         if self._since is None:
             self._since, self._left, self.moved = now, WINDOW, 0
 
     def after(self, slots: int, now: float, crowded: bool) -> int:
-        """One more is through. How many slots are there to be now?"""
+        """Count one more transfer that is done, and return the new number of slots."""
         if not crowded or self._since is None:
             self._since = None
             return slots - 1 if self._stop_probing() else slots
@@ -151,5 +154,6 @@ class _Pace:
         return slots
 
     def _stop_probing(self) -> bool:
+        """Stop to try one more slot. Return whether one was being tried."""
         was, self._probing = self._probing, False
         return was

@@ -1,10 +1,10 @@
-"""A fork server: a process that has torch loaded, and forks the shards of one server.
+"""A fork server: a process that has loaded torch, and forks the shards of one server.
 
-It takes a process about two seconds to import torch. The fork server does it once. After that a shard starts in
-milliseconds: the second shard of a server does, and so does every shard of a new generation.
+A process takes about two seconds to import torch. The fork server imports it once. Then every shard starts in
+milliseconds, also the shards of a new generation.
 
-The fork server starts no thread and computes nothing, so a shard may start threads and compute as it likes. A shard
-ends as if it had been started by itself, and the server is told its exit code. If the fork server is killed, its shards
+The fork server starts no thread and computes nothing, so it can fork safely. A shard ends like a process that was
+started on its own, and the fork server reports its exit code to the server. If the fork server is killed, its shards
 are killed with it.
 """
 
@@ -25,203 +25,209 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-#: Where a process that has loaded torch may fork without harm, and where its children can be made to die with it.
+#: Whether a process that has loaded torch can fork safely here, and have its children die with it.
 POSSIBLE = sys.platform.startswith("linux")
-#: How the fork server and its shards are called in lists of processes, whose command lines are the same.
+#: The names of the fork server and its shards in process lists. Their command lines are the same.
 NAME, SHARD_NAME = "fork server", "shard {}"
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 class ShardProcess(Protocol):
-    """The process of a shard, as the server sees it. subprocess.Popen is one too."""
+    """The process of a shard, as the server uses it. A subprocess.Popen is one too."""
 
-    returncode: Any  # None while it runs; a signal that killed it is a negative number
+    returncode: Any  # None while the process runs; negative if a signal has killed it
 
-    def poll(self) -> int | None: ...
+    def poll(self) -> int | None:
+        """Return the exit code if the process has ended, else None."""
 
-    def wait(self, timeout: float | None = None) -> int: ...
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the process to end, and return its exit code. Raise subprocess.TimeoutExpired after `timeout`."""
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Kill the process."""
 
 
 class ForkServer:
-    """The server's side of it. Shards can be asked for at once; they start when torch is loaded."""
+    """The server's handle of the fork server. `start` may be called at once; shards start when torch is loaded."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """environment: the variables of the fork server, and of every shard."""
-        self._link, theirs = socket.socketpair()
+        """environment: the environment variables of the fork server and of every shard."""
+        self._socket, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "paceline.serve.shard.forkserver", str(theirs.fileno())]
-            # In a session of its own, so that a Ctrl-C reaches the coordinator first, which then stops the shards.
+            # It gets its own session, so that Ctrl-C reaches only the coordinator, which then stops the shards.
             self._process = subprocess.Popen(
                 command, env=environment, pass_fds=[theirs.fileno()], start_new_session=True
             )
         self._numbers = itertools.count()
-        self._codes: dict[int, int] = {}  # the exit codes of shards that have ended
-        self._unread = b""
-        self._loaded = False  # is torch?
-        self.ended = False
+        self._codes: dict[int, int] = {}  # shard → its exit code, once it has ended
+        self._unread = b""  # the beginning of a line that has not arrived whole
+        self._is_ready = False  # has the fork server loaded torch?
+        self.ended = False  # has the fork server ended?
 
     def start(self, arguments: Sequence[str]) -> ForkedShard:
-        """Start a shard with these arguments, those of `python -m paceline.serve.shard`."""
+        """Start a shard with the arguments of `python -m paceline.serve.shard`."""
         number = next(self._numbers)
-        self._ask({"start": number, "arguments": list(arguments)})
+        self._send({"start": number, "arguments": list(arguments)})
         return ForkedShard(self, number)
 
     def close(self) -> None:
-        """End the fork server. Its shards must have ended."""
-        self._link.close()
+        """End the fork server, after its shards have ended."""
+        self._socket.close()
         self._process.wait()
         self.ended = True
 
     def exit_code(self, number: int, seconds: float | None = 0.0) -> int | None:
-        """The exit code of a shard, if it ends within some seconds. If the fork server has ended, it is that one's."""
+        """Return the exit code of a shard, or None if it does not end within `seconds`.
+
+        If the fork server has ended, return the fork server's own exit code.
+        """
         until = None if seconds is None else time.monotonic() + seconds
         while number not in self._codes and not self.ended:
             left = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([self._link], [], [], left)[0]:
+            if not select.select([self._socket], [], [], left)[0]:
                 return None
-            self._hear()
+            self._receive()
         if number not in self._codes:
             self._codes[number] = self._process.wait()
         return self._codes[number]
 
     def kill(self, number: int) -> None:
-        """Kill a shard. Before torch is loaded there is none, and the fork server is killed."""
-        if self._loaded:
-            self._ask({"kill": number})
+        """Kill a shard. Before torch is loaded no shard exists, so kill the fork server."""
+        if self._is_ready:
+            self._send({"kill": number})
         else:
             self._process.kill()
 
-    def _ask(self, what: Mapping[str, object]) -> None:
-        with contextlib.suppress(OSError):  # if the fork server has been killed, `exit_code` says so
-            self._link.sendall(json.dumps(what).encode() + b"\n")
+    def _send(self, request: Mapping[str, object]) -> None:
+        _send_line(self._socket, request)  # if the fork server was killed, `exit_code` reports it
 
-    def _hear(self) -> None:
-        data = _received(self._link)
+    def _receive(self) -> None:
+        data = _receive_some(self._socket)
         self.ended = not data
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            self._loaded = True
-            said = json.loads(line)
-            if "ended" in said:
-                self._codes[said["ended"]] = said["code"]
+            self._is_ready = True
+            report = json.loads(line)
+            if "ended" in report:
+                self._codes[report["ended"]] = report["code"]
 
 
 class ForkedShard:
-    """A shard's process."""
+    """The process of a shard that the fork server has started."""
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self._server, self._number = server, number
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
+        """Return the exit code if the shard has ended, else None."""
         self.returncode = self._server.exit_code(self._number)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
+        """Wait for the shard to end, and return its exit code. Raise subprocess.TimeoutExpired after `timeout`."""
         self.returncode = self._server.exit_code(self._number, timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired("a shard", timeout or 0.0)
         return self.returncode
 
     def kill(self) -> None:
+        """Kill the shard."""
         self._server.kill(self._number)
 
 
-# The fork server's own side
+# The process of the fork server
 
 
 def main() -> None:
-    """`python -m paceline.serve.shard.forkserver SOCKET`.
-
-    It ends when the other end is closed and the shards have ended.
-    """
-    link = socket.socket(fileno=int(sys.argv[1]))
-    call_this_process(NAME)
+    """Run `python -m paceline.serve.shard.forkserver SOCKET` until the server closes the socket and all shards end."""
+    server = socket.socket(fileno=int(sys.argv[1]))
+    name_process(NAME)
     from paceline.serve.shard import shard
 
     gc.collect()
-    gc.freeze()  # so that no shard copies what all of them share, only to look whether it is still needed
-    arguments = _serve(link)
+    gc.freeze()  # the garbage collector of a shard would otherwise copy the memory that all shards share
+    arguments = _serve(server)
     if arguments is not None:
         sys.argv[1:] = arguments
         shard.main()
 
 
-def _serve(link: socket.socket) -> list[str] | None:
-    """Fork shards. Returns in each of them, with its arguments; and None in the fork server, at its end."""
+def _serve(server: socket.socket) -> list[str] | None:
+    """Fork shards. Return the arguments in the process of each shard, and None in the fork server when it ends."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
-    running: dict[int, int] = {}  # process → shard
-    unread, listening, this = b"", True, os.getpid()
-    _tell(link, {"loaded": True})
+    running: dict[int, int] = {}  # process id → number of the shard
+    unread, listening, own_pid = b"", True, os.getpid()
+    _send_line(server, {"loaded": True})
     while listening or running:
-        sources: list[Any] = [woken, link] if listening else [woken]
+        sources: list[Any] = [woken, server] if listening else [woken]
         ready, _, _ = select.select(sources, [], [])
         if woken in ready:
             os.read(woken, 4096)
-            for number, code in _ended(running):
-                _tell(link, {"ended": number, "code": code})
-        if link not in ready:
+            for number, code in _reap(running):
+                _send_line(server, {"ended": number, "code": code})
+        if server not in ready:
             continue
-        data = _received(link)
+        data = _receive_some(server)
         listening = bool(data)
         *lines, unread = (unread + data).split(b"\n")
         for line in lines:
-            asked = json.loads(line)
-            if "kill" in asked:
-                for process in [process for process, number in running.items() if number == asked["kill"]]:
-                    os.kill(process, signal.SIGKILL)
+            request = json.loads(line)
+            if "kill" in request:
+                for pid in [pid for pid, number in running.items() if number == request["kill"]]:
+                    os.kill(pid, signal.SIGKILL)
                 continue
-            process = os.fork()
-            if process == 0:
+            pid = os.fork()
+            if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(woken)
                 os.close(wake)
-                link.close()
-                _begin(asked["arguments"][0], this)
-                return list(asked["arguments"])
-            running[process] = asked["start"]
+                server.close()
+                _detach_shard(request["arguments"][0], own_pid)
+                return list(request["arguments"])
+            running[pid] = request["start"]
     return None
 
 
-def _begin(number: str, parent: int) -> None:
-    """Give the process of a shard a session and a name of its own, and have it die with the fork server."""
+def _detach_shard(number: str, parent: int) -> None:
+    """Give the process of a shard its own session and name, and make it die with the fork server."""
     os.setsid()
-    call_this_process(SHARD_NAME.format(number))
+    name_process(SHARD_NAME.format(number))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has died already
+    if os.getppid() != parent:  # the fork server has died already
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _ended(running: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """The shards that have ended, and their exit codes."""
+def _reap(running: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield the number and the exit code of each shard that has ended."""
     while running:
-        process, status = os.waitpid(-1, os.WNOHANG)
-        if process == 0:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
             return
-        yield running.pop(process), os.waitstatus_to_exitcode(status)
+        yield running.pop(pid), os.waitstatus_to_exitcode(status)
 
 
-def _received(link: socket.socket) -> bytes:
-    """What has come, or nothing if the other end is closed."""
+def _receive_some(peer: socket.socket) -> bytes:
+    """Return the bytes that have arrived, or none if the peer has closed the socket."""
     try:
-        return link.recv(1 << 16)
+        return peer.recv(1 << 16)
     except ConnectionError:
         return b""
 
 
-def _tell(link: socket.socket, what: Mapping[str, object]) -> None:
-    with contextlib.suppress(OSError):  # the server may be gone
-        link.sendall(json.dumps(what).encode() + b"\n")
+def _send_line(peer: socket.socket, message: Mapping[str, object]) -> None:
+    """Send a message as a line of JSON. Do nothing if the peer is gone."""
+    with contextlib.suppress(OSError):
+        peer.sendall(json.dumps(message).encode() + b"\n")
 
 
-def call_this_process(name: str) -> None:
-    """Name this process in lists of processes; the kernel takes 15 characters."""
+def name_process(name: str) -> None:
+    """Name this process in process lists. The kernel keeps 15 characters."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
 
 

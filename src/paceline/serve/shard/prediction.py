@@ -1,9 +1,10 @@
-"""Weights as they will be when what is computed from them is applied: made for a pull, and for all that want the same.
+"""Predicted weights: the weights as they will be when a gradient that is computed from them is applied.
 
-A prediction is a buffer of its own, so nobody minds when the weights change while it is being sent. Those who pull
-together (a group of R²SP does) share one; the last one that was made is kept, and so is its buffer.
+A prediction has a buffer of its own, so the weights may change while it is sent. Workers that pull at the same time, as
+a group of R²SP does, share one prediction. The last prediction is kept, together with its buffer.
 
-It knows no socket and no thread: whoever calls holds a lock, except over `make`, while which no step may be made.
+This module uses no socket and no thread. The caller holds a lock, except over `compute`, during which no step may be
+made.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from paceline.serve.shard.store import WholeStore
 
 
 class PredictedWeights:
-    """The weights of a version as they will be so many steps later, and how many are sending them."""
+    """The weights of one version as predicted for `steps` steps later, and how many pulls are sending them."""
 
     def __init__(self, store: WholeStore, steps: int, buffer: torch.Tensor) -> None:
         self.version, self.steps, self.buffer = store.version, steps, buffer
         self.users = 0
         self._store = store
-        self._making = threading.Lock()
-        self._made = False
+        self._computing = threading.Lock()
+        self._computed = False
 
     @property
     def bytes(self) -> memoryview:
+        """The bytes of the buffer."""
         return self.buffer.numpy().data.cast("B")
 
-    def make(self) -> None:
-        """Fill the buffer, if nobody has yet."""
-        with self._making:
-            if not self._made:
+    def compute(self) -> None:
+        """Fill the buffer, unless another thread has filled it."""
+        with self._computing:
+            if not self._computed:
                 self._store.slice.ahead(self.steps, self._store.correct, self.buffer)
-                self._made = True
+                self._computed = True
 
 
 class Predictor:
@@ -45,15 +47,16 @@ class Predictor:
         self._last: PredictedWeights | None = None
 
     def take(self, steps: int) -> PredictedWeights:
-        """The weights of now as they will be so many steps later. To be made, used and given back."""
+        """Return the current weights as predicted for `steps` steps later. Call its `compute`, then `release` it."""
         last, store = self._last, self._store
         if last is None or (last.version, last.steps) != (store.version, steps):
-            buffer = last.buffer if last and not last.users else store.room()
+            buffer = last.buffer if last and not last.users else store.take_buffer()
             last = self._last = PredictedWeights(store, steps, buffer)
         last.users += 1
         return last
 
-    def give_back(self, foreseen: PredictedWeights) -> None:
-        foreseen.users -= 1
-        if not foreseen.users and foreseen is not self._last:
-            self._store.free(0, foreseen.buffer)
+    def release(self, predicted: PredictedWeights) -> None:
+        """End one use of a prediction. Its buffer is reused when nobody sends it and a newer prediction exists."""
+        predicted.users -= 1
+        if not predicted.users and predicted is not self._last:
+            self._store.return_buffer(0, predicted.buffer)

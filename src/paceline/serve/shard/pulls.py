@@ -1,12 +1,13 @@
-"""A shard's answers to pulls: the whole slice, of one version, to as many workers at a time as ask.
+"""Answers pulls. Each answer holds one version of the whole slice; several workers can pull at once.
 
-A pull must not see half of an update. Weights are sent in pieces, each only when the socket can take it. Before an
-update is applied, pulls under way are given a copy of what they have not sent yet. So a slow reader delays nobody.
+A pull must not see half of an update. The weights are sent in pieces, each when the socket can take it. Before an
+update is applied, every pull that is being answered continues from a copy of what it has not sent yet. So a slow reader
+delays nobody.
 
-Where staleness is corrected for, a pull is sent weights as they will be (`foresight.py`). That is a copy anyway; the
-worker's thread makes it, and an update waits until it is made.
+Where staleness is corrected, a pull is answered with predicted weights (`prediction.py`). These are in a buffer of
+their own. The worker's thread fills that buffer, and updates wait until it is filled.
 
-Streamed, pieces go back to workers one by one, and `flow.py` answers pulls.
+Where updates are streamed, `streamed_updates.py` answers pulls.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from paceline.serve.shard.admission import NEARLY, Admission, AdmittedTransfer
+from paceline.serve.shard.admission import NEARLY_DONE, Admission, AdmittedTransfer
 from paceline.serve.shard.prediction import PredictedWeights, Predictor
 from paceline.serve.shard.store import WholeStore
 from paceline.serve.wire.frames import Channel, ConnectionClosed, PiecedBody
@@ -24,125 +25,129 @@ from paceline.serve.wire.messages import Weights
 
 
 class _Copy:
-    """A copy of weights, and the pulls that it is for."""
+    """A copy of the weights, and the pulls that are answered from it."""
 
     def __init__(self, buffer: torch.Tensor, pulls: set[PiecedBody]) -> None:
         self.buffer, self._pulls = buffer, pulls
 
-    def given_up(self, pull: PiecedBody, store: WholeStore) -> None:
-        """A pull is done with it. After the last, the buffer may be used again: new pages cost more than the copy."""
+    def release(self, pull: PiecedBody, store: WholeStore) -> None:
+        """End a pull's use of the copy. After the last pull, reuse the buffer: new pages cost more than the copy."""
         self._pulls.discard(pull)
         if not self._pulls:
-            store.free(0, self.buffer)
+            store.return_buffer(0, self.buffer)
 
 
 class PullServer:
     """Sends a shard's weights to workers, each from its own thread, between the updates that the shard applies."""
 
     def __init__(
-        self, store: WholeStore, state: threading.Condition, over: threading.Event, link: Admission | None, threads: int
+        self,
+        store: WholeStore,
+        state: threading.Condition,
+        stopping: threading.Event,
+        admission: Admission | None,
+        threads: int,
     ) -> None:
-        """state: guards the store. over: is the shard closing? link: where pulls take turns on it.
+        """state: guards the store. stopping: is set when the shard stops. admission: if pulls take turns on the link.
 
-        threads: that may make a prediction together, which is as much work as a step.
+        threads: that compute a prediction together, which takes as much work as a step.
         """
         self.store = store
-        self._state, self._over, self._link, self._threads = state, over, link, threads
+        self._state, self._stopping, self._admission, self._threads = state, stopping, admission, threads
         self._predictor = Predictor(store)
-        self._foreseeing = 0  # predictions that are being made
+        self._predicting = 0  # predictions that are being computed
         self._paused = False  # is an update being applied?
-        self._pulls: set[PiecedBody] = set()  # under way, of the weights themselves
-        self._copies: dict[PiecedBody, _Copy] = {}  # under way, of a copy
+        self._pulls: set[PiecedBody] = set()  # that are being answered from the weights themselves
+        self._copies: dict[PiecedBody, _Copy] = {}  # pull → the copy that it is being answered from
 
     def send(self, channel: Channel, version: int, expected: int | None = None) -> None:
-        """Send the weights when they are of this version or newer.
+        """Send the weights as soon as they are of this version or a newer one.
 
-        expected: as they will be so many versions after this one. What has become of those versions by then is known.
+        expected: send them as predicted for this number of versions after `version`. Versions that have been applied by
+        then need no prediction.
         """
-        entered: AdmittedTransfer | None = None
+        transfer: AdmittedTransfer | None = None
         pull: PiecedBody | None = None
-        foreseen = self._foresee(version, expected)  # before it is let onto the link, which would be idle meanwhile
+        predicted = self._predict(version, expected)  # before the transfer is admitted, or the link would be idle
         try:
-            if self._link:
-                entered = self._link.enter()
-            if foreseen and foreseen.version != self.store.version:  # others were before it on the link: this is old
-                old, foreseen = foreseen, None
-                self._forget(old)
-                foreseen = self._foresee(version, expected)
+            if self._admission:
+                transfer = self._admission.enter()
+            if predicted and predicted.version != self.store.version:  # it became old while other pulls were sent
+                old, predicted = predicted, None
+                self._release(old)
+                predicted = self._predict(version, expected)
             with self._state:
-                if foreseen:
-                    newest, pull = foreseen.version, PiecedBody(foreseen.bytes)
+                if predicted:
+                    newest, pull = predicted.version, PiecedBody(predicted.bytes)
                 else:
-                    self._await(version)
+                    self._await_version(version)
                     newest, pull = self.store.version, PiecedBody(self.store.slice.buffer)
                     self._pulls.add(pull)
-            channel.send_pieces(Weights(newest), pull, _hand_on(entered, pull) if entered else None)
+            channel.send_pieces(Weights(newest), pull, _progress(transfer, pull) if transfer else None)
         finally:
-            if entered:
-                entered.leave()
-            if foreseen:
-                self._forget(foreseen)
+            if transfer:
+                transfer.leave()
+            if predicted:
+                self._release(predicted)
             if pull:
-                self._sent(pull)
+                self._end(pull)
 
     def pause(self) -> None:
-        """From now on the weights may change: no pull begins, and those under way go on from copies."""
+        """Let the weights change: no new pull is answered, and pulls that are being answered continue from a copy."""
         with self._state:
             self._paused = True
-            while self._foreseeing:
+            while self._predicting:
                 self._state.wait()
-            self._part_from_pulls()
+            self._detach_pulls()
 
     def resume(self) -> None:
-        """The weights have changed, and stay as they are until the next `pause`."""
+        """Answer pulls again. The weights do not change until the next `pause`."""
         with self._state:
             self._paused = False
             self._state.notify_all()
 
-    def _await(self, version: int) -> None:
-        """Until the weights are of this version or newer, and no update is being applied. The state is held."""
+    def _await_version(self, version: int) -> None:
+        """Wait until the weights are of this version or newer, and no update is being applied. The state is held."""
         while self.store.version < version or self._paused:
-            if self._over.is_set():
+            if self._stopping.is_set():
                 raise ConnectionClosed("The shard is closing.")
             self._state.wait(1.0)
 
-    def _foresee(self, version: int, expected: int | None) -> PredictedWeights | None:
-        """The weights as they will be, when they are of this version or newer. None: they are to be sent as they are.
-
-        It is waited for in any case.
-        """
+    def _predict(self, version: int, expected: int | None) -> PredictedWeights | None:
+        """Wait for this version or a newer one. Return its prediction, or None if the weights are sent as they are."""
         with self._state:
-            self._await(version)
+            self._await_version(version)
             steps = self.store.steps_ahead(expected, self.store.version - version)
             if not steps:
                 return None
-            foreseen = self._predictor.take(steps)
-            self._foreseeing += 1
+            predicted = self._predictor.take(steps)
+            self._predicting += 1
         try:
-            torch.set_num_threads(self._threads)  # of this thread
-            foreseen.make()
+            torch.set_num_threads(self._threads)  # of this thread only
+            predicted.compute()
         except BaseException:
-            self._forget(foreseen)
+            self._release(predicted)
             raise
         finally:
             torch.set_num_threads(1)
             with self._state:
-                self._foreseeing -= 1
+                self._predicting -= 1
                 self._state.notify_all()
-        return foreseen
+        return predicted
 
-    def _forget(self, foreseen: PredictedWeights) -> None:
-        """It has been sent, or is not wanted."""
+    def _release(self, predicted: PredictedWeights) -> None:
+        """Release a prediction that has been sent or became old."""
         with self._state:
-            self._predictor.give_back(foreseen)
+            self._predictor.release(predicted)
 
-    def _part_from_pulls(self) -> None:
-        """Give pulls under way a copy of what they have not sent of the weights, so that these may change."""
+    def _detach_pulls(self) -> None:
+        """Copy what the pulls that are being answered have not sent yet, so that the weights may change."""
         if not self._pulls:
             return
         weights = self.store.slice.weights
-        copy = _Copy(self.store.room(), set(self._pulls))
-        sent = self.store.slice.buffer.nbytes - max(len(pull.rest) for pull in self._pulls)  # it can only become more
+        copy = _Copy(self.store.take_buffer(), set(self._pulls))
+        # Every pull has sent at least this many bytes, and may meanwhile send more.
+        sent = self.store.slice.buffer.nbytes - max(len(pull.rest) for pull in self._pulls)
         start = sent // weights.element_size()
         copy.buffer[start:].copy_(weights[start:])
         copied = copy.buffer.numpy().data.cast("B")
@@ -152,20 +157,20 @@ class PullServer:
             self._copies[pull] = copy
         self._pulls.clear()
 
-    def _sent(self, pull: PiecedBody) -> None:
-        """A pull is over, all of it sent or not."""
+    def _end(self, pull: PiecedBody) -> None:
+        """Forget a pull that was answered, or whose connection was lost."""
         with self._state:
             self._pulls.discard(pull)
             if copy := self._copies.pop(pull, None):
-                copy.given_up(pull, self.store)
+                copy.release(pull, self.store)
 
 
-def _hand_on(entered: AdmittedTransfer, pull: PiecedBody) -> Callable[[int], None]:
-    """Told how many bytes are out as they go, it lets the next one onto the link when nearly all of them are."""
+def _progress(transfer: AdmittedTransfer, pull: PiecedBody) -> Callable[[int], None]:
+    """Return a callback for the bytes that are sent. It admits the next transfer when nearly all of them are."""
 
     def sent(size: int) -> None:
-        entered.moved(size)
-        if len(pull.rest) <= NEARLY:
-            entered.leave()
+        transfer.moved(size)
+        if len(pull.rest) <= NEARLY_DONE:
+            transfer.leave()
 
     return sent

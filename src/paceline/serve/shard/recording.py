@@ -1,8 +1,8 @@
 """A shard's recording: every update that changed the model, in order, so that a run can be replayed bit for bit.
 
-The file holds frames of the wire: the Setup with the model's description, the first weights, then each order of the
-log, with the updates that it is the first to name before it, and at the end the digest of the weights. A shard that
-begins from a checkpoint puts a copy of its part of it beside the file.
+The file holds frames of the wire protocol: the Setup with the model's description, the initial weights, the orders of
+the log, and at the end the digest of the weights. Each update is written before the first order that names it. A shard
+that begins from a checkpoint copies its part of the checkpoint to a file beside the recording.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from paceline.serve.wire.messages import (
 
 
 class RecordedUpdate(Message, frozen=True):
-    """An update that the next order names; the body is its gradient in float32."""
+    """An update that the next order names. The body is its gradient in float32."""
 
     update: Identity
     rates: tuple[float, ...]
 
 
 class RecordingEnd(Message, frozen=True):
-    """The version that was reached, and the SHA-256 of the weights."""
+    """The last version of the model, and the SHA-256 of its weights."""
 
     version: int
     digest: str
@@ -53,33 +53,33 @@ FRAMES = MessageDecoder(
 
 
 class Recording:
-    """Writes it. Nothing of it is lost but what the process had not yet given to the system when it was killed."""
+    """Writes a recording. If the process is killed, only what was still in its write buffer is lost."""
 
     def __init__(self, path: Path, setup: Setup, description: bytes, number: int, store: WholeStore) -> None:
-        """number: the shard's. store: what it holds."""
+        """Open the file, and write the Setup. number: the shard's. store: the shard's, which the recording reads."""
         self._store = store
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
-        self._put: set[Identity] = set()  # kept ones, which later orders name again
+        self._kept: set[Identity] = set()  # updates that are written, and that later orders may name again
         self._write(setup, description)
         if setup.checkpoint:
             shutil.copy(checkpoint.shard_file(Path(setup.checkpoint), number), start_of(path))
 
     def begin(self) -> None:
-        """Write down the weights that the model begins with."""
+        """Write the initial weights of the model."""
         self._write(InitialWeights(), self._store.slice.buffer)
 
     def order(self, order: Any) -> None:
-        """Write down an order before it is carried out."""
+        """Write an order, and the updates that it is the first to name. Call this before the order is carried out."""
         match order:
             case ApplyUpdates():
                 for update in () if order.sums else order.updates:
-                    self._put_once(update)
+                    self._write_update(update)
             case AddToSum(update):
-                self._put_once(update)
+                self._write_update(update)
             case KeepUpdate(update):
-                self._put_once(update)
-                self._put.add(update)
+                self._write_update(update)
+                self._kept.add(update)
             case DropUpdate(update) if self._store.is_added(update):
                 pass
             case _:
@@ -87,12 +87,13 @@ class Recording:
         self._write(order)
 
     def close(self) -> None:
-        """Write down what the model has come to."""
+        """Write the last version and the digest of the weights, and close the file."""
         self._write(RecordingEnd(self._store.version, digest(self._store)))
         self._file.close()
 
-    def _put_once(self, update: Identity) -> None:
-        if update not in self._put:
+    def _write_update(self, update: Identity) -> None:
+        """Write an update, unless it is written already."""
+        if update not in self._kept:
             held = self._store.held(update)
             self._write(RecordedUpdate(update, held.rates), held.gradient.numpy().data.cast("B"))
 
@@ -103,17 +104,17 @@ class Recording:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay came to. `expected` is empty if the recording was cut short."""
+    """The result of a replay."""
 
     version: int
-    digest: str
-    expected: str
-    updates: int
+    digest: str  # of the weights after the replay
+    expected: str  # digest at the end of the recording; empty if the recording was cut short
+    updates: int  # that were replayed
     store: WholeStore
 
 
 def replay(path: Path) -> Replayed:
-    """Run a recording again, by the same code that a shard runs. WireError if it cannot be read."""
+    """Replay a recording with the code that a shard runs. Raise WireError if the recording cannot be read."""
     store: WholeStore | None = None
     expected, updates = "", 0
     for message, body in _frames(path):
@@ -142,16 +143,17 @@ def replay(path: Path) -> Replayed:
 
 
 def digest(store: WholeStore) -> str:
-    """SHA-256 of the weights, in hex."""
+    """Return the SHA-256 of a shard's weights, in hex."""
     return hashlib.sha256(store.slice.buffer).hexdigest()
 
 
 def start_of(path: Path) -> Path:
-    """Where the checkpoint's part is that a recording begins from."""
+    """Return the path of the copy of the checkpoint that a recording begins from."""
     return path.with_suffix(".start.safetensors")
 
 
 def _set_up(setup: Setup, description: bytes, path: Path) -> WholeStore:
+    """Return the store with which the shard of a recording began."""
     described = Description.from_json(description)
     ((start, stop),) = setup.pieces
     store = WholeStore(Slice(described.layout, start, stop, described.optimizer), setup.correct)
@@ -167,10 +169,11 @@ def _tensor(body: bytes) -> torch.Tensor:
 
 
 def _frames(path: Path) -> Iterator[tuple[Any, bytes]]:
+    """Yield each message of a recording and its body, up to the end or to where the file was cut short."""
     with path.open("rb") as file:
         while prefix := file.read(PREFIX.size):
             if len(prefix) < PREFIX.size:
-                return  # cut short
+                return
             head_size, body_size = decode_prefix(prefix)
             head, body = _read(file, head_size), _read(file, body_size)
             if head is None or body is None:
@@ -179,5 +182,6 @@ def _frames(path: Path) -> Iterator[tuple[Any, bytes]]:
 
 
 def _read(file: BinaryIO, size: int) -> bytes | None:
+    """Return the next `size` bytes of a file, or None if there are fewer."""
     data = file.read(size)
     return data if len(data) == size else None

@@ -1,7 +1,7 @@
-"""What a shard holds: its slice of the model, the updates that wait for a decision, and what was received already.
+"""The store of a shard: its slice of the model, the updates that wait for a decision, and the updates it has received.
 
-It is driven by orders of the log, one after the other, and knows no socket and no thread. So a recorded run is
-replayed by the same code that ran it.
+A store carries out orders of the log one after the other. It uses no socket and no thread, so the same code replays a
+recorded run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import torch
 from paceline.model.correction import Correction
 from paceline.model.similarity import Products, products
 from paceline.model.slice import Slice
-from paceline.serve.wire.messages import AddToSum, ApplyUpdates, DropUpdate, Fence, Identity, KeepUpdate
+from paceline.serve.wire.messages import AddToSum, ApplyUpdates, DropUpdate, Identity, KeepUpdate
 
 
 class Fenced(ValueError):
-    """An update of an incarnation that is over."""
+    """The incarnation of the worker is over, and the shard accepts nothing from it."""
+
+    def __init__(self) -> None:
+        super().__init__("This worker has been given up; it must join again.")
 
 
 class HeldUpdate(NamedTuple):
@@ -32,20 +35,20 @@ class HeldUpdate(NamedTuple):
 
 @dataclass
 class RunningSum:
-    """Updates added up, and the learning rates of the last of them."""
+    """The weighted sum of some updates, and the learning rates of the last of them."""
 
     total: torch.Tensor
     rates: tuple[float, ...]
     count: int = 1
 
 
-def in_step(correct: Correction, turns: int) -> Correction:
-    """How a step is made that is one of so many in a round. If it is the only one, nothing is stale or need be kept."""
+def step_correction(correct: Correction, turns: int) -> Correction:
+    """Return the correction for a step of a round with `turns` steps. A single step is not stale, so it needs none."""
     return correct if turns > 1 else "none"
 
 
 class Store:
-    """What all shards have: slices of the model at a version, and whom they accept updates from."""
+    """What every shard holds: slices of the model at a version, and the incarnations that it accepts updates from."""
 
     def __init__(self, slices: Sequence[Slice], correct: Correction = "none") -> None:
         self.slices, self.correct = tuple(slices), correct
@@ -53,50 +56,59 @@ class Store:
         self._fence: dict[int, int] = {}  # worker → the oldest incarnation that is accepted
         self._spare: list[list[torch.Tensor]] = [[] for _ in slices]
 
-    def room(self, piece: int = 0) -> torch.Tensor:
-        """A buffer to receive an update of a slice into. Give it to `put`, or back with `free`."""
+    def take_buffer(self, piece: int = 0) -> torch.Tensor:
+        """Return a buffer to receive an update of a piece into. Pass it to `put`, or back to `return_buffer`."""
         spare = self._spare[piece]
         return spare.pop() if spare else torch.empty_like(self.slices[piece].weights)
 
-    def free(self, piece: int, buffer: torch.Tensor) -> None:
+    def return_buffer(self, piece: int, buffer: torch.Tensor) -> None:
+        """Take back a buffer that is no longer used, for the next `take_buffer`."""
         self._spare[piece].append(buffer)
 
     def steps_ahead(self, expected: int | None, since: int = 0) -> int:
-        """Over how many steps weights are predicted that will be used so many after a version, `since` that version."""
+        """Return over how many steps the weights are predicted for a pull.
+
+        expected: the staleness that the policy expects for the update, counted from the granted version.
+        since: the number of steps applied since that version. They need no prediction.
+        """
         return 0 if expected is None or self.correct == "none" else max(0, expected - since)
 
     def accepts(self, worker: int, incarnation: int) -> bool:
+        """Return whether the shard accepts updates of this incarnation."""
         return incarnation >= self._fence.get(worker, 0)
 
     def fence(self, worker: int, incarnation: int) -> None:
-        """Of this worker, nothing older than this incarnation is accepted any more."""
+        """From now on, accept nothing from this worker that is older than this incarnation."""
         self._fence[worker] = max(incarnation, self._fence.get(worker, 0))
 
-    def fault(self, held: HeldUpdate, piece: int = 0, looked_at: bool = False) -> str | None:
-        """One sentence if an update must not come near the model. looked_at: its elements are known to be finite."""
+    def fault(self, held: HeldUpdate, piece: int = 0, is_finite: bool = False) -> str | None:
+        """Return what is wrong with an update, or None if it may change the model.
+
+        is_finite: the elements are known to be finite, so they are not checked again.
+        """
         part = self.slices[piece]
         groups = len(part.spec.settings_of_groups)
         if len(held.rates) != groups or not all(math.isfinite(rate) and rate >= 0 for rate in held.rates):
-            return f"there must be {groups} learning rates from 0 up, not {list(held.rates)!r:.80}"
-        return None if looked_at else part.check(held.gradient)
+            return f"it must have {groups} learning rates, each 0 or greater; got {list(held.rates)!r:.80}"
+        return None if is_finite else part.check(held.gradient)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-        """All that is needed to go on from here; the tensors are the live ones."""
+        """Return everything that a checkpoint must hold. The tensors are the live ones, not copies."""
         tensors, pieces = dict[str, torch.Tensor](), []
         for number, part in enumerate(self.slices):
-            of_it, meta = part.state()
-            tensors |= {f"{number}/{name}": tensor for name, tensor in of_it.items()}
+            its_tensors, meta = part.state()
+            tensors |= {f"{number}/{name}": tensor for name, tensor in its_tensors.items()}
             pieces.append(meta)
         return tensors, {"pieces": pieces}
 
     def load(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
-        """Take over what `state` gave. ValueError if it does not belong here."""
+        """Restore what `state` returned. Raise ValueError if it does not fit this shard."""
         pieces = meta.get("pieces") if isinstance(meta, dict) else None
         if not isinstance(pieces, list) or not all(isinstance(its, dict) for its in pieces):
             raise ValueError("the checkpoint is damaged: it does not say which pieces it holds")
         if len(pieces) != len(self.slices):
             raise ValueError(
-                "the checkpoint was cut otherwise: resume with as many servers, and --apply, as there were"
+                "the checkpoint was split differently: resume with as many servers, and --apply, as there were"
             )
         for number, (part, its) in enumerate(zip(self.slices, pieces, strict=True)):
             prefix = f"{number}/"
@@ -105,42 +117,42 @@ class Store:
 
 
 class WholeStore(Store):
-    """One slice of the model, and updates that count when they are whole."""
+    """One slice of the model, and updates that are applied when they have arrived whole."""
 
     def __init__(self, part: Slice, correct: Correction = "none") -> None:
         super().__init__((part,), correct)
         self.slice = part
         self._waiting: dict[Identity, HeldUpdate] = {}
-        self._newest: dict[int, tuple[int, int]] = {}  # worker → the newest (incarnation, iteration) that is in
-        self._kept: dict[int, HeldUpdate] = {}
+        self._newest: dict[int, tuple[int, int]] = {}  # worker → the newest (incarnation, iteration) received
+        self._kept: dict[int, HeldUpdate] = {}  # slot → the update in it
         self._slot_of: dict[Identity, int] = {}
         self._sums: dict[int, RunningSum] = {}
         self._sum_of: dict[Identity, int] = {}
-        self.products: Products | None = None  # of the updates last applied, if they were to be compared
+        self.products: Products | None = None  # of the updates last applied, if the order asked to compare them
 
     def put(self, update: Identity, held: HeldUpdate) -> bool:
-        """An update is in, whole. False if it was in already: sent twice, it is applied once."""
+        """Hold a whole update. Return False if it was received before: an update sent twice is applied once."""
         if not self.accepts(update.worker, update.incarnation):
-            self.free(0, held.gradient)
-            raise Fenced("This worker has been given up; it must join again.")
+            self.return_buffer(0, held.gradient)
+            raise Fenced
         if (update.incarnation, update.iteration) <= self._newest.get(update.worker, (0, 0)):
-            self.free(0, held.gradient)
+            self.return_buffer(0, held.gradient)
             return False
         self._newest[update.worker] = (update.incarnation, update.iteration)
         self._waiting[update] = held
         return True
 
     def is_added(self, update: Identity) -> bool:
-        """Is it in a running sum?"""
+        """Return whether the update is part of a running sum."""
         return update in self._sum_of
 
     def held(self, update: Identity) -> HeldUpdate:
-        """An update that the log names."""
+        """Return an update that waits for a decision or is kept in a slot."""
         slot = self._slot_of.get(update)
         return self._waiting[update] if slot is None else self._kept[slot]
 
     def apply(self, order: ApplyUpdates) -> None:
-        """Change the weights. The version follows with `applied`, so that both can be done under different locks."""
+        """Change the weights. `applied` sets the version afterwards, so each can run under a lock of its own."""
         if order.sums:
             parts = [HeldUpdate(each.total, each.rates) for each in (self._sums[number] for number, _ in order.sums)]
             weights = tuple(factor for _, factor in order.sums)
@@ -149,19 +161,19 @@ class WholeStore(Store):
         gradients = [part.gradient for part in parts]
         self.products = products(gradients, weights) if order.compare and not order.sums else None
         if order.mix is None:
-            correct = in_step(self.correct, order.turns)
+            correct = step_correction(self.correct, order.turns)
             self.slice.step(gradients, weights, parts[-1].rates, correct, order.turns, sum(order.weights))
         else:
             self.slice.mix(gradients, weights, order.mix)
 
     def applied(self, order: ApplyUpdates) -> None:
-        """The weights have changed: this is the new version."""
+        """Set the new version after `apply`, and reuse the buffers of its updates."""
         self.version = order.version
         for update in order.updates:
             self._release(update)
 
-    def carry_out(self, order: AddToSum | DropUpdate | KeepUpdate | Fence) -> None:
-        """The orders that do not touch the weights."""
+    def carry_out(self, order: AddToSum | DropUpdate | KeepUpdate) -> None:
+        """Carry out an order that does not change the weights."""
         match order:
             case AddToSum(update, number, weight):
                 self._add(update, number, weight)
@@ -169,23 +181,21 @@ class WholeStore(Store):
                 self._release(update)
             case KeepUpdate(update, slot):
                 if slot in self._kept:
-                    self.free(0, self._kept[slot].gradient)
+                    self.return_buffer(0, self._kept[slot].gradient)
                 self._kept[slot] = self._waiting.pop(update)
                 self._slot_of = {known: at for known, at in self._slot_of.items() if at != slot} | {update: slot}
-            case Fence(worker, incarnation):
-                self.fence(worker, incarnation)
 
     def _release(self, update: Identity) -> None:
-        """An update is decided: its buffer may be used again."""
+        """Reuse the buffer of an update that has been applied or dropped."""
         held = self._waiting.pop(update, None)
         if held is not None:
-            self.free(0, held.gradient)
+            self.return_buffer(0, held.gradient)
         number = self._sum_of.pop(update, None)
         if number is not None:
             known = self._sums[number]
             known.count -= 1
-            if not known.count:  # the last of them: all were applied, or all dropped
-                self.free(0, self._sums.pop(number).total)
+            if not known.count:  # all updates of the sum were applied, or all were dropped
+                self.return_buffer(0, self._sums.pop(number).total)
 
     def _add(self, update: Identity, number: int, weight: float) -> None:
         held = self._waiting.pop(update)
@@ -197,4 +207,4 @@ class WholeStore(Store):
         else:
             known.total.add_(held.gradient, alpha=weight)
             known.count, known.rates = known.count + 1, held.rates
-            self.free(0, held.gradient)
+            self.return_buffer(0, held.gradient)

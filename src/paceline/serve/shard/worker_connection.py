@@ -1,4 +1,4 @@
-"""A worker's connection, as its shard sees it: what comes goes straight into a buffer that waits for it."""
+"""A shard's side of the connection of one worker. It receives pushes straight into buffers that already exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from paceline.job.saving import MAX_STALENESS
 from paceline.model.half_precision import WIDTH, widen
-from paceline.serve.shard.admission import NEARLY, AdmittedTransfer
+from paceline.serve.shard.admission import NEARLY_DONE, AdmittedTransfer
 from paceline.serve.shard.store import HeldUpdate
 from paceline.serve.wire.frames import Channel, MessageDecoder, WireError
 from paceline.serve.wire.messages import (
@@ -34,98 +34,95 @@ if TYPE_CHECKING:
     from paceline.serve.shard.shard import Shard
 
 FROM_WORKER = MessageDecoder(Proof | Hello | InitialWeights | RequestPush | Push | Pull)
-STRETCH = 1 << 18  # elements of a gradient that are looked at together, while they are in the cache
-MAX_UNREAD = 4  # times what the shard holds, that may wait to be sent to a worker; one who keeps step has half of it
-LAST_WORDS = 5.0  # seconds for what is being sent to get out, before the reason why the connection ends follows it
+SUM_ELEMENTS = 1 << 18  # of a gradient that are summed together, while they are in the cache
+MAX_UNREAD = 4  # answers for each piece that may wait to be sent; a worker that reads its answers has 2 at most
+FLUSH_SECONDS = 5.0  # to send what is queued, before the reason follows why the connection ends
 
 
 class WorkerConnection:
-    """One worker's connection."""
+    """The connection of one worker."""
 
     def __init__(self, shard: Shard, channel: Channel, hello: Hello) -> None:
         self.channel = channel
-        self._shard, self._hello, self._flow = shard, hello, shard.flow
-        self._buffer: torch.Tensor | None = None
-        self._piece = 0  # that it is for
-        self._narrow: memoryview | None = None  # where two-byte elements are received
-        self._looked_at, self._sum = 0, math.nan  # elements that have come, and their sum if it is known
-        self._size = self._seen = 0  # bytes of a body, and those that have come
-        self._pass: AdmittedTransfer | None = None  # it may push, or what it pushes is being received
+        self._shard, self._hello = shard, hello
+        self._updates = shard.await_setup()
+        self._elements = [part.weights.numel() for part in self._updates.store.slices]  # of each piece
+        self._piece = 0  # that is being received
+        self._buffer: torch.Tensor | None = None  # that the piece is received into
+        self._half_precision: memoryview | None = None  # that two-byte elements are received into
+        # The sum of the elements received so far. A finite sum has only finite terms. NaN: it is not computed.
+        self._summed, self._sum = 0, math.nan
+        self._size = self._received = 0  # bytes of the body, and how many of them have arrived
+        self._transfer: AdmittedTransfer | None = None  # of the push that is expected or being received
         self._out: queue.SimpleQueue[tuple[Any, torch.Tensor | None, Callable[[], None] | None] | None]
         self._out = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
 
     def run(self) -> None:
-        """Until the worker hangs up."""
-        self._elements = [part.weights.numel() for part in self._shard.opened().slices]
-        torch.set_num_threads(1)  # of this thread: what it adds up is small, and the other cores have work
-        if self._shard.pushes:
-            self.channel.hold_little_back(NEARLY)
-        if self._flow:
-            self._flow.visited(self, self._hello)
-            self._sender = threading.Thread(target=self._send_all, daemon=True)
+        """Answer the worker's messages until it closes the connection."""
+        torch.set_num_threads(1)  # of this thread: its sums are small, and the other cores are busy
+        if self._shard.push_admission:
+            self.channel.hold_little_back(NEARLY_DONE)
+        if self._updates.full_duplex:
+            self._sender = threading.Thread(target=self._send_queued, daemon=True)
             self._sender.start()
+        self._updates.connected(self, self._hello)
         try:
             while True:
-                self._until_read()
-                message = self.channel.receive(self._into, self._look)
+                self._await_reader()
+                message = self.channel.receive(self._buffer_for, self._on_progress)
                 match message:
                     case Push():
-                        self._pushed(message)
+                        self._on_push(message)
                     case Pull(version, expected):
                         _check_expected(expected)
-                        if self._flow:
-                            self._flow.pull(self, version, expected)
-                        elif self._shard.pulls:
-                            self._shard.pulls.send(self.channel, version, expected)
+                        self._updates.pull(self, version, expected)
                     case RequestPush():
-                        self._let_push()
-                        self.give(AllowPush())
+                        if self._shard.push_admission and not self._transfer:
+                            self._transfer = self._shard.push_admission.enter()
+                        self.send(AllowPush())
                     case InitialWeights(piece):
-                        self._shard.begin(self._hello, piece, self._received("A Begin"))
-                        self.give(InitialWeightsReceived(self._hello.worker, self._hello.incarnation))
+                        self._shard.receive_initial_weights(self._hello, piece, self._take_body("InitialWeights"))
+                        self.send(InitialWeightsReceived(self._hello.worker, self._hello.incarnation))
                     case _:
                         raise WireError(f"A {type(message).__name__} is out of place here.")
         finally:
             self._out.put(None)
-            self._let_next_push()
+            self._end_transfer()
             if self._buffer is not None:
-                self._shard.free(self._piece, self._buffer)
+                self._updates.return_buffer(self._piece, self._buffer)
             if self._sender:
-                self._sender.join(LAST_WORDS)
+                self._sender.join(FLUSH_SECONDS)
 
-    def give(self, message: Any, body: torch.Tensor | None = None, sent: Callable[[], None] | None = None) -> None:
-        """Send something to the worker. `sent` is called when it is out."""
-        if self._flow:
-            self._out.put((message, body, sent))
+    def send(self, message: Any, body: torch.Tensor | None = None, on_sent: Callable[[], None] | None = None) -> None:
+        """Send a message to the worker, or queue it if a second thread sends. `on_sent` is called when it is sent."""
+        if self._sender:
+            self._out.put((message, body, on_sent))
         else:
-            self.channel.send(message)
+            self._send(message, body, on_sent)
 
-    def _send_all(self) -> None:
-        """Streamed, what goes out does not wait for what comes in, nor the other way round."""
-        with contextlib.suppress(OSError):  # whoever receives here sees it too
-            while (what := self._out.get()) is not None:
-                message, body, sent = what
-                self.channel.send(message, None if body is None else body.numpy().data.cast("B"))
-                if sent:
-                    sent()
+    def _send(self, message: Any, body: torch.Tensor | None, on_sent: Callable[[], None] | None) -> None:
+        self.channel.send(message, None if body is None else body.numpy().data.cast("B"))
+        if on_sent:
+            on_sent()
 
-    def _until_read(self) -> None:
-        """Of one who asks and asks and does not read what it is answered, nothing more is heard: it would be kept."""
+    def _send_queued(self) -> None:
+        with contextlib.suppress(OSError):  # the receiving thread notices a lost connection too
+            while (queued := self._out.get()) is not None:
+                self._send(*queued)
+
+    def _await_reader(self) -> None:
+        """Wait while too many answers are queued, so that a worker that does not read them cannot fill the memory."""
         while self._sender and self._sender.is_alive() and self._out.qsize() > MAX_UNREAD * len(self._elements):
             time.sleep(0.01)
 
-    def _let_push(self) -> None:
-        if self._shard.pushes and not self._pass:
-            self._pass = self._shard.pushes.enter()
+    def _end_transfer(self) -> None:
+        if self._transfer:
+            self._transfer.leave()
+            self._transfer = None
 
-    def _let_next_push(self) -> None:
-        if self._pass:
-            self._pass.leave()
-            self._pass = None
-
-    def _into(self, message: Any, size: int) -> memoryview:
-        """Where a body goes: its size is known before a byte of it is read."""
+    def _buffer_for(self, message: Any, size: int) -> memoryview:
+        """Return the buffer for a body. Raise WireError if it is not a valid one: nothing of it is read yet."""
         if not isinstance(message, Push | InitialWeights):
             raise WireError(f"A {type(message).__name__} has no body.")
         if not 0 <= message.piece < len(self._elements):
@@ -134,51 +131,54 @@ class WorkerConnection:
         if dtype not in WIDTH:
             raise WireError(f"A gradient is sent as {', '.join(WIDTH)}, not as {dtype!r:.80}.")
         self._piece, elements = message.piece, self._elements[message.piece]
-        due = elements * WIDTH[dtype]
-        if size != due:
-            raise WireError(f"{elements} elements of {dtype} are {due} bytes, not {size}.")
-        if isinstance(message, Push) and not self._pass:
-            self._pass = self._shard.receiving.enter()  # it depends on nobody but this worker how soon it is through
-        self._buffer = self._shard.room(message.piece)
-        self._looked_at, self._sum = 0, 0.0 if dtype == "float32" else math.nan
-        self._size, self._seen = due, 0
+        expected = elements * WIDTH[dtype]
+        if size != expected:
+            raise WireError(f"{elements} elements of {dtype} are {expected} bytes, not {size}.")
+        if isinstance(message, Push) and not self._transfer:
+            self._transfer = self._shard.receiving.enter()  # how long the push takes depends on this worker alone
+        self._buffer = self._updates.take_buffer(message.piece)
+        self._summed, self._sum = 0, 0.0 if dtype == "float32" else math.nan
+        self._size, self._received = expected, 0
         if dtype == "float32":
             return self._buffer.numpy().data.cast("B")
-        if self._narrow is None or len(self._narrow) < due:
-            self._narrow = memoryview(bytearray(due))
-        return self._narrow[:due]
+        if self._half_precision is None or len(self._half_precision) < expected:
+            self._half_precision = memoryview(bytearray(expected))
+        return self._half_precision[:expected]
 
-    def _look(self, received: int) -> None:
-        """Add up what has come while it is still in the cache. A finite sum has only finite terms."""
-        if self._pass:
-            self._pass.moved(received - self._seen)
-            self._seen = received
-            if self._size - received <= NEARLY and self._shard.pushes:
-                self._pass.leave()
+    def _on_progress(self, received: int) -> None:
+        """Sum the elements that have arrived while they are still in the cache. received: bytes of the body so far."""
+        if self._transfer:
+            self._transfer.moved(received - self._received)
+            self._received = received
+            if self._size - received <= NEARLY_DONE and self._shard.push_admission:
+                self._transfer.leave()
         there = received // WIDTH["float32"]
         if self._buffer is None or math.isnan(self._sum):
             return
-        if there - self._looked_at >= STRETCH or there == self._buffer.numel():
-            self._sum += self._buffer[self._looked_at : there].sum().item()
-            self._looked_at = there
+        if there - self._summed >= SUM_ELEMENTS or there == self._buffer.numel():
+            self._sum += self._buffer[self._summed : there].sum().item()
+            self._summed = there
 
-    def _received(self, what: str) -> torch.Tensor:
+    def _take_body(self, name: str) -> torch.Tensor:
+        """Return the buffer of the body that was received. Raise WireError if the message had none."""
         buffer, self._buffer = self._buffer, None
         if buffer is None:
-            raise WireError(f"{what} must have a body.")
+            raise WireError(f"A message of type {name} must have a body.")
         return buffer
 
-    def _pushed(self, push: Push) -> None:
-        if self._shard.pushes:
-            self._let_next_push()
-        buffer = self._received("A push")
-        if push.dtype != "float32" and self._narrow is not None:
-            widen(self._narrow[: buffer.numel() * WIDTH[push.dtype]], push.dtype, buffer.numpy())
+    def _on_push(self, push: Push) -> None:
+        if self._shard.push_admission:
+            self._end_transfer()
+        buffer = self._take_body("Push")
+        if push.dtype != "float32" and self._half_precision is not None:
+            widen(self._half_precision[: buffer.numel() * WIDTH[push.dtype]], push.dtype, buffer.numpy())
         update = Identity(self._hello.worker, self._hello.incarnation, push.iteration)
-        returned = self._shard.put(update, push.piece, HeldUpdate(buffer, push.rates), self._sum, self._pass)
-        self._pass = None
-        if not returned:
-            self.channel.send(PushReceived(push.iteration))
+        held = HeldUpdate(buffer, push.rates)
+        self._updates.check(held, push.piece, is_finite=math.isfinite(self._sum))
+        answer_now = self._shard.receive(update, push.piece, held, self._transfer)
+        self._transfer = None
+        if answer_now:
+            self.send(PushReceived(push.iteration))
 
 
 def _check_expected(expected: int | None) -> None:

@@ -1,7 +1,7 @@
-"""A shard's listening socket: whoever calls is greeted, shows its ticket, and is served by a thread of its own.
+"""A shard's listening socket. Each worker passes the handshake, shows its ticket, and is served by its own thread.
 
-Strangers may call too. So only a few may be in the midst of their greeting, each for a limited time; and a worker is
-known by the ticket that the coordinator gave it, not by the number that it says.
+Strangers may connect too. So only a few connections may be in their handshake at a time, each for a limited time. The
+shard identifies a worker by the ticket that the coordinator gave it, not by the number that it sends.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STRANGERS = 64  # connections that may be in the midst of their greeting
-QUEUEING = 0.5  # seconds that the next one is made to wait for a place among them, before it is turned away
-CUT_SECONDS = 30.0  # a worker's connection over which nothing gets through for so long is ended
+STRANGERS = 64  # connections that may be in their handshake at a time
+QUEUE_SECONDS = 0.5  # that one more connection waits for its handshake, before it is closed
+DEAD_LINK_SECONDS = 30.0  # until a dead connection of a worker is ended
 
 
 class WorkerListener:
-    """Lets workers in, and knows the connections of each."""
+    """Accepts the connections of workers, and keeps track of them."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class WorkerListener:
         generation: str,
         tls: ssl.SSLContext | None,
     ) -> None:
-        """state: the shard's, which guards what is known of workers too. token: that workers know."""
+        """state: the shard's lock, which guards the connections too. token: the job's, which workers prove to know."""
         self._shard, self._state = shard, state
         self._token, self._generation, self._tls = token, generation, tls
-        self.key = b""  # by which workers' tickets are known, as soon as the shard has a store
+        self.key = b""  # with which the coordinator signs workers' tickets; known after Setup
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=CALLERS)
         self._closed = threading.Event()
@@ -54,65 +54,66 @@ class WorkerListener:
 
     @property
     def port(self) -> int:
+        """The port that the shard listens on."""
         port: int = self._socket.getsockname()[1]
         return port
 
     def run(self) -> None:
-        """Let callers in until `close`."""
+        """Accept connections until `close`."""
         while True:
             try:
                 sock, _ = self._socket.accept()
-            except OSError:  # the shard is closing, or there are too many open files for the moment
+            except OSError:  # the shard is closing, or too many files are open at the moment
                 if self._closed.wait(0.05):
                     return
                 continue
-            if not self._strangers.acquire(timeout=QUEUEING):  # a crowd that greets is through by then
-                sock.close()  # too many who do not say who they are
+            if not self._strangers.acquire(timeout=QUEUE_SECONDS):  # honest workers end their handshakes by then
+                sock.close()
                 continue
             try:
                 threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-            except RuntimeError:  # the system allows no more threads: who is here is served on
+            except RuntimeError:
                 log.warning("a worker was turned away: the system allows no more threads; raise `ulimit -u`")
                 self._strangers.release()
                 sock.close()
 
     def close(self) -> None:
-        """Let nobody in any more. Those who are in stay."""
+        """Accept no more connections. Open ones stay open."""
         self._closed.set()
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # to close it would not wake the thread that waits for a caller
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`, which `close` would not
         self._socket.close()
 
     def hang_up(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         with self._state:
             for channels in self._workers.values():
                 for channel in channels:
                     channel.close()
 
     def hang_up_on(self, worker: int, incarnation: int) -> None:
-        """End a worker's connections of before this incarnation. The state is held.
+        """Cut the connections of a worker's older incarnations. The state is held.
 
-        A worker that was given up perhaps neither reads nor writes any more; so it holds nothing here any longer.
+        A worker that was given up may neither read nor write any more, so nothing here may wait for it.
         """
         for channel, hello in self._workers.get(worker, {}).items():
             if hello.incarnation < incarnation:
                 channel.cut()
 
     def _serve(self, sock: socket.socket) -> None:
-        """One caller, from its greeting until it is gone."""
+        """Serve one connection, from its handshake until it ends."""
         channel: Channel | None = None
         hello: Any = None
         try:
             try:
                 channel = answer(sock, FROM_WORKER, self._token, self._generation, self._tls)
-                with channel.within(CUT_SECONDS):
+                with channel.within(DEAD_LINK_SECONDS):
                     hello = channel.receive()
             finally:
                 self._strangers.release()
             if not isinstance(hello, Hello):
-                raise WireError("The first message of a worker must be Hello.")
-            channel.limit_cut(CUT_SECONDS)
+                raise WireError("A worker must send Hello first.")
+            channel.limit_cut(DEAD_LINK_SECONDS)
             self._admit(channel, hello)
             WorkerConnection(self._shard, channel, hello).run()
         except ConnectionClosed:
@@ -123,31 +124,31 @@ class WorkerListener:
         finally:
             if channel:
                 if isinstance(hello, Hello):
-                    self._visited(channel, hello)
+                    self._forget(channel, hello)
                 channel.close()
             sock.close()
 
     def _admit(self, channel: Channel, hello: Hello) -> None:
-        """Take note of a worker's connection, if it is who it says and was not given up."""
+        """Take note of a worker's connection. Raise an error if its ticket is wrong or its incarnation is over."""
         with self._state:
-            store = self._shard.opened()
+            store = self._shard.await_setup().store
             if not handshake.is_ticket(self.key, hello.worker, hello.incarnation, hello.ticket):
                 raise WireError(f"This is not worker {hello.worker}: it does not have its ticket.")
             if not store.accepts(hello.worker, hello.incarnation):
-                raise Fenced("This worker has been given up; it must join again.")
+                raise Fenced
             self._workers.setdefault(hello.worker, {})[channel] = hello
 
-    def _visited(self, channel: Channel, hello: Hello) -> None:
-        """A worker's connection is over."""
+    def _forget(self, channel: Channel, hello: Hello) -> None:
+        """Forget a worker's connection that has ended."""
         with self._state:
             channels = self._workers.get(hello.worker, {})
-            if channels.pop(channel, None) and self._shard.flow:
-                self._shard.flow.left(hello, channel)
+            if channels.pop(channel, None):
+                self._shard.await_setup().disconnected(channel, hello)
             if not channels:
                 self._workers.pop(hello.worker, None)
 
     def _turn_away(self, channel: Channel | None, error: Exception) -> None:
-        """Tell a caller why its connection ends, and the coordinator if something wrong was said."""
+        """Send the reason why a connection ends, and report it to the coordinator if the peer broke the protocol."""
         if channel:
             with contextlib.suppress(OSError):
                 channel.send(Expelled(str(error)) if isinstance(error, Fenced) else Refused(str(error)))

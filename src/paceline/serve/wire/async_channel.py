@@ -1,4 +1,4 @@
-"""One connection to the coordinator: frames over an asyncio stream."""
+"""A connection to the coordinator: frames over an asyncio stream."""
 
 from __future__ import annotations
 
@@ -13,55 +13,51 @@ from paceline.serve.wire.messages import Join
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 1 << 20  # bytes that a peer may leave unread before it is given up
+MAX_UNSENT = 1 << 20  # bytes that may wait for a peer to read them; a peer that leaves more is cut off
 
 
 class AsyncChannel:
-    """Somebody at the other end. Nobody waits for a peer to read: what it leaves unread is bounded."""
+    """A connection to one peer. `send` never waits; a peer that does not read is cut off."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, taken: MessageDecoder) -> None:
-        self._reader, self._writer, self._taken = reader, writer, taken
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: MessageDecoder) -> None:
+        self._reader, self._writer, self._decoder = reader, writer, decoder
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.host = str((writer.get_extra_info("peername") or ["?"])[0])
         self.body = b""  # of the last message that had one
-        self._large = 0  # the largest body that was sent, which may still be on its way
-        self.most_body = 0  # bytes that one may have; a stranger's may have none
+        self._largest_body = 0  # the largest body that was sent; it may still be in the write buffer
+        self.max_body = 0  # bytes that a body may have; none before the handshake
 
     async def receive(self) -> Any:
-        """The next message."""
+        """Return the next message. If it has a body, `body` holds it."""
         head_size, body_size = decode_prefix(await self._reader.readexactly(PREFIX.size))
-        message = self._taken.head(await self._reader.readexactly(head_size))
+        message = self._decoder.head(await self._reader.readexactly(head_size))
         if body_size:
-            if not isinstance(message, Join) or body_size > self.most_body:
-                raise WireError(f"A {type(message).__name__} with {body_size} bytes is not taken here.")
+            if not isinstance(message, Join) or body_size > self.max_body:
+                raise WireError(f"A {type(message).__name__} with a body of {body_size} bytes is not accepted here.")
             self.body = await self._reader.readexactly(body_size)
         return message
 
     def send(self, message: Any, body: bytes = b"") -> None:
-        """Send without waiting; a peer that does not read is cut off."""
+        """Send a message without waiting. Cut off a peer that does not read."""
         if self._writer.is_closing():
             return
-        if self._writer.transport.get_write_buffer_size() > MAX_WAITING + self._large:
-            log.warning("a peer at %s does not read; its connection is cut", self.host)
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT + self._largest_body:
+            log.warning("the peer at %s does not read; its connection is cut", self.host)
             self._writer.transport.abort()
             return
-        self._large = max(self._large, len(body))
+        self._largest_body = max(self._largest_body, len(body))
         self._writer.write(encode(message, len(body)) + body)
 
-    @property
-    def is_open(self) -> bool:
-        return not self._writer.is_closing()
-
     def close(self) -> None:
-        """Hang up, when what was sent is out."""
+        """Close the connection after everything that was sent is out."""
         self._writer.close()
 
     async def closed(self) -> None:
-        """Until that is done."""
+        """Wait until `close` has taken effect."""
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
     def abort(self) -> None:
-        """Hang up at once."""
+        """Close the connection at once, and discard what is not out yet."""
         self._writer.transport.abort()

@@ -1,4 +1,4 @@
-"""How a connection is opened: the socket, TLS where it is asked for, and the greeting, within a time."""
+"""Open connections: the socket, TLS if the job uses it, and the handshake, within a time limit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from paceline.serve.wire.frames import Channel, MessageDecoder
 from paceline.serve.wire.tls import Tls, TlsSocket
 
 T = TypeVar("T")
-SECONDS = 10.0  # to connect and to greet
-CALLERS = 4096  # that may wait to be let in, if the system allows so many: who finds no place there waits for seconds
+SECONDS = 10.0  # for the TCP connection, and again for the handshake
+#: How many callers may wait in the listen queue, if the system allows as many. A caller that finds the queue full waits
+#: for seconds until TCP tries again.
+CALLERS = 4096
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to call, and how to prove oneself there."""
+    """The address of a coordinator or a shard, and the secrets that a caller needs there."""
 
     host: str
     port: int
@@ -27,43 +29,45 @@ class Endpoint:
     tls: Tls | None = None
 
     def at(self, host: str, port: int) -> Endpoint:
-        """Another door of the same job; an empty host is this one's."""
+        """Return another endpoint of the same job. An empty host means this endpoint's host."""
         return replace(self, host=host or self.host, port=port)
 
-    def open(self, reader: MessageDecoder) -> tuple[Channel, str]:
-        """A channel that has been greeted, and the server's generation."""
+    def open(self, decoder: MessageDecoder) -> tuple[Channel, str]:
+        """Connect and shake hands. Return the channel and the server's generation."""
         sock = socket.create_connection((self.host, self.port), SECONDS)
         try:
-            channel = _channel(sock, reader, self.tls.calling() if self.tls else None, listening=False)
+            channel = _channel(sock, decoder, self.tls.calling() if self.tls else None, listening=False)
         except ssl.SSLError as error:
-            raise ConnectionError(f"{self.host}:{self.port} was not met over TLS: {error.reason}.") from None
-        return channel, _greeted(channel, lambda: handshake.call(channel, self.token))
+            raise ConnectionError(f"The TLS handshake with {self.host}:{self.port} failed: {error.reason}.") from None
+        return channel, _within_limit(channel, lambda: handshake.call(channel, self.token))
 
 
 def answer(
-    sock: socket.socket, reader: MessageDecoder, token: bytes, generation: str, context: ssl.SSLContext | None
+    sock: socket.socket, decoder: MessageDecoder, token: bytes, generation: str, context: ssl.SSLContext | None
 ) -> Channel:
-    """The listener's side of `Door.open`."""
+    """Shake hands with a caller: the listener's side of `Endpoint.open`."""
     sock.settimeout(SECONDS)
-    channel = _channel(sock, reader, context, listening=True)
-    _greeted(channel, lambda: handshake.listen(channel, token, generation))
+    channel = _channel(sock, decoder, context, listening=True)
+    _within_limit(channel, lambda: handshake.listen(channel, token, generation))
     return channel
 
 
 def _channel(
-    sock: socket.socket, reader: MessageDecoder, context: ssl.SSLContext | None, *, listening: bool
+    sock: socket.socket, decoder: MessageDecoder, context: ssl.SSLContext | None, *, listening: bool
 ) -> Channel:
+    """Wrap a socket in a channel, over TLS if there is a context. Close the socket if that fails."""
     try:
-        return Channel(TlsSocket(sock, context, listening=listening) if context else sock, reader)
+        return Channel(TlsSocket(sock, context, listening=listening) if context else sock, decoder)
     except BaseException:
         sock.close()
         raise
 
 
-def _greeted(channel: Channel, greet: Callable[[], T]) -> T:
+def _within_limit(channel: Channel, shake_hands: Callable[[], T]) -> T:
+    """Run the handshake within the time limit. Close the channel if it fails."""
     try:
         with channel.within(SECONDS):
-            return greet()
+            return shake_hands()
     except BaseException:
         channel.close()
         raise

@@ -1,9 +1,9 @@
-"""The wire: frames of a small typed head and raw bytes. No pickle anywhere.
+"""Frames: a small typed head and raw bytes. There is no pickle anywhere.
 
-A frame is sixteen bytes (magic, version, length of the head, length of the body), a head and a body. The head is one of
-the messages of `messages.py` in MessagePack, checked against its types when it is read. The body is raw tensor bytes.
-Whoever reads a frame says which messages it takes and how long a body may be; both are checked before anything is
-allocated, and a body is received into a buffer that already exists.
+A frame is a prefix of sixteen bytes (magic, version, length of the head, length of the body), a head and a body. The
+head is one of the messages of `messages.py` in MessagePack, checked against its types when it is decoded. The body is
+raw tensor bytes. The receiver says which messages it accepts and how long a body may be. Both are checked before any
+memory is allocated, and a body is received into a buffer that already exists.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ MAGIC = b"pcln"
 VERSION = 1
 PREFIX = struct.Struct("!4sBxHQ")
 MAX_HEAD = 0xFFFF
-CHUNK = 1 << 18  # bytes asked of the kernel at a time
-PIECE = 1 << 22  # bytes of a body sent at a time
+CHUNK = 1 << 18  # bytes requested from the kernel at a time
+SEND_CHUNK = 1 << 22  # bytes of a body sent at a time
 
 
-_TCP_INFO = struct.Struct("=16xI4xI116xII8xQ")  # of Linux's tcp_info: the fields that `_outstanding` needs
+_TCP_INFO = struct.Struct("=16xI4xI116xII8xQ")  # the fields of Linux's tcp_info that `_unacknowledged` reads
 
 
-def _outstanding(sock: Any) -> tuple[int, float]:
-    """Bytes that the peer has not acknowledged, less what one round trip carries, and the rate at which it does.
+def _unacknowledged(sock: Any) -> tuple[int, float]:
+    """Return the unacknowledged bytes, less what one round trip carries, and the delivery rate in bytes per second.
 
-    Nothing where the system does not tell, or the connection is lost: whoever receives over it sees that.
+    Return zeros if the system does not report them or the connection is lost. The receiving side notices a lost
+    connection.
     """
     if not hasattr(socket, "TCP_INFO") or not sys.platform.startswith("linux"):
         return 0, 0.0
@@ -42,30 +43,30 @@ def _outstanding(sock: Any) -> tuple[int, float]:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except OSError:
         return 0, 0.0
-    if len(info) < _TCP_INFO.size:  # a kernel from before 4.9
+    if len(info) < _TCP_INFO.size:  # a kernel older than 4.9
         return 0, 0.0
     mss, unacked, unsent, round_trip, rate = _TCP_INFO.unpack(info)
     return int(mss * unacked + unsent - rate * round_trip * 1e-6), float(rate)
 
 
 class WireError(ConnectionError):
-    """What came over the wire is not what was agreed; the connection is of no use any more."""
+    """The peer broke the protocol. The connection cannot be used any more."""
 
 
 class ConnectionClosed(ConnectionError):
-    """The connection is lost, though nothing wrong was said."""
+    """The connection is lost, but the peer did not break the protocol."""
 
 
 def encode(message: msgspec.Struct, body_size: int = 0) -> bytes:
-    """A frame up to its body."""
+    """Return a frame up to its body: the prefix and the head."""
     head = msgspec.msgpack.encode(message)
     if len(head) > MAX_HEAD:
-        raise WireError(f"A {type(message).__name__} of {len(head)} bytes does not fit into a head.")
+        raise WireError(f"A {type(message).__name__} of {len(head)} bytes exceeds the limit of {MAX_HEAD} for a head.")
     return PREFIX.pack(MAGIC, VERSION, len(head), body_size) + head
 
 
 def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """The lengths of head and body that a frame's first sixteen bytes announce."""
+    """Return the lengths of the head and of the body that a frame's first sixteen bytes announce."""
     magic, version, head_size, body_size = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise WireError("The peer does not speak paceline's protocol.")
@@ -75,7 +76,7 @@ def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
 
 
 class MessageDecoder:
-    """Decodes heads of the messages that are taken here, and no others."""
+    """Decodes the heads of the messages that one side of a conversation accepts, and refuses all others."""
 
     def __init__(self, messages: Any) -> None:
         """`messages`: a union of tagged msgspec structs."""
@@ -83,16 +84,17 @@ class MessageDecoder:
         self._decoder = msgspec.msgpack.Decoder(messages)
 
     def head(self, data: bytes | bytearray | memoryview) -> Any:
+        """Return the message that a head encodes. Raise WireError if it is not one of the accepted messages."""
         try:
             return self._decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
-            raise WireError(f"The peer sent a message that is not taken here: {error}.") from None
+            raise WireError(f"The peer sent a message that is not accepted here: {error}.") from None
 
 
 class PiecedBody:
-    """A body that is sent in pieces, and may be exchanged for a copy of itself in between.
+    """A body that is sent in chunks, and may be replaced by a copy of itself between two chunks.
 
-    The lock is held while a piece is copied out, and never while anybody waits.
+    A thread holds the lock while it copies a chunk to the kernel, and never while it waits.
     """
 
     def __init__(self, rest: memoryview) -> None:
@@ -103,11 +105,11 @@ class PiecedBody:
 class Channel:
     """Frames over a blocking socket. One thread may send while another receives."""
 
-    def __init__(self, sock: Any, reader: MessageDecoder) -> None:
+    def __init__(self, sock: Any, decoder: MessageDecoder) -> None:
         """`sock`: a socket.socket or a TlsSocket."""
         self._socket = sock
         self._is_plain = isinstance(sock, socket.socket)
-        self._reader = reader
+        self._decoder = decoder
         self._prefix = bytearray(PREFIX.size)
         self._deadline: float | None = None
         self._timeout: float | None = None
@@ -115,25 +117,25 @@ class Channel:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: msgspec.Struct, body: memoryview | None = None) -> None:
-        """Send a frame; a body goes out as it lies in memory."""
+        """Send a frame. The body is sent from where it is in memory, without a copy."""
         head = encode(message, len(body) if body is not None else 0)
         if body is None:
             self._socket.sendall(head)
             return
         if self._is_plain:  # in one call, or the head would be a packet of its own
-            sent = self._socket.sendmsg((head, body[:PIECE]))
-            if sent < len(head):  # a full buffer took no more of it in time
+            sent = self._socket.sendmsg((head, body[:SEND_CHUNK]))
+            if sent < len(head):  # the kernel took only a part of it before its timeout
                 self._socket.sendall(head[sent:])
             body = body[max(0, sent - len(head)) :]
         else:
             self._socket.sendall(head)
-        for start in range(0, len(body), PIECE):  # a timeout is one of a piece, however much there is to send
-            self._socket.sendall(body[start : start + PIECE])
+        for start in range(0, len(body), SEND_CHUNK):  # in chunks, so that a timeout applies to each and not to all
+            self._socket.sendall(body[start : start + SEND_CHUNK])
 
     def send_pieces(self, message: msgspec.Struct, body: PiecedBody, sent: Callable[[int], None] | None = None) -> None:
-        """Send a frame whose body may be exchanged for a copy of itself while it is being sent.
+        """Send a frame whose body may be replaced by a copy of itself meanwhile.
 
-        sent: is told how many bytes more are out, as they go.
+        sent: called with the number of bytes that each chunk has sent.
         """
         self._socket.sendall(encode(message, len(body.rest)))
         poll = select.poll()
@@ -144,7 +146,7 @@ class Channel:
                 poll.poll()
                 with body.lock:
                     try:
-                        size = self._socket.send(body.rest[:PIECE])
+                        size = self._socket.send(body.rest[:SEND_CHUNK])
                     except BlockingIOError:
                         continue
                     body.rest = body.rest[size:]
@@ -155,7 +157,7 @@ class Channel:
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """All that is received in here must come within so many seconds: TimeoutError."""
+        """Raise TimeoutError if everything received inside this block takes longer than this in all."""
         self._deadline = time.monotonic() + seconds
         try:
             yield
@@ -164,18 +166,18 @@ class Channel:
             self._socket.settimeout(None if self._is_plain else self._timeout)
 
     def limit_silence(self, seconds: float) -> None:
-        """From now on, silence for so long is an OSError."""
+        """From now on, raise OSError if a send or a receive makes no progress for this long."""
         self._timeout = seconds
         if not self._is_plain:
             self._socket.settimeout(seconds)
             return
-        # The kernel's own, and not Python's, which would wake for every packet to see whether it is in time.
+        # The kernel's timeouts. Python's own timeout would wake this thread for every packet.
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def limit_cut(self, seconds: float) -> None:
-        """A connection over which nothing gets through for about so long ends with an error, though nobody sends."""
+        """Have the kernel end the connection when the link is dead for about this long, even if nobody sends."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         pause = max(1, int(seconds / 4))
         for option, value in (
@@ -184,21 +186,22 @@ class Channel:
             ("TCP_KEEPCNT", 3),
             ("TCP_USER_TIMEOUT", max(1, int(seconds * 1000))),
         ):
-            if hasattr(socket, option):  # not everywhere
+            if hasattr(socket, option):  # not every system has all of them
                 self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
     def hold_little_back(self, size: int) -> None:
-        """No more than about so many bytes wait in the kernel to be sent: what counts as sent is on its way."""
+        """Let at most about `size` unsent bytes wait in the kernel, so that sent bytes are really on their way."""
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 
     def drain(self, size: int) -> None:
-        """Until the peer has all that was sent but for about so many bytes, and what is on its way anyhow.
+        """Wait until the peer has everything that was sent, except about `size` bytes and one round trip's worth.
 
-        The kernel takes far more than the link carries, and would carry it beside what is sent to somebody else next.
+        The kernel buffers far more than the link carries. Without this wait, the buffered bytes would compete with the
+        bytes that are sent to another peer next.
         """
         while True:
-            waiting, rate = _outstanding(self._socket)
+            waiting, rate = _unacknowledged(self._socket)
             if waiting <= size:
                 return
             time.sleep(min(max((waiting - size) / rate, 3e-4), 2e-3) if rate else 1e-3)
@@ -206,56 +209,58 @@ class Channel:
     def receive(
         self, into: Callable[[Any, int], memoryview] | None = None, seen: Callable[[int], None] | None = None
     ) -> Any:
-        """The next message. If it has a body, `into(message, size)` says where it goes; it may refuse by WireError.
+        """Return the next message.
 
-        seen: is told how many bytes of the body are there, as they come.
+        into: called as into(message, size) if the message has a body. It returns the buffer to receive the body into,
+        or raises WireError to refuse it. seen: called with the number of bytes of the body received so far.
         """
         self._fill(memoryview(self._prefix), start=True)
         head_size, body_size = decode_prefix(self._prefix)
         head = bytearray(head_size)
         self._fill(memoryview(head))
-        message = self._reader.head(head)
+        message = self._decoder.head(head)
         if body_size:
             if into is None:
-                raise WireError(f"A {type(message).__name__} has no body, and the peer announced {body_size} bytes.")
-            place = into(message, body_size)
-            if len(place) != body_size:
+                raise WireError(f"A {type(message).__name__} has no body, but the peer announced {body_size} bytes.")
+            buffer = into(message, body_size)
+            if len(buffer) != body_size:
                 name = type(message).__name__
-                raise WireError(f"A {name} of {len(place)} bytes was expected, and the peer announced {body_size}.")
-            self._fill(place, seen=seen)
+                raise WireError(f"A {name} of {len(buffer)} bytes was expected, but the peer announced {body_size}.")
+            self._fill(buffer, seen=seen)
         return message
 
-    def _fill(self, place: memoryview, start: bool = False, seen: Callable[[int], None] | None = None) -> None:
-        size = len(place)
-        while len(place):
+    def _fill(self, buffer: memoryview, start: bool = False, seen: Callable[[int], None] | None = None) -> None:
+        """Receive until the buffer is full. start: is this the start of a frame?"""
+        size = len(buffer)
+        while len(buffer):
             if self._deadline is not None:
                 left = self._deadline - time.monotonic()
                 if left <= 0:
                     raise TimeoutError("timed out")
                 self._socket.settimeout(left)
-            if self._is_plain and self._deadline is None:  # all that is asked for, or what there is before an end
-                count = self._socket.recv_into(place, min(len(place), CHUNK), socket.MSG_WAITALL)
+            if self._is_plain and self._deadline is None:  # MSG_WAITALL: return only with all bytes, or at the end
+                count = self._socket.recv_into(buffer, min(len(buffer), CHUNK), socket.MSG_WAITALL)
             else:
-                count = self._socket.recv_into(place, min(len(place), CHUNK))
+                count = self._socket.recv_into(buffer, min(len(buffer), CHUNK))
             if count == 0:
-                if start and len(place) == PREFIX.size:
+                if start and len(buffer) == PREFIX.size:
                     raise ConnectionClosed("The peer has closed the connection.")
-                raise ConnectionClosed("The connection was cut in the midst of a message.")
-            place, start = place[count:], False
+                raise ConnectionClosed("The connection was cut in the middle of a message.")
+            buffer, start = buffer[count:], False
             if seen:
-                seen(size - len(place))
+                seen(size - len(buffer))
 
     def finish(self) -> None:
-        """Say that nothing more will be sent. What the peer still sends can be received."""
+        """Tell the peer that nothing more will be sent. Receiving is still possible."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def cut(self) -> None:
-        """End the connection; a thread that waits in it wakes with an error, and may close it."""
+        """End the connection. A thread that waits in it wakes with an error, and may close the channel."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection and let go of it."""
+        """End the connection and release the socket."""
         self.cut()
         self._socket.close()

@@ -1,6 +1,6 @@
-"""TLS, where it is asked for: the server shows a certificate, and if the server was given a CA, so does every peer.
+"""Optional TLS: the server shows a certificate. If the server was given a CA, every peer must show one too.
 
-Who may take part is decided by the job's own CA and token, so a certificate need not name the host it is used on.
+The job's own CA and token decide who may take part. So a certificate need not name the host that uses it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-PIECE = 1 << 18  # bytes encrypted at a time; in between the other direction gets its chance
+ENCRYPT_CHUNK = 1 << 18  # bytes encrypted at a time; between two chunks the other direction gets the lock
 CERT, KEY, CA = "PACELINE_TLS_CERT", "PACELINE_TLS_KEY", "PACELINE_TLS_CA"
 
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM format. A server needs `cert` and `key`; a peer needs `ca`, and where the server asks, its own."""
+    """Paths of PEM files. A server needs `cert` and `key`. A peer needs `ca`, and all three for mutual TLS."""
 
     cert: str | None = None
     key: str | None = None
@@ -29,18 +29,18 @@ class Tls:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> Tls | None:
-        """What the variables PACELINE_TLS_CERT, _KEY and _CA say; None if they say nothing."""
+        """Return the files that PACELINE_TLS_CERT, _KEY and _CA name, or None if none of them is set."""
         known = os.environ if variables is None else variables
         tls = cls(known.get(CERT), known.get(KEY), known.get(CA))
         return tls if tls != cls() else None
 
     def as_environment(self) -> dict[str, str]:
-        """The same, for a process that is started."""
+        """Return the environment variables that give a child process the same files."""
         named = {CERT: self.cert, KEY: self.key, CA: self.ca}
         return {name: os.path.abspath(path) for name, path in named.items() if path}
 
     def listening(self) -> ssl.SSLContext:
-        """For whoever listens."""
+        """Return an SSL context for the listening side."""
         if not self.cert or not self.key:
             raise ValueError("TLS needs a certificate and its key: give --tls-cert and --tls-key.")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -51,12 +51,12 @@ class Tls:
         return context
 
     def calling(self) -> ssl.SSLContext:
-        """For whoever calls."""
+        """Return an SSL context for the calling side."""
         if not self.ca:
             raise ValueError("TLS needs the CA that signed the server's certificate: give --tls-ca.")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the CA is the job's own
+        context.check_hostname = False  # the job's own CA decides, not the name
         self._load(context)
         return context
 
@@ -72,37 +72,37 @@ class Tls:
 
 
 class TlsSocket:
-    """As a blocking socket, but one thread may send while another receives, which OpenSSL itself does not bear."""
+    """A blocking TLS socket that one thread may send on while another receives. OpenSSL alone does not allow that."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, listening: bool) -> None:
-        """Shakes hands, within the socket's timeout."""
+        """Run the TLS handshake, within the socket's timeout."""
         self._ssl = context.wrap_socket(sock, server_side=listening)
         self._timeout = self._ssl.gettimeout()
         self._ssl.setblocking(False)
         self._lock = threading.Lock()
 
-    def recv_into(self, place: memoryview, count: int = 0) -> int:
-        return int(self._patiently(lambda: self._ssl.recv_into(place, count or len(place))))
+    def recv_into(self, buffer: memoryview, count: int = 0) -> int:
+        return int(self._retry_when_ready(lambda: self._ssl.recv_into(buffer, count or len(buffer))))
 
     def send(self, data: memoryview) -> int:
-        """Send some of it, without waiting: BlockingIOError if none can be sent now."""
+        """Send a part of the data without waiting. Raise BlockingIOError if nothing can be sent now."""
         with self._lock:
             try:
-                return self._ssl.send(data[:PIECE])
+                return self._ssl.send(data[:ENCRYPT_CHUNK])
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 raise BlockingIOError from None
 
     def sendall(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         while len(rest):
-            piece = rest[:PIECE]  # the same one again after a wait: OpenSSL insists on it
-            rest = rest[self._patiently(lambda piece=piece: self._ssl.send(piece)) :]
+            chunk = rest[:ENCRYPT_CHUNK]  # OpenSSL requires the same chunk again after a wait
+            rest = rest[self._retry_when_ready(lambda chunk=chunk: self._ssl.send(chunk)) :]
 
     def settimeout(self, seconds: float | None) -> None:
         self._timeout = seconds
 
     def setblocking(self, blocking: bool) -> None:
-        """It blocks in `recv_into` and `sendall`, and never in `send`."""
+        """Do nothing: `recv_into` and `sendall` always block, and `send` never does."""
 
     def setsockopt(self, *option: Any) -> None:
         self._ssl.setsockopt(*option)
@@ -114,13 +114,14 @@ class TlsSocket:
         return self._ssl.fileno()
 
     def shutdown(self, how: int) -> None:
-        # Not SSLSocket's own, which forgets its TLS state and would go on in the clear.
+        # SSLSocket.shutdown discards the TLS state, and would continue in the clear.
         socket.socket.shutdown(self._ssl, how)
 
     def close(self) -> None:
         self._ssl.close()
 
-    def _patiently(self, do: Any) -> Any:
+    def _retry_when_ready(self, do: Any) -> Any:
+        """Return do(). Where it needs the socket to be readable or writable, wait without the lock and retry."""
         while True:
             with self._lock:
                 try:
@@ -132,7 +133,7 @@ class TlsSocket:
                 except ssl.SSLEOFError:
                     return 0
             poll = select.poll()
-            with contextlib.suppress(ValueError):  # closed by another thread: the next try says so
+            with contextlib.suppress(ValueError):  # closed by another thread: the next attempt raises
                 poll.register(self._ssl, wanted)
                 if not poll.poll(None if self._timeout is None else self._timeout * 1000):
                     raise TimeoutError("timed out")

@@ -1,4 +1,4 @@
-"""A worker's side of the wire, over flat buffers: it knows no tensor library.
+"""A worker's client for the wire protocol. It works on flat buffers, and needs no tensor library.
 
 client = Client(("127.0.0.1", 7000), description, token)
 granted = client.begin(weights)                       # join, and pull the model into `weights`
@@ -7,8 +7,9 @@ while training:
     granted = client.exchange(gradient, weights, ...) # push it, wait for the Grant, pull the model
 client.close()
 
-It survives what can be survived. A lost connection comes back by itself. If the worker was given up meanwhile, or the
-server has restored a checkpoint, it joins again: a new life begins, and what was on its way is lost, but never half.
+The client reopens a lost connection by itself. If the worker was given up meanwhile, or the server has restored a
+checkpoint, the client joins again. A new incarnation begins then. An update that was on its way is lost, but it is
+never applied in part.
 """
 
 from __future__ import annotations
@@ -20,16 +21,10 @@ from collections.abc import Sequence
 
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import WireError
-from paceline.serve.wire.messages import (
-    GradientReady,
-    GradientStarted,
-    GrantIteration,
-    ReportMetric,
-    RequestSamples,
-    SampleRange,
-)
+from paceline.serve.wire.messages import GrantIteration, ReportMetric, RequestSamples, SampleRange
 from paceline.serve.wire.tls import Tls
-from paceline.serve.worker.incarnation import PARTING, Incarnation
+from paceline.serve.worker.gradient import OutgoingGradient
+from paceline.serve.worker.incarnation import LEAVE_SECONDS, Incarnation
 from paceline.serve.worker.streamed_exchange import Backward
 from paceline.serve.worker.transfers import IncarnationOver, Refusal, retry_pauses
 
@@ -37,7 +32,7 @@ __all__ = ["Client", "Refusal"]
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 60.0  # seconds for which a server that cannot be reached is called again
+PATIENCE = 60.0  # seconds for which a worker retries to reach its server
 
 
 class Client:
@@ -53,11 +48,14 @@ class Client:
         tls: Tls | None = None,
         patience: float = PATIENCE,
     ) -> None:
-        """description: of the model; empty where the server has no shards, and only paces."""
+        """description: of the model, as JSON; empty if the server has no shards and only coordinates.
+
+        patience: seconds for which the worker retries to reach the server or a shard.
+        """
         self._endpoint = Endpoint(*address, token, tls)
         self._description, self._patience = description, patience
-        self.joins = 1  # how often this worker has joined; samples taken in an earlier life are not its own any more
-        self._taken = 0  # number of the last samples asked for
+        self.joins = 1  # how often this worker has joined; samples of an earlier incarnation belong to others now
+        self._taken = 0  # number of the last request for samples
         self._weights: memoryview = memoryview(b"")
         self._numbered = worker is not None
         self._incarnation = self._join(worker)
@@ -69,22 +67,22 @@ class Client:
 
     @property
     def mixes(self) -> bool:
-        """Does the policy mix models? Then this worker makes its own steps, and pushes weights instead of gradients."""
+        """Whether the policy mixes models. Then this worker makes its own steps and pushes weights, not gradients."""
         return self._incarnation.welcome.mixes
 
     @property
     def streamed(self) -> bool:
-        """Is each piece of an update applied and returned as it comes?"""
+        """Whether the shards apply and return each piece of an update as it arrives."""
         return self._incarnation.welcome.streamed
 
     @property
     def version(self) -> int:
-        """Of the model that was last pulled."""
+        """The version of the model that was last pulled."""
         return self._incarnation.version
 
     @property
     def pull_seconds(self) -> float:
-        """What the last pull took, from asking to the last byte."""
+        """The duration of the last pull, from the request to the last byte."""
         return self._incarnation.pull_seconds
 
     @property
@@ -94,7 +92,10 @@ class Client:
         return self._incarnation.granted
 
     def begin(self, weights: memoryview) -> GrantIteration:
-        """Take part: pull the model when the policy lets this worker go. If nobody has, give the first weights."""
+        """Wait for the first Grant, and pull the model into `weights`.
+
+        If the model has no weights yet, the coordinator may ask this worker for them. Then it sends `weights`.
+        """
         return self.go_on(weights)
 
     def go_on(self, weights: memoryview) -> GrantIteration:
@@ -121,26 +122,23 @@ class Client:
     ) -> GrantIteration:
         """Push a gradient, wait for the Grant, and pull the model into `weights`.
 
-        taken: the numbers of the samples (`take`) that the gradient was computed from.
-        dtype: what the gradient's bytes are: float32, bfloat16 or float16.
-        backward: the gradient is still being computed; how long that took, and the loss, it tells then.
+        taken: the numbers of the sample ranges (`take`) that the gradient was computed from.
+        dtype: of the gradient's elements: float32, bfloat16 or float16.
+        backward: the backward pass that is still computing the gradient. It tells how long it took, and the loss.
         """
-
-        def ready(iteration: int, version: int) -> GradientReady:
-            seconds, known = backward.outcome() if backward else (compute_seconds, loss)
-            return GradientReady(iteration, version, batch_size, seconds, known, tuple(taken))
-
-        soon = GradientStarted(self.granted.iteration, self.version, batch_size) if backward else None
+        outgoing = OutgoingGradient(
+            gradient, tuple(rates), dtype, batch_size, compute_seconds, loss, tuple(taken), backward
+        )
         try:
-            self._incarnation.answer(ready, gradient, weights, rates, dtype, soon, backward)
+            self._incarnation.push(outgoing, weights)
         except IncarnationOver:
             self._join_again()
         return self.go_on(weights)
 
     def take(self, count: int, size: int, epochs: int) -> SampleRange:
-        """Samples to train on, now or later; an empty range when there are no more.
+        """Return samples to train on, now or later; an empty range if there are no more.
 
-        If `joins` has gone up meanwhile, the model was pulled anew, and earlier samples and gradients are void.
+        If `joins` has increased meanwhile, the model was pulled again, and earlier samples and gradients are void.
         """
         while True:
             self._taken += 1
@@ -151,10 +149,10 @@ class Client:
                 self.go_on(self._weights)
 
     def finish(self, weights: memoryview) -> bool:
-        """Take no more part in the training; wait until the others are done too, and pull the last model.
+        """Stop training, wait until the other workers have finished too, and pull the last model.
 
-        False if the server went back to a checkpoint meanwhile. There may be samples to train on again (`take`); who
-        calls this again instead leaves them to others.
+        Return False if the server has restored a checkpoint meanwhile. Then there may be samples to train on again
+        (`take`). A caller that calls `finish` again instead leaves them to other workers.
         """
         while True:
             try:
@@ -166,31 +164,31 @@ class Client:
                     self._join_again()
                 except Refusal:
                     raise
-                except ConnectionError as error:  # given up while it waited, and the others have ended the job
-                    log.warning("The last model was not pulled, it is in the server's checkpoint: %s", error)
+                except ConnectionError as error:  # given up while it waited; the other workers have ended the job
+                    log.warning("The last model was not pulled. It is in the server's checkpoint. %s", error)
                     return True
                 if self._incarnation.generation != generation:
                     self.go_on(weights)
                     return False
 
     def measured(self, kind: str, value: float) -> None:
-        """Tell the policy, and whoever watches, what was measured: an accuracy, a validation loss."""
+        """Report a metric, such as an accuracy or a validation loss, to the policy and to observers."""
         self._incarnation.measured(ReportMetric(kind, value))
 
     def close(self) -> None:
-        """Leave the job. One who may not have been heard comes back to say so again, or it would be waited for."""
+        """Leave the job. If the server may not know, join once more and leave, so that it does not wait."""
         if not self._incarnation.leave():
             with contextlib.suppress(OSError):
-                self._join(self.worker, PARTING, self._incarnation.generation).leave()
+                self._join(self.worker, LEAVE_SECONDS, self._incarnation.generation).leave()
 
     def _join_again(self) -> None:
         worker = self.worker if self._numbered else None
-        self._incarnation.end(WireError("This life is over."))
+        self._incarnation.end(WireError("This incarnation is over."))
         self._incarnation = self._join(worker)
         self.joins += 1
 
     def _join(self, worker: int | None, patience: float | None = None, generation: str | None = None) -> Incarnation:
-        """Join; a server that is not there yet, or not there again, is called for a while."""
+        """Join the job. Retry for a while if the server cannot be reached yet, or has to restart."""
         lost: OSError | None = None
         for pause in retry_pauses(self._patience if patience is None else patience):
             try:
@@ -200,7 +198,7 @@ class Client:
             except OSError as error:
                 if lost is None:
                     where, seconds = f"{self._endpoint.host}:{self._endpoint.port}", self._patience
-                    log.warning("There is no server at %s (%s); it is called for %.0f s.", where, error, seconds)
+                    log.warning("There is no server at %s (%s). Retrying for %.0f s.", where, error, seconds)
                 lost = error
                 time.sleep(pause)
         raise WireError(f"The server at {self._endpoint.host}:{self._endpoint.port} cannot be reached: {lost}.")

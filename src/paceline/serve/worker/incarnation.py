@@ -1,7 +1,8 @@
 """One incarnation of a worker, from its Welcome until it leaves: threads and sockets around a WorkerState.
 
-A lost connection does not end it. The control connection comes back within the lease with Resume, and both sides
-repeat what was not answered. It ends by the server's word: Expelled, which a server of another generation says too.
+A lost connection does not end an incarnation. The worker opens a new control connection within its lease and sends
+Resume, and then both sides repeat what was not answered. The server ends an incarnation with Expelled; a server of
+another generation does so too.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from paceline.job.worker import WorkerState
 from paceline.serve.wire.endpoint import Endpoint
-from paceline.serve.wire.frames import MessageDecoder, WireError
+from paceline.serve.wire.frames import Channel, MessageDecoder, WireError
 from paceline.serve.wire.messages import (
     Accepted,
     CancelIteration,
@@ -23,25 +25,21 @@ from paceline.serve.wire.messages import (
     Excluded,
     Expelled,
     FinishTraining,
-    GradientReady,
-    GradientStarted,
     GrantIteration,
     Heartbeat,
-    Join,
     Leave,
     ProvideWeights,
-    Push,
     PushNow,
     Refused,
     ReportMetric,
     RequestSamples,
-    Resume,
     Resumed,
     SampleRange,
     TrainingFinished,
     Welcome,
 )
-from paceline.serve.worker.streamed_exchange import Backward
+from paceline.serve.worker import control
+from paceline.serve.worker.gradient import OutgoingGradient
 from paceline.serve.worker.transfers import Ending, IncarnationOver, Refusal, Transfers, raise_if_over, retry_pauses
 
 log = logging.getLogger(__name__)
@@ -64,8 +62,7 @@ FROM_COORDINATOR = MessageDecoder(
     | Heartbeat
     | Leave
 )
-CUT_SECONDS = 30.0  # a connection over which nothing gets through for so long, before a lease is agreed on, is lost
-PARTING = 5.0  # seconds to wait for the server's answer when we have said that we leave
+LEAVE_SECONDS = 5.0  # to wait for the answer to Leave
 
 
 class Incarnation:
@@ -74,34 +71,32 @@ class Incarnation:
     def __init__(
         self, endpoint: Endpoint, description: bytes, worker: int | None, patience: float, generation: str | None = None
     ) -> None:
-        """Joins; if a generation is given, only that one's server.
+        """Join the job. Raise IncarnationOver if the server is not of the given generation.
 
-        patience: seconds for which a server that cannot be reached is called again.
+        patience: seconds for which the worker retries to reach the server or a shard.
         """
         self._endpoint, self._patience = endpoint, patience
         self.version = 0  # of the model that was last pulled
-        self.pull_seconds = 0.0  # that it took
-        self.granted: GrantIteration | None = None  # the last one that was taken
+        self.pull_seconds = 0.0  # that the last pull took
+        self.granted: GrantIteration | None = None  # the Grant under which the worker runs
         self._control, self.generation = endpoint.open(FROM_COORDINATOR)
         try:
             if generation not in (None, self.generation):
                 raise IncarnationOver("The server is of another generation.")
-            self._control.limit_cut(CUT_SECONDS)  # the Welcome may take long; a dead link must not be waited for
-            self._control.send(Join(worker), memoryview(description))
-            self.welcome: Welcome = self._expect(Welcome)
+            self.welcome = control.join(self._control, worker, description)
         except BaseException:
             self._control.close()
             raise
         lease = self.welcome.lease
-        self._control.limit_silence(lease)  # the server answers every Beat
+        self._control.limit_silence(lease)  # the server answers every Heartbeat
         self._ending = Ending()
         self._transfers = Transfers(endpoint, self.welcome, self.generation, patience, self._ending)
         self._state = WorkerState()
-        self._news = threading.Condition()  # guards the state; notified when something was heard
+        self._news = threading.Condition()  # guards the state; notified when a message has arrived
         self._sending = threading.Lock()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-        threading.Thread(target=self._beat, args=(lease / 3,), daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, args=(lease / 3,), daemon=True).start()
 
     @property
     def exclusion(self) -> str:
@@ -109,7 +104,10 @@ class Incarnation:
         return self._state.exclusion
 
     def go_on(self, weights: memoryview) -> GrantIteration:
-        """Wait for the next Grant, and pull the model into `weights`. If asked to, give them first."""
+        """Wait for the next Grant, and pull the model into `weights`.
+
+        If the coordinator asks this worker for the initial weights, send `weights` to the shards first.
+        """
         state = self._state
         while True:
             self._await(lambda: state.gives or state.is_granted)
@@ -118,7 +116,7 @@ class Incarnation:
                 granted: GrantIteration | None = None if gives else state.take_grant()
             if granted:
                 break
-            self._transfers.begin(weights)
+            self._transfers.send_initial_weights(weights)
         if granted.pull:
             began = time.perf_counter()
             self.version = self._transfers.pull(granted.version, weights, granted.expected)
@@ -128,77 +126,91 @@ class Incarnation:
         self.granted = granted
         return granted
 
-    def answer(
-        self,
-        ready: Callable[[int, int], GradientReady],
-        gradient: memoryview,
-        weights: memoryview,
-        rates: Sequence[float],
-        dtype: str,
-        soon: GradientStarted | None = None,
-        backward: Backward | None = None,
-    ) -> None:
-        """Say that the gradient is there (`ready(iteration, version)`), and push it when it is our turn.
+    def push(self, gradient: OutgoingGradient, weights: memoryview) -> None:
+        """Announce a gradient to the coordinator, and push it to the shards when it is this worker's turn.
 
-        Streamed, what comes back for it is in `weights` then. backward: the gradient is still being computed.
+        Both paths send GradientReady exactly once, even if the iteration was cancelled, so that the samples of the
+        gradient can be reassigned. Where updates are streamed, `weights` then hold the pieces that the shards returned.
         """
-        assert self.granted is not None
-        iteration = self.granted.iteration
-        said = False
-
-        def computed() -> None:
-            """Say so, once: also of an iteration that is cancelled, since its samples are to be given to others."""
-            nonlocal said
-            if not said:
-                said = True
-                self._say(self._state.tell_ready, ready(iteration, self.version))
-
-        if soon:
-            if backward:
-                self._transfers.await_first_piece(backward)
-            self._say(self._state.announce, soon)
+        if self.welcome.streamed:
+            self._push_streamed(gradient, weights)
         else:
-            computed()
-        if self._may_push(iteration):
-            if self.welcome.streamed:
-                self._transfers.stream(iteration, gradient, weights, tuple(rates), dtype, backward, computed)
-            else:
-                if backward:
-                    backward.wait(0)
-                computed()
-                self._transfers.push(Push(iteration, tuple(rates), dtype), gradient)
-        computed()
+            self._push_whole(gradient)
 
-    def take(self, want: RequestSamples) -> SampleRange:
-        """Samples to train on."""
-        self._say(self._state.request, want)
-        given: SampleRange = self._await(lambda: self._state.take_given(want.number))
+    def _push_whole(self, gradient: OutgoingGradient) -> None:
+        """Push the gradient when all of it is computed."""
+        if gradient.backward is None:
+            self._announce_ready(gradient)
+            is_turn = self._await_turn()
+        else:
+            self._announce_started(gradient)
+            is_turn = self._await_turn()
+            gradient.backward.wait(0)
+            self._announce_ready(gradient)
+        if is_turn:
+            self._transfers.push(self._iteration, gradient)
+
+    def _push_streamed(self, gradient: OutgoingGradient, weights: memoryview) -> None:
+        """Push each piece of the gradient as soon as it is computed."""
+        if gradient.backward is None:
+            self._announce_ready(gradient)
+            receiving = self._stream_in_turn(gradient, weights)
+        else:
+            self._announce_started(gradient)
+            receiving = self._stream_in_turn(gradient, weights)
+            self._announce_ready(gradient)  # before the pieces are back: the coordinator may be waiting for it
+        for future in receiving:
+            future.result()
+
+    def _stream_in_turn(self, gradient: OutgoingGradient, weights: memoryview) -> list[Future[None]]:
+        """Send the pieces of a gradient when it is this worker's turn. Return what `Transfers.stream` returns."""
+        return self._transfers.stream(self._iteration, gradient, weights) if self._await_turn() else []
+
+    def _announce_started(self, gradient: OutgoingGradient) -> None:
+        """Tell the coordinator that a gradient is being computed, once its first piece can be pushed."""
+        assert gradient.backward is not None
+        self._transfers.await_first_piece(gradient.backward)
+        self._say(self._state.announce, gradient.started(self._iteration, self.version))
+
+    def _announce_ready(self, gradient: OutgoingGradient) -> None:
+        """Tell the coordinator that a gradient is computed, once it is."""
+        self._say(self._state.tell_ready, gradient.ready(self._iteration, self.version))
+
+    @property
+    def _iteration(self) -> int:
+        assert self.granted is not None
+        return self.granted.iteration
+
+    def take(self, request: RequestSamples) -> SampleRange:
+        """Request samples to train on, and wait for them."""
+        self._say(self._state.request, request)
+        given: SampleRange = self._await(lambda: self._state.take_given(request.number))
         return given
 
     def finish(self, weights: memoryview) -> None:
-        """Wait until the others are done too, and pull the last model."""
+        """Wait until the other workers have finished too, and pull the last model."""
         if self._state.last_version is None:
             self._say(self._state.finish, FinishTraining())
             self._await(lambda: self._state.last_version is not None)
         assert self._state.last_version is not None
         self.version = self._transfers.pull(self._state.last_version, weights)
 
-    def measured(self, measured: ReportMetric) -> None:
-        """Tell what was measured. It is not said twice: lost with its connection, it is lost."""
-        self._send([measured])
+    def measured(self, metric: ReportMetric) -> None:
+        """Send a metric to the coordinator once. It is lost if the connection is lost."""
+        self._send([metric])
 
     def leave(self) -> bool:
-        """Say good-bye. False if the server may not have heard it, and waits for this worker to come back."""
+        """Leave the job. Return False if the server may not know, and waits for this worker to come back."""
         if self._ending.error is not None:
             return not isinstance(self._ending.error, IncarnationOver)
         self._ending.over.set()
         self._say(self._state.leave, Leave())
-        self._listener.join(PARTING)
+        self._listener.join(LEAVE_SECONDS)
         self.end(WireError("This worker has left."))
         return self._state.has_parted
 
     def end(self, error: ConnectionError) -> None:
-        """Whatever waits here wakes with this error."""
+        """End this incarnation. Every thread that waits in it wakes with the error."""
         with self._news:
             if self._ending.error is None:
                 self._ending.error = error
@@ -207,49 +219,46 @@ class Incarnation:
         self._control.close()
         self._transfers.close()
 
-    # The coordinator
-
-    def _expect(self, kind: type) -> Any:
-        message = self._control.receive()
-        raise_if_over(message)
-        if not isinstance(message, kind):
-            raise WireError(f"The server answered with {type(message).__name__} instead of {kind.__name__}.")
-        return message
+    # The control connection
 
     def _say(self, note: Callable[[Any], list[Any]], message: Any) -> None:
-        """Say something that is said again on a new connection until it is answered. note: has the state know."""
+        """Send a message that is repeated on a new connection until it is answered.
+
+        note: the method of the state that takes note of the message.
+        """
         with self._news:
             messages = note(message)
         self._send(messages)
 
     def _send(self, messages: list[Any]) -> None:
-        with self._sending, contextlib.suppress(OSError):  # the listener sees it too, and comes back
+        with self._sending, contextlib.suppress(OSError):
             for message in messages:
                 self._control.send(message)
             return
-        self._control.cut()
+        self._control.cut()  # the listener notices, and reconnects
 
     def _await(self, found: Callable[[], T]) -> T:
-        """Wait until this is true, and return it. If the incarnation ends before, raise its error."""
+        """Wait until `found` returns something true, and return that. Raise the error if the incarnation ends."""
         with self._news:
             while not (value := found()):
                 self._ending.check()
                 self._news.wait()
             return value
 
-    def _may_push(self, iteration: int) -> bool:
-        """True when it is our turn; False if the iteration is over."""
-        state = self._state
+    def _await_turn(self) -> bool:
+        """Wait until the gradient may be pushed. Return False if its iteration is over."""
+        state, iteration = self._state, self._iteration
         if not self.welcome.gated:
             return not state.is_over(iteration)
         self._await(lambda: state.turn(iteration) != "later")
         return state.turn(iteration) == "now"
 
-    def _beat(self, pause: float) -> None:
+    def _send_heartbeats(self, pause: float) -> None:
         while not self._ending.over.wait(pause):
             self._say(self._state.beat, Heartbeat())
 
     def _listen(self) -> None:
+        """Receive the coordinator's messages until the incarnation ends."""
         while True:
             try:
                 message = self._control.receive()
@@ -260,18 +269,18 @@ class Incarnation:
                 if self._ending.over.is_set():
                     return None
                 try:
-                    self._come_back(error)
+                    self._reconnect(error)
                 except ConnectionError as final:
                     return self.end(final)
                 continue
             with self._news:
-                self._take_in(message)
+                self._handle(message)
                 self._news.notify_all()
             if isinstance(message, Leave):
                 return None
 
-    def _take_in(self, message: Any) -> None:
-        """Tell the state what the coordinator has said. Other messages, such as Resumed, change nothing."""
+    def _handle(self, message: Any) -> None:
+        """Pass a message of the coordinator to the state. Other messages, such as Resumed, change nothing."""
         state = self._state
         match message:
             case GrantIteration():
@@ -295,33 +304,21 @@ class Incarnation:
             case Leave():
                 state.parted()
 
-    def _come_back(self, lost: OSError) -> None:
-        """Open the control connection again, as the same incarnation."""
+    def _reconnect(self, lost: OSError) -> None:
+        """Open a new control connection for this incarnation, and repeat what was not answered on the old one."""
         self._control.close()
-        who = (self.welcome.worker, self.welcome.incarnation, self.welcome.ticket)
         for pause in retry_pauses(self._patience):
             if self._ending.over.is_set():
                 raise WireError("This worker has left.")
+            channel: Channel | None = None
             try:
                 channel, _ = self._endpoint.open(FROM_COORDINATOR)
-            except WireError:
-                raise
+                control.resume(channel, self.welcome, self.generation)
             except OSError as error:
-                lost = error
-                self._ending.over.wait(pause)
-                continue
-            try:
-                channel.send(Resume(*who, self.generation))
-                with channel.within(10.0):
-                    answer = channel.receive()
-                raise_if_over(answer)
-                if not isinstance(answer, Resumed):
-                    raise WireError(f"The server answered with {type(answer).__name__} instead of Resumed.")
-            except (Refusal, IncarnationOver, WireError):
-                channel.close()
-                raise
-            except OSError as error:
-                channel.close()
+                if channel:
+                    channel.close()
+                if isinstance(error, Refusal | IncarnationOver | WireError):
+                    raise
                 lost = error
                 self._ending.over.wait(pause)
                 continue
@@ -329,13 +326,11 @@ class Incarnation:
             with self._sending:
                 self._control = channel
                 with self._news:
-                    again = self._state.reconnected()
+                    unanswered = self._state.reconnected()
                 with contextlib.suppress(OSError):
-                    for message in again:
+                    for message in unanswered:
                         channel.send(message)
-            if self._ending.over.is_set():  # meanwhile, and it was the old one that was closed
+            if self._ending.over.is_set():  # `end` may have closed the old connection instead of this one
                 channel.close()
             return
-        raise WireError(
-            f"The server at {self._endpoint.host}:{self._endpoint.port} cannot be reached any more: {lost}."
-        )
+        raise WireError(f"The server at {self._endpoint.host}:{self._endpoint.port} can no longer be reached: {lost}.")

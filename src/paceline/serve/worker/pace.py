@@ -1,16 +1,16 @@
-"""`paceline.coordinate`: only the coordinator, beside somebody else's data plane.
+"""`paceline.coordinate`: the coordinator alone, for a job that exchanges gradients by other means.
 
-A worker asks to proceed; the policy decides when it may, and with what batch; a few bytes each way. What moves the
-gradients (torch.distributed, MPI, a store of your own) is not our business, and no shard is needed:
+A worker asks to proceed. The policy decides when it may, and with what batch size. Each request takes a few bytes.
+Something else moves the gradients (torch.distributed, MPI, a store of your own), so no shard is needed:
 
     with paceline.coordinate() as pace:
         while training:
             ...                                    # compute a gradient of pace.batch_size samples
             pace.proceed(batch_size=32, loss=...)  # waits for permission
-            ...                                    # now exchange it, by whatever you use
+            ...                                    # now exchange the gradient by your own means
 
-Run it with `paceline run --servers 0 --policy r2sp script.py`; run with plain `python`, every request is permitted at
-once.
+Run the script with `paceline run --servers 0 --policy r2sp script.py`. Under plain `python` every request is permitted
+at once.
 """
 
 from __future__ import annotations
@@ -23,51 +23,50 @@ from paceline.serve.environment import CONNECT, TOKEN, address, worker_number
 from paceline.serve.wire.tls import Tls
 from paceline.serve.worker.client import Client
 
-NOTHING = memoryview(b"")
+EMPTY = memoryview(b"")
 
 
 @dataclass(frozen=True)
 class Permission:
-    """To go on with iteration number `iteration`, with so many samples (None: your own batch)."""
+    """The permission to run an iteration."""
 
     iteration: int
-    batch_size: int | None
+    batch_size: int | None  # samples to compute the next gradient from; None: as many as the script likes
 
 
 class Pace:
-    """One worker's place in the order."""
+    """One worker that asks the coordinator before each exchange."""
 
     def __init__(self, client: Client | None) -> None:
         self._client = client
         self._iteration = 1
-        self.batch_size: int | None = None  # what the policy last said
+        self.batch_size: int | None = None  # that the policy last chose
         if client:
-            self.batch_size = client.begin(NOTHING).batch_size
+            self.batch_size = client.begin(EMPTY).batch_size
         self._since = time.perf_counter()
 
     @property
     def worker(self) -> int:
-        """This worker's number; 0 when it is alone."""
+        """This worker's number; 0 without a job."""
         return self._client.worker if self._client else 0
 
     def proceed(self, *, batch_size: int, loss: float | None = None, seconds: float | None = None) -> Permission:
-        """Ask to proceed, and wait until it is permitted.
+        """Ask to proceed, and wait for the permission.
 
-        batch_size: of what was just computed. seconds: that took; the time since the last permission if left out.
+        batch_size: samples that the gradient was computed from. seconds: that this took; by default the time since the
+        last permission.
         """
         self._iteration += 1
         if self._client is None:
             return Permission(self._iteration, None)
         spent = time.perf_counter() - self._since if seconds is None else seconds
-        granted = self._client.exchange(
-            NOTHING, NOTHING, batch_size=batch_size, compute_seconds=spent, rates=(), loss=loss
-        )
+        granted = self._client.exchange(EMPTY, EMPTY, batch_size=batch_size, compute_seconds=spent, rates=(), loss=loss)
         self.batch_size = granted.batch_size
         self._since = time.perf_counter()
         return Permission(granted.iteration, granted.batch_size)
 
     def close(self) -> None:
-        """Leave the order; the others close up."""
+        """Leave the job. The policy goes on without this worker."""
         if self._client:
             self._client.close()
 
@@ -79,10 +78,10 @@ class Pace:
 
 
 def coordinate(*, connect: str | None = None, token: str | None = None) -> Pace:
-    """Take a place in the order of the job at `connect` ("host:port") or in PACELINE_CONNECT; without either, alone.
+    """Join the job at `connect` ("host:port") or in PACELINE_CONNECT. Without either, permit every request at once.
 
-    Waits for the first permission, which under some policies comes only when others have begun: do first what all
-    workers must do together.
+    Wait for the first permission. Under some policies it comes only after other workers have begun, so do everything
+    that all workers must do together before this call.
     """
     where = connect or os.environ.get(CONNECT)
     if not where:

@@ -1,9 +1,9 @@
-"""Streamed, a worker's side: pieces of a gradient go out to the shards while pieces of the model come back.
+"""The worker's side of a streamed update: it pushes pieces of a gradient while the shards return pieces of the model.
 
-The shards are visited one after the other, so that each is sent to at the full rate of the link. Worker i begins with
-shard i+1: where there is a shard beside each worker, its pushes then keep clear of what its own shard returns to
-others, and workers that follow one another in the ring follow one another at every shard too. A gradient that is still
-being computed is pushed as it comes, from its end on.
+A worker pushes to one shard after the other, so each shard receives at the full rate of the link. Worker i begins with
+shard i+1. Where a shard runs beside each worker, a worker's pushes then do not compete with what its own shard returns
+to other workers, and workers that follow one another in the ring also follow one another at every shard. A gradient
+that is still being computed is pushed from its end to its beginning, as the backward pass produces it.
 """
 
 from __future__ import annotations
@@ -17,54 +17,58 @@ from paceline.serve.wire.frames import Channel
 from paceline.serve.wire.messages import Push, Ranges, UpdatedPiece
 
 ELEMENT = 4  # bytes of a weight
-NEARLY = 1 << 17  # bytes that are still on their way to one shard when the next is sent to
+NEARLY_DRAINED = 1 << 17  # bytes still on their way to one shard when the worker begins to push to the next
 
 
 class Backward(Protocol):
-    """A gradient that is being computed while it is pushed, from its end to its beginning."""
+    """A gradient that is pushed while it is computed, from its end to its beginning."""
 
     def wait(self, start: int) -> None:
-        """Until all its elements from `start` on are there."""
+        """Wait until all elements of the gradient from `start` on are computed."""
 
     def outcome(self) -> tuple[float, float | None]:
-        """When it is whole: how long it took, and the loss."""
+        """Wait until the gradient is complete. Return the seconds that it took, and the loss."""
 
 
 class ShardLink:
-    """One shard, and the pieces of the model that it holds."""
+    """A worker's link to one shard, and the pieces of the model that this shard holds."""
 
     def __init__(self, number: int, endpoint: Endpoint, pieces: Ranges) -> None:
         self.number, self.endpoint, self.pieces = number, endpoint, pieces
         self.channel: Channel | None = None
-        self.sending = threading.Lock()
-        self.version = -1  # of what was last pulled from it
+        self.sending = threading.Lock()  # held while a piece is sent, or sent again
+        self.version = -1  # of the weights that were last pulled from this shard
 
-    def piece(self, flat: memoryview, number: int, width: int = ELEMENT) -> memoryview:
-        """Its bytes in a flat buffer of elements so wide."""
-        start, stop = self.pieces[number]
+    def piece_of(self, flat: memoryview, piece: int, width: int = ELEMENT) -> memoryview:
+        """Return the bytes of a piece in a flat buffer of the whole model. width: bytes of an element."""
+        start, stop = self.pieces[piece]
         return flat[start * width : stop * width]
 
     def hang_up(self) -> None:
+        """Close the connection, if there is one."""
         if self.channel:
             self.channel.close()
             self.channel = None
 
 
-def push_order(parts: Sequence[ShardLink], worker: int, from_the_end: bool) -> list[tuple[ShardLink, int]]:
-    """In which order pieces are pushed. from_the_end: as a backward pass makes them, the last of the model first."""
-    first = (worker + 1) % len(parts)
-    in_turn = [*parts[first:], *parts[:first]]
-    order = [(part, piece) for part in in_turn for piece in range(len(part.pieces))]
+def push_order(shards: Sequence[ShardLink], worker: int, from_the_end: bool) -> list[tuple[ShardLink, int]]:
+    """Return all pieces in the order in which a worker pushes them.
+
+    from_the_end: in the order in which a backward pass computes them, the last piece of the model first.
+    """
+    first = (worker + 1) % len(shards)
+    in_turn = [*shards[first:], *shards[:first]]
+    order = [(shard, piece) for shard in in_turn for piece in range(len(shard.pieces))]
     return sorted(order, key=_start, reverse=True) if from_the_end else order
 
 
-def _start(visit: tuple[ShardLink, int]) -> int:
-    part, piece = visit
-    return part.pieces[piece][0]
+def _start(place: tuple[ShardLink, int]) -> int:
+    shard, piece = place
+    return shard.pieces[piece][0]
 
 
 class StreamedExchange:
-    """One update, and the weights that come back for it."""
+    """One streamed update, and the updated pieces of the model that the shards return for it."""
 
     def __init__(
         self,
@@ -74,56 +78,59 @@ class StreamedExchange:
         weights: memoryview,
         raise_if_over: Callable[[Any], None],
     ) -> None:
-        """push: the message for a piece. width: bytes of an element of the gradient. heed: raises if need be."""
+        """push: returns the Push message of a piece. width: bytes of an element of the gradient.
+
+        raise_if_over: raises an error if an answer of a shard ends the exchange.
+        """
         self._push, self._raise_if_over = push, raise_if_over
         self._gradient, self._width, self._weights = gradient, width, weights
-        self._due: dict[ShardLink, list[int]] = {}  # pieces that were to be sent so far
-        self._back: dict[ShardLink, set[int]] = {}  # pieces that have come back
-        self._over: dict[ShardLink, Channel] = {}  # the connection over which all that is due was sent
+        self._queued: dict[ShardLink, list[int]] = {}  # the pieces that `send` was called for
+        self._returned: dict[ShardLink, set[int]] = {}  # the pieces that have come back
+        self._complete: dict[ShardLink, Channel] = {}  # the connection over which all queued pieces were sent
         self._scratch = bytearray()
 
-    def send(self, part: ShardLink, piece: int) -> None:
-        """Push a piece. If the connection is lost, `receive` sees it and sends the piece again."""
-        with part.sending:
-            due, channel = self._due.setdefault(part, []), part.channel
-            if channel and not due:
-                self._over.setdefault(part, channel)
-            due.append(piece)
-            if channel and self._over.get(part) is channel:
+    def send(self, shard: ShardLink, piece: int) -> None:
+        """Push a piece. If the connection is lost, `receive` notices that and sends the piece again."""
+        with shard.sending:
+            queued, channel = self._queued.setdefault(shard, []), shard.channel
+            if channel and not queued:
+                self._complete.setdefault(shard, channel)
+            queued.append(piece)
+            if channel and self._complete.get(shard) is channel:
                 try:
-                    self._send(channel, part, piece)
+                    self._send(channel, shard, piece)
                 except OSError:
                     channel.cut()
 
-    def drain(self, part: ShardLink) -> None:
-        """Until the shard has nearly all that it was sent."""
-        channel = part.channel
+    def drain(self, shard: ShardLink) -> None:
+        """Wait until the shard has received nearly everything that was sent to it."""
+        channel = shard.channel
         if channel:
-            elements = sum(stop - start for start, stop in part.pieces)
-            channel.drain(min(NEARLY, elements * self._width // 4))
+            elements = sum(stop - start for start, stop in shard.pieces)
+            channel.drain(min(NEARLY_DRAINED, elements * self._width // 4))
 
-    def receive(self, part: ShardLink, channel: Channel) -> None:
-        """Take in what the shard returns, until all its pieces are back."""
-        iteration, back = self._push(0).iteration, self._back.setdefault(part, set())
+    def receive(self, shard: ShardLink, channel: Channel) -> None:
+        """Receive updated pieces from a shard until all its pieces are back."""
+        iteration, returned = self._push(0).iteration, self._returned.setdefault(shard, set())
 
         def place(message: Any, size: int) -> memoryview:
-            if isinstance(message, UpdatedPiece) and message.iteration == iteration and message.piece not in back:
-                return part.piece(self._weights, message.piece)
-            if len(self._scratch) < size:  # what was asked for twice, over a lost connection, may come twice
+            if isinstance(message, UpdatedPiece) and message.iteration == iteration and message.piece not in returned:
+                return shard.piece_of(self._weights, message.piece)
+            if len(self._scratch) < size:  # a piece that was pushed again after a lost connection may come back twice
                 self._scratch = bytearray(size)
             return memoryview(self._scratch)[:size]
 
-        with part.sending:
-            if self._over.get(part) is not channel:  # what the old one may have swallowed is sent again
-                self._over[part] = channel
-                for piece in self._due.get(part, ()):
-                    if piece not in back:
-                        self._send(channel, part, piece)
-        while len(back) < len(part.pieces):
+        with shard.sending:
+            if self._complete.get(shard) is not channel:  # what was sent over the old connection may be lost
+                self._complete[shard] = channel
+                for piece in self._queued.get(shard, ()):
+                    if piece not in returned:
+                        self._send(channel, shard, piece)
+        while len(returned) < len(shard.pieces):
             message = channel.receive(place)
             self._raise_if_over(message)
             if isinstance(message, UpdatedPiece) and message.iteration == iteration:
-                back.add(message.piece)
+                returned.add(message.piece)
 
-    def _send(self, channel: Channel, part: ShardLink, piece: int) -> None:
-        channel.send(self._push(piece), part.piece(self._gradient, piece, self._width))
+    def _send(self, channel: Channel, shard: ShardLink, piece: int) -> None:
+        channel.send(self._push(piece), shard.piece_of(self._gradient, piece, self._width))

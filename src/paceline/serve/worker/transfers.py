@@ -1,6 +1,7 @@
-"""What a worker sends to its shards and gets from them: first weights, gradients, the model.
+"""The transfers between a worker and its shards: the initial weights, gradients and the model.
 
-A connection to a shard that is lost is opened again, and the push or pull on it is done again, which the shard bears.
+A worker that loses its connection to a shard opens a new one and repeats the push or the pull. The shard accepts the
+repetition and applies the update once.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,6 @@ from paceline.serve.wire.messages import (
     InitialWeights,
     InitialWeightsReceived,
     Pull,
-    Push,
     PushReceived,
     Refused,
     RequestPush,
@@ -32,6 +32,7 @@ from paceline.serve.wire.messages import (
     Weights,
     Welcome,
 )
+from paceline.serve.worker.gradient import OutgoingGradient
 from paceline.serve.worker.streamed_exchange import Backward, ShardLink, StreamedExchange, push_order
 
 FROM_SHARD = MessageDecoder(
@@ -49,15 +50,15 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
 
 
 class Refusal(ConnectionError):
-    """The server does not want this worker; the message says why."""
+    """The server refuses this worker. The message is the server's reason."""
 
 
 class IncarnationOver(ConnectionError):
-    """This incarnation is over; the worker may join again."""
+    """This incarnation of the worker is over. The worker may join again."""
 
 
 def raise_if_over(message: Any) -> None:
-    """Raise if an answer is the end of it."""
+    """Raise the matching error if the server's answer is Refused or Expelled."""
     if isinstance(message, Refused):
         raise Refusal(message.reason)
     if isinstance(message, Expelled):
@@ -65,7 +66,7 @@ def raise_if_over(message: Any) -> None:
 
 
 def retry_pauses(seconds: float) -> Iterator[float]:
-    """Pauses between attempts, longer and longer, for so many seconds in all."""
+    """Yield increasing pauses between attempts, until `seconds` have passed in all."""
     end, pause = time.monotonic() + seconds, FIRST_PAUSE
     while (left := end - time.monotonic()) > 0:
         yield min(pause, left)
@@ -77,19 +78,19 @@ class Ending:
 
     def __init__(self) -> None:
         self.error: ConnectionError | None = None
-        self.over = threading.Event()  # set when it ends, or is about to
+        self.over = threading.Event()  # set when the incarnation ends or is about to end
 
     def check(self) -> None:
-        """Raise its error if it has ended."""
+        """Raise the error with which the incarnation has ended, if it has ended."""
         if self.error:
             raise self.error
 
 
 class Transfers:
-    """One incarnation's connections to the shards."""
+    """The connections of one incarnation to the shards."""
 
     def __init__(self, endpoint: Endpoint, welcome: Welcome, generation: str, patience: float, ending: Ending) -> None:
-        """patience: seconds for which a shard that cannot be reached is called again."""
+        """patience: seconds for which the worker retries to reach a shard."""
         self._welcome, self._generation = welcome, generation
         self._patience, self._ending = patience, ending
         shards = enumerate(welcome.shards)
@@ -97,146 +98,148 @@ class Transfers:
         self._threads = ThreadPoolExecutor(max(1, len(self.parts)), thread_name_prefix="paceline")
 
     def close(self) -> None:
-        """Hang up; whatever waits here wakes."""
-        for part in self.parts:
-            part.hang_up()
+        """Close all connections. A thread that waits for a shard wakes with an error."""
+        for shard in self.parts:
+            shard.hang_up()
         self._threads.shutdown(wait=False)
 
-    def begin(self, weights: memoryview) -> None:
-        """Give the shards the weights that the model begins with."""
+    def send_initial_weights(self, weights: memoryview) -> None:
+        """Send the initial weights of the model to the shards."""
 
-        def give(part: ShardLink) -> None:
-            for piece in range(len(part.pieces)):
-                self._ask(part, InitialWeights(piece), part.piece(weights, piece))
+        def send(shard: ShardLink) -> None:
+            for piece in range(len(shard.pieces)):
+                self._send(shard, InitialWeights(piece), shard.piece_of(weights, piece))
 
-        self._on_all(give)
+        self._on_all_shards(send)
 
-    def push(self, push: Push, gradient: memoryview) -> None:
-        """Push a gradient to all shards."""
-        may = RequestPush() if self._welcome.asks else None
-        width = WIDTH[push.dtype]
-        self._on_all(lambda part: self._ask(part, push, part.piece(gradient, 0, width), may))
+    def push(self, iteration: int, gradient: OutgoingGradient) -> None:
+        """Push a whole gradient to all shards."""
+        push, width = gradient.push(iteration), WIDTH[gradient.dtype]
+
+        def send(shard: ShardLink) -> None:
+            self._send(shard, push, shard.piece_of(gradient.buffer, 0, width), ask_first=self._welcome.asks)
+
+        self._on_all_shards(send)
 
     def pull(self, version: int, weights: memoryview, expected: int | None = None) -> int:
-        """Pull this version or a newer one, the same from all shards: half an update is never seen. The version.
+        """Pull this version of the model or a newer one, the same from all shards. Return the version.
 
-        expected: as it will be so many versions later. None: as it is, and so it must be where it is the last.
+        The weights never hold half an update.
+        expected: pull the weights as predicted for this number of versions later. None: pull them as they are, which
+        the last pull of a job must do.
 
-        A shard may have gone on while another was asked. It is seldom, as all are asked at once; then all are asked
-        again: one alone, asked later, would be ahead of the others.
+        A shard may apply another update before it answers. This is rare, because all shards are asked at once. Then
+        all of them are asked again: a single shard that is asked later could be ahead of the others.
         """
-        for part in self.parts:
-            part.version = -1
-        asked = Pull(version, expected)
-        while any(part.version < version for part in self.parts):
-            self._on_all(partial(self._pull, asked, weights))  # all at once, so that they agree
-            version = max(part.version for part in self.parts)
-            if expected is not None:  # of the versions that are to follow, these have
-                expected = max(0, expected - (version - asked.version))
-            asked = Pull(version, expected)
+        for shard in self.parts:
+            shard.version = -1
+        request = Pull(version, expected)
+        while any(shard.version < version for shard in self.parts):
+            self._on_all_shards(partial(self._pull, request, weights))
+            version = max(shard.version for shard in self.parts)
+            if expected is not None:  # versions that have been applied meanwhile need not be predicted
+                expected = max(0, expected - (version - request.version))
+            request = Pull(version, expected)
         return version
 
-    def stream(
-        self,
-        iteration: int,
-        gradient: memoryview,
-        weights: memoryview,
-        rates: tuple[float, ...],
-        dtype: str,
-        backward: Backward | None,
-        computed: Callable[[], None],
-    ) -> None:
-        """Push piece by piece, and take in what comes back meanwhile. computed: is called when all of it is there."""
+    def stream(self, iteration: int, gradient: OutgoingGradient, weights: memoryview) -> list[Future[None]]:
+        """Push a gradient piece by piece, and meanwhile receive updated pieces of the model into `weights`.
+
+        Return when all pieces are sent. The futures, one for each shard, end when its updated pieces are received.
+        """
         exchange = StreamedExchange(
-            lambda piece: Push(iteration, rates, dtype, piece), gradient, WIDTH[dtype], weights, raise_if_over
+            partial(gradient.push, iteration), gradient.buffer, WIDTH[gradient.dtype], weights, raise_if_over
         )
+        backward = gradient.backward
         try:
-            coming = [self._threads.submit(self._with, part, partial(exchange.receive, part)) for part in self.parts]
-        except RuntimeError:  # shut down meanwhile
+            receiving = [
+                self._threads.submit(self._with_channel, shard, partial(exchange.receive, shard))
+                for shard in self.parts
+            ]
+        except RuntimeError:  # the threads were shut down meanwhile
             raise self._ending.error or WireError("This worker has left.") from None
         last: ShardLink | None = None
-        for part, piece in push_order(self.parts, self._welcome.worker, from_the_end=backward is not None):
-            if last is not None and last is not part and not backward:
+        for shard, piece in push_order(self.parts, self._welcome.worker, from_the_end=backward is not None):
+            if last is not None and last is not shard and not backward:
                 exchange.drain(last)
-            last = part
+            last = shard
             if backward:
-                backward.wait(part.pieces[piece][0])
+                backward.wait(shard.pieces[piece][0])
             self._ending.check()
-            exchange.send(part, piece)
-        computed()
-        for each in coming:
-            each.result()
+            exchange.send(shard, piece)
+        return receiving
 
     def await_first_piece(self, backward: Backward) -> None:
-        """Until the piece that is pushed first is computed: a turn that comes too early is time that others wait."""
+        """Wait until the piece that is pushed first is computed. Other workers would wait if the turn came earlier."""
         if self.parts:
-            part, piece = push_order(self.parts, self._welcome.worker, from_the_end=True)[0]
-            backward.wait(part.pieces[piece][0])
+            shard, piece = push_order(self.parts, self._welcome.worker, from_the_end=True)[0]
+            backward.wait(shard.pieces[piece][0])
 
-    def _ask(self, part: ShardLink, message: Any, body: memoryview, may: RequestPush | None = None) -> None:
-        """Send it, and again until it is answered. `may`: ask first."""
+    def _send(self, shard: ShardLink, message: Any, body: memoryview, ask_first: bool = False) -> None:
+        """Send a message until the shard has answered it. ask_first: ask for permission to push before."""
 
-        def do(channel: Channel) -> None:
-            if may:
-                channel.send(may)
+        def send(channel: Channel) -> None:
+            if ask_first:
+                channel.send(RequestPush())
                 raise_if_over(channel.receive())
             channel.send(message, body)
             raise_if_over(channel.receive())
 
-        self._with(part, do)
+        self._with_channel(shard, send)
 
-    def _pull(self, pull: Pull, weights: memoryview, part: ShardLink) -> None:
+    def _pull(self, request: Pull, weights: memoryview, shard: ShardLink) -> None:
+        """Pull all pieces of one shard, and note the version that it answers with."""
         scratch = bytearray()
 
         def place(message: Any, size: int) -> memoryview:
             nonlocal scratch
             if isinstance(message, Weights):
-                return part.piece(weights, message.piece)
+                return shard.piece_of(weights, message.piece)
             scratch = bytearray(size)
             return memoryview(scratch)
 
-        def do(channel: Channel) -> int:
-            channel.send(pull)
-            left = len(part.pieces)
+        def pull(channel: Channel) -> int:
+            channel.send(request)
+            left = len(shard.pieces)
             while left:
                 answer = channel.receive(place)
                 raise_if_over(answer)
-                left -= not isinstance(answer, UpdatedPiece)  # of a push that was sent twice
+                left -= not isinstance(answer, UpdatedPiece)  # late answer to a piece that was pushed twice
             return int(answer.version)
 
-        part.version = self._with(part, do)
+        shard.version = self._with_channel(shard, pull)
 
-    def _with(self, part: ShardLink, do: Callable[[Channel], Any]) -> Any:
-        """Do something with a shard, and again on a new connection when the old one is lost."""
-        pauses: Iterator[float] | None = None  # from the first failure on: a transfer may itself take long
+    def _with_channel(self, shard: ShardLink, use: Callable[[Channel], Any]) -> Any:
+        """Call `use` with a connection to the shard, and again with a new connection each time one is lost."""
+        pauses: Iterator[float] | None = None  # begin at the first failure, because a transfer itself may take long
         while True:
             self._ending.check()
             try:
-                if part.channel is None:
-                    part.channel = self._connect(part)
-                    if self._ending.error:  # meanwhile: whoever ended it may have hung up before this was there
-                        part.hang_up()
+                if shard.channel is None:
+                    shard.channel = self._connect(shard)
+                    if self._ending.error:  # `close` may have run before this connection existed
+                        shard.hang_up()
                         raise self._ending.error
-                return do(part.channel)
+                return use(shard.channel)
             except (Refusal, IncarnationOver):
                 raise
             except OSError as error:
-                part.hang_up()
+                shard.hang_up()
                 pauses = pauses or retry_pauses(self._patience)
                 pause = next(pauses, None)
                 if pause is None and not self._ending.error:
-                    where = f"{part.endpoint.host}:{part.endpoint.port}"
-                    raise WireError(f"The shard at {where} cannot be reached any more: {error}.") from None
+                    address = f"{shard.endpoint.host}:{shard.endpoint.port}"
+                    raise WireError(f"The shard at {address} can no longer be reached: {error}.") from None
                 self._ending.over.wait(pause or 0.0)
 
-    def _connect(self, part: ShardLink) -> Channel:
-        channel, generation = part.endpoint.open(FROM_SHARD)
+    def _connect(self, shard: ShardLink) -> Channel:
+        channel, generation = shard.endpoint.open(FROM_SHARD)
         if generation != self._generation:
             channel.close()
             raise IncarnationOver("The server is of another generation.")
         lease = self._welcome.lease
         channel.limit_cut(max(1.0, lease))
-        channel.limit_silence(lease)  # a shard answers at once, or its answer was lost on the way
+        channel.limit_silence(lease)  # a shard answers at once, unless its answer was lost on the way
         try:
             channel.send(Hello(self._welcome.worker, self._welcome.incarnation, self._welcome.ticket))
         except OSError:
@@ -244,11 +247,12 @@ class Transfers:
             raise
         return channel
 
-    def _on_all(self, do: Callable[[ShardLink], Any]) -> list[Any]:
-        """Do the same with every shard, side by side."""
+    def _on_all_shards(self, do: Callable[[ShardLink], Any]) -> None:
+        """Call `do` with every shard, in parallel."""
         if len(self.parts) == 1:
-            return [do(self.parts[0])]
+            do(self.parts[0])
+            return
         try:
-            return list(self._threads.map(do, self.parts))
-        except RuntimeError:  # shut down meanwhile
+            list(self._threads.map(do, self.parts))
+        except RuntimeError:  # the threads were shut down meanwhile
             raise self._ending.error or WireError("This worker has left.") from None

@@ -1,0 +1,98 @@
+"""Whole updates: a shard holds each update until the log decides on it, and a pull never sees half of one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.serve.shard.admission import AdmittedTransfer
+from paceline.serve.shard.pulls import PullServer
+from paceline.serve.shard.recording import Recording
+from paceline.serve.shard.store import HeldUpdate, WholeStore
+from paceline.serve.shard.updates import Updates
+from paceline.serve.wire.frames import Channel
+from paceline.serve.wire.messages import (
+    AddToSum,
+    ApplyUpdates,
+    DropUpdate,
+    Hello,
+    Identity,
+    Setup,
+    UpdateProducts,
+    UpdateReceived,
+)
+
+if TYPE_CHECKING:
+    from paceline.serve.shard.worker_connection import WorkerConnection
+
+
+class WholeUpdates(Updates):
+    """Applies an update when all of it has arrived, in the order of the log."""
+
+    full_duplex = False
+    store: WholeStore
+
+    def __init__(
+        self, store: WholeStore, state: threading.Condition, tell: Callable[[Any], None], pulls: PullServer
+    ) -> None:
+        super().__init__(store, state, tell)
+        self.pulls = pulls
+        self._recording: Recording | None = None
+        self._transfers: dict[Identity, AdmittedTransfer] = {}  # of updates that are not added to a sum yet
+
+    def connected(self, connection: WorkerConnection, hello: Hello) -> None:
+        pass  # a push is answered over the connection that it came over
+
+    def disconnected(self, channel: Channel, hello: Hello) -> None:
+        pass
+
+    def receive(self, update: Identity, piece: int, held: HeldUpdate, transfer: AdmittedTransfer | None) -> bool:
+        with self._state:
+            is_new = self.store.put(update, held)
+            if transfer and is_new:
+                self._transfers[update] = transfer
+            elif transfer:
+                transfer.leave()
+        if is_new:
+            self._tell(UpdateReceived(update))
+        return True
+
+    def pull(self, connection: WorkerConnection, version: int, expected: int | None) -> None:
+        self.pulls.send(connection.channel, version, expected)
+
+    def record(self, path: Path, setup: Setup, description: bytes, shard: int) -> None:
+        self._recording = Recording(path, setup, description, shard, self.store)
+
+    def begin(self) -> None:
+        super().begin()
+        if self._recording:
+            self._recording.begin()
+
+    def carry_out(self, order: Any) -> None:
+        if self._recording:
+            self._recording.order(order)
+        if isinstance(order, ApplyUpdates):
+            self._apply(order)
+            return
+        with self._state:
+            self.store.carry_out(order)
+            if isinstance(order, AddToSum | DropUpdate) and (transfer := self._transfers.pop(order.update, None)):
+                transfer.leave()
+
+    def close(self) -> None:
+        if self._recording:
+            self._recording.close()
+
+    def _await_quiet(self) -> None:
+        pass  # the thread that applies updates is the one that saves
+
+    def _apply(self, order: ApplyUpdates) -> None:
+        self.pulls.pause()
+        self.store.apply(order)
+        with self._state:
+            self.store.applied(order)
+            self.pulls.resume()
+        if found := self.store.products:
+            self._tell(UpdateProducts(order.version, found.with_whole, found.with_itself, found.whole))

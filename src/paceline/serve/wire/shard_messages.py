@@ -1,0 +1,181 @@
+"""The messages between a shard and the coordinator.
+
+The coordinator sends its orders to all shards in the same order. That sequence is the order log of the job.
+"""
+
+from __future__ import annotations
+
+from paceline.job.identity import Identity
+from paceline.model.correction import Correction
+from paceline.serve.wire.message_base import Message, Ranges
+
+# Getting started
+
+
+class Register(Message, frozen=True):
+    """A shard sends this to the coordinator right after the handshake.
+
+    The coordinator tells workers this port, and sends Setup as soon as it knows the model.
+    """
+
+    shard: int
+    port: int  # where the shard listens for workers
+
+
+class Setup(Message, frozen=True):
+    """The coordinator sends this to a shard, with the model's Layout and OptimizerSpec as JSON in the body.
+
+    The shard allocates its pieces, and loads the checkpoint if there is one.
+    """
+
+    pieces: Ranges
+    checkpoint: str = ""  # the folder of a checkpoint to start from; empty: a worker provides the weights
+    version: int = 0  # of the model in the checkpoint
+    record: str = ""  # a file to record every update in; empty: none
+    key: bytes = b""  # verifies workers' tickets
+    streamed: bool = False  # are pieces applied as they arrive?
+    at_a_time: int = 0  # how many transfers to begin with may run at once in each direction; 0: any number
+    correct: Correction = "none"  # how to correct for staleness that is known in advance
+
+
+class CheckpointLoaded(Message, frozen=True):
+    """A shard sends this to the coordinator when it has loaded the checkpoint of its Setup.
+
+    The coordinator starts the job when all shards have sent it.
+    """
+
+
+class InitialWeightsFrom(Message, frozen=True):
+    """The coordinator sends this to all shards to name the worker that provides the initial weights.
+
+    A shard accepts InitialWeights from this incarnation alone.
+    """
+
+    worker: int
+    incarnation: int
+
+
+class ShardFailed(Message, frozen=True):
+    """A shard sends this to the coordinator when it cannot carry out its Setup.
+
+    The coordinator ends the job with this reason, because a new generation would fail in the same way.
+    """
+
+    reason: str  # one sentence
+
+
+class PeerRejected(Message, frozen=True):
+    """A shard sends this to the coordinator when it has refused a peer. The coordinator logs and counts it."""
+
+    reason: str  # one sentence
+
+
+# Updates
+
+
+class UpdateReceived(Message, frozen=True):
+    """A shard sends this to the coordinator when its part of an update has arrived, or, streamed, has been applied.
+
+    The coordinator hands the update to the policy when all shards have sent it.
+    """
+
+    update: Identity
+
+
+class AddToSum(Message, frozen=True):
+    """The coordinator sends this to all shards. A shard adds the update to a running sum and frees its buffer."""
+
+    update: Identity
+    sum: int  # the number of the running sum
+    weight: float  # the factor of the update
+
+
+class ApplyUpdates(Message, frozen=True):
+    """The coordinator sends this to all shards. A shard changes its weights by these updates.
+
+    The result is this version of the model, which is also the number of the entry in the order log.
+    """
+
+    version: int
+    updates: tuple[Identity, ...]
+    weights: tuple[float, ...]  # the factor of each update
+    mix: float | None  # None: take an optimizer step; else weights ← (1−mix)·weights + mix·Σ factor·update
+    turns: int = 1  # the number of ApplyUpdates that make up a round, if it is known
+    compare: bool = False  # must the shard answer with UpdateProducts?
+    sums: tuple[tuple[int, float], ...] = ()  # apply these running sums, times these factors, in place of the updates
+
+
+class UpdateProducts(Message, frozen=True):
+    """A shard sends this to the coordinator after an ApplyUpdates with `compare`. It covers the shard's part.
+
+    The coordinator adds up the products of all shards, and tells the policy the cosine of each update with their sum.
+    """
+
+    version: int
+    with_whole: tuple[float, ...]  # the dot product of each update with the weighted sum of all
+    with_itself: tuple[float, ...]  # the dot product of each update with itself
+    whole: float  # the dot product of the weighted sum with itself
+
+
+class StreamUpdates(Message, frozen=True):
+    """The coordinator sends this to all shards where updates are streamed.
+
+    A shard applies each piece as soon as all of these updates have sent it, and returns it to their workers.
+    """
+
+    number: int  # of the entry in the order log
+    updates: tuple[Identity, ...]
+    weights: tuple[float, ...]  # the factor of each update
+    in_order: bool = True  # must a piece wait for all earlier StreamUpdates of the log?
+    turns: int = 1  # the number of StreamUpdates that make up a round, if it is known
+    expected: int | None = None  # return each piece predicted for this many StreamUpdates later; None: as it is
+
+
+class DropUpdate(Message, frozen=True):
+    """The coordinator sends this to one shard or to all. A shard discards the update.
+
+    Where updates are streamed, it discards the pieces that are not applied yet.
+    """
+
+    update: Identity
+
+
+class KeepUpdate(Message, frozen=True):
+    """The coordinator sends this to all shards. A shard moves the update to a slot, in place of what was there."""
+
+    update: Identity
+    slot: int
+
+
+class Fence(Message, frozen=True):
+    """The coordinator sends this to all shards when an incarnation of a worker is over.
+
+    A shard rejects every older incarnation of this worker from then on, and cuts its connections.
+    """
+
+    worker: int
+    incarnation: int  # the oldest one that is accepted
+
+
+# Checkpoints, and the end
+
+
+class SavePart(Message, frozen=True):
+    """The coordinator sends this to all shards. A shard writes a copy of its part and answers with PartSaved."""
+
+    version: int
+    folder: str
+
+
+class PartSaved(Message, frozen=True):
+    """A shard sends this to the coordinator when its part of a checkpoint is written, or cannot be written.
+
+    The coordinator completes the checkpoint when all parts are written.
+    """
+
+    version: int
+    error: str = ""  # why the part cannot be written
+
+
+class Stop(Message, frozen=True):
+    """The coordinator sends this to all shards when the generation ends. A shard hangs up and exits."""

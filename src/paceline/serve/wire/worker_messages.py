@@ -1,0 +1,179 @@
+"""The messages between a worker and the coordinator."""
+
+from __future__ import annotations
+
+from paceline.serve.wire.message_base import Message, Ranges
+
+# Joining and coming back
+
+
+class Join(Message, frozen=True):
+    """A worker sends this to the coordinator to take part in the job. The coordinator answers with Welcome or Refused.
+
+    The body is the worker's Layout and OptimizerSpec as JSON. It is empty if the job has no shards.
+    """
+
+    worker: int | None = None  # the number that the worker wants; None: any free one
+
+
+class Resume(Message, frozen=True):
+    """A worker sends this to the coordinator on a new connection after it lost the old one.
+
+    The coordinator answers with Resumed, or with Expelled if the incarnation is over or belongs to another generation.
+    """
+
+    worker: int
+    incarnation: int
+    ticket: bytes
+    generation: str = ""  # of the server that the worker joined
+
+
+class Welcome(Message, frozen=True):
+    """The coordinator sends this to a worker that it admits. The worker waits for its first GrantIteration."""
+
+    worker: int
+    incarnation: int
+    shards: tuple[tuple[str, int, Ranges], ...]  # host ("": the coordinator's), port, and the shard's pieces
+    lease: float  # seconds of silence after which the coordinator gives the worker up
+    gated: bool  # must the worker wait for PushNow before it pushes?
+    ticket: bytes  # proves to coordinator and shards that the sender is this incarnation
+    mixes: bool = False  # does the worker take its own optimizer steps, and push weights instead of gradients?
+    asks: bool = False  # must the worker send RequestPush before it pushes, so that workers push one after another?
+    streamed: bool = False  # is each piece that the worker pushes applied and returned by itself?
+
+
+class Resumed(Message, frozen=True):
+    """The coordinator sends this to a worker whose Resume it accepts.
+
+    Both sides then repeat the messages that were not answered.
+    """
+
+
+class ProvideWeights(Message, frozen=True):
+    """The coordinator sends this to one worker of a new job.
+
+    That worker sends its weights to all shards as InitialWeights.
+    """
+
+
+# One iteration
+
+
+class GrantIteration(Message, frozen=True):
+    """The coordinator sends this to a worker that may run its next iteration.
+
+    The worker pulls the model, computes a gradient and answers with GradientReady.
+    """
+
+    iteration: int
+    version: int  # of the model to pull; a newer one will do
+    batch_size: int | None  # None: the worker's own
+    pull: bool = True  # False: the worker has this version already, from the pieces that it was returned
+    expected: int | None = None  # versions between this one and the update's own, if the policy knows the number
+
+
+class RequestSamples(Message, frozen=True):
+    """A worker sends this to the coordinator to get samples. The coordinator answers with a SampleRange."""
+
+    number: int  # of this request; the worker counts its requests
+    count: int  # samples that the worker asks for
+    size: int  # samples in the dataset
+    epochs: int
+
+
+class SampleRange(Message, frozen=True):
+    """The coordinator sends this to a worker in answer to RequestSamples.
+
+    The worker trains on these positions of the epoch's order. An empty range means that there are no more samples.
+    """
+
+    number: int  # of the request
+    epoch: int = 0
+    start: int = 0
+    stop: int = 0
+
+
+class GradientStarted(Message, frozen=True):
+    """A worker sends this to the coordinator when it can push the first pieces of a gradient that it still computes.
+
+    The coordinator tells the policy that the worker is ready. GradientReady follows when the gradient is complete.
+    """
+
+    iteration: int
+    base_version: int  # of the model that the gradient is computed from
+    batch_size: int
+
+
+class GradientReady(Message, frozen=True):
+    """A worker sends this to the coordinator when it has computed a gradient.
+
+    The coordinator hands the update to the policy as soon as all shards have received it.
+    """
+
+    iteration: int
+    base_version: int
+    batch_size: int
+    compute_seconds: float
+    loss: float | None
+    taken: tuple[int, ...] = ()  # the requests whose samples the gradient was computed from
+
+
+class PushNow(Message, frozen=True):
+    """The coordinator sends this to a worker whose turn it is. A gated worker pushes its gradient then."""
+
+    iteration: int
+
+
+class CancelIteration(Message, frozen=True):
+    """The coordinator sends this to a worker whose update will not count.
+
+    The worker does not push it, sends GradientReady so that its samples can be reassigned, and waits for the next
+    GrantIteration.
+    """
+
+    iteration: int
+
+
+class Excluded(Message, frozen=True):
+    """The coordinator sends this to a worker that the policy leaves out.
+
+    The worker logs the reason and waits. It gets no GrantIteration until the exclusion ends.
+    """
+
+    reason: str
+
+
+class ReportMetric(Message, frozen=True):
+    """A worker sends this to the coordinator when it has measured an accuracy or a validation loss.
+
+    The coordinator passes the value to the policy and to the trace.
+    """
+
+    kind: str
+    value: float
+
+
+# The end of the training
+
+
+class FinishTraining(Message, frozen=True):
+    """A worker that has no more samples sends this to the coordinator.
+
+    The coordinator takes the worker out of the policy's order, and sends TrainingFinished when all workers are done.
+    """
+
+
+class TrainingFinished(Message, frozen=True):
+    """The coordinator sends this to the workers that sent FinishTraining, when all workers are done.
+
+    The worker pulls this version of the model, which is the last one.
+    """
+
+    version: int
+
+
+class Leave(Message, frozen=True):
+    """A worker sends this to the coordinator when it leaves the job. The coordinator answers with Leave and hangs up.
+
+    A worker that gets no answer joins once more and leaves again, because the job would wait for it.
+    """
