@@ -1,4 +1,7 @@
-"""Ranks of a DDP job, forked from one process: `python ddp.py RANKS [kill|behead|hang|stop]`. Each prints a line."""
+"""Ranks of a DDP job, forked from one process. Each rank prints a line.
+
+python ddp.py RANKS [kill|behead|hang|stop]
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import time
 from itertools import pairwise
 
 import torch
-import torch._dynamo  # which each rank would import by itself, with DDP, in two seconds
+import torch._dynamo  # DDP would import this in each rank, which takes two seconds
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,11 +24,11 @@ from paceline.collectives import BCube, Topology, Torus, hips
 
 STEPS = 20
 FAULT_AT = 5
-AT_FIRST = ("behead", "stop")  # strike rank 0, which has the store; others the last one
+AT_FIRST = ("behead", "stop")  # faults of rank 0, which hosts the store; the others strike the last rank
 
 
 def network() -> torch.nn.Module:
-    """With parameters of odd sizes."""
+    """Return a network with parameters of odd sizes."""
     torch.manual_seed(0)
     sizes = (13, 101, 57, 3)
     layers = [torch.nn.Linear(a, b) for a, b in pairwise(sizes)]
@@ -33,7 +36,7 @@ def network() -> torch.nn.Module:
 
 
 def compared(rank: int, net: Topology) -> dict[str, object]:
-    """How far the gradients are from those of DDP alone, at the most."""
+    """Return the largest relative difference between the gradients and those of plain DDP."""
     plain, hooked = (DistributedDataParallel(network(), bucket_cap_mb=0.01) for _ in range(2))
     hooked.register_comm_hook(None, hips(net, ["ring", "mesh"]))
     chance = random.Random(rank)
@@ -51,7 +54,7 @@ def compared(rank: int, net: Topology) -> dict[str, object]:
 
 
 def disturbed(rank: int, net: Topology, fault: str) -> dict[str, object]:
-    """What a rank hears, and after how long, when the last dies or hangs, or the first, with the store, stops."""
+    """Return the error that a rank gets from a fault of another rank, and how many seconds that takes."""
     model = DistributedDataParallel(network(), bucket_cap_mb=0.01)
     model.register_comm_hook(None, hips(net, ["ring", "mesh"], timeout=300.0 if fault in ("kill", "behead") else 3.0))
     began = time.monotonic()
@@ -64,7 +67,7 @@ def disturbed(rank: int, net: Topology, fault: str) -> dict[str, object]:
             began = time.monotonic()
             model(torch.randn(8, 13)).pow(2).sum().backward()
     except RuntimeError as error:
-        return {"said": str(error), "seconds": time.monotonic() - began}
+        return {"error": str(error), "seconds": time.monotonic() - began}
     return {}
 
 
@@ -77,7 +80,7 @@ def run(rank: int, ranks: int, port: int, fault: str) -> None:
     sys.stdout.write(json.dumps({"rank": rank, **found}) + "\n")
     sys.stdout.flush()
     if fault:
-        os._exit(0)  # the group of DDP's own may wait for who is gone
+        os._exit(0)  # DDP's own group may wait for the rank that is gone
     distributed.destroy_process_group()
 
 

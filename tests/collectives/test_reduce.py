@@ -1,4 +1,4 @@
-"""Schedules carried out for real: several ranks in threads of one process, and DDP in processes."""
+"""Schedules carried out on gloo: several ranks in threads of one process, and DDP in processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_all(
     of_rank: Callable[[int], dict[str, Any]] = lambda rank: {},
     **options: Any,
 ) -> list[Any]:
-    """What each rank returns, all of them in threads."""
+    """Run `do` on every rank, each in a thread. Return what the ranks return or raise."""
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     results: list[Any] = [None] * net.servers
 
@@ -73,13 +73,13 @@ def test_every_rank_has_the_sum(net: Topology, algorithm: str) -> None:
 
 
 def test_no_rank_begins_before_all_have_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that closed early would cut the connections that a slower one is making."""
+    """A rank that closes early would cut the connections that a slower rank is making."""
     net = BCube(2, 2)
     seen: list[str] = []
     make_group = reduce.gloo
 
     def note(store: Any, *rest: Any) -> Any:
-        if threading.current_thread().name == "slow":  # the others of its group wait for it, but those of others do not
+        if threading.current_thread().name == "slow":  # only the ranks of its own groups wait for it
             time.sleep(0.1)
         group = make_group(store, *rest)
         seen.append("connected")
@@ -98,7 +98,7 @@ def test_no_rank_begins_before_all_have_connected(monkeypatch: pytest.MonkeyPatc
     assert seen == ["connected"] * (len(seen) - net.servers) + ["begins"] * net.servers
 
 
-def test_a_rank_that_cannot_connect_is_named_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_hear_which_rank_cannot_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_rank(rank: int) -> dict[str, Any]:
         threading.current_thread().name = f"rank {rank}"
         return {}
@@ -111,7 +111,7 @@ def test_a_rank_that_cannot_connect_is_named_to_all(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reduce, "gloo", no_cable)
     found = on_all(BCube(2, 2), summed(1), of_rank, algorithm="hips", stages=["ring"])
     assert all(isinstance(each, CollectiveError) for each in found)
-    assert all("Rank 3 could not meet its peers: there is no cable." in str(each) for each in found), found
+    assert all("Rank 3 could not connect to its peers: there is no cable." in str(each) for each in found), found
 
 
 def test_rings_over_all_nics() -> None:
@@ -128,19 +128,19 @@ def test_many_tensors_are_under_way_together() -> None:
         assert found == [size * 1.5 for size in range(1, 40)]
 
 
-def test_a_nic_that_one_rank_does_not_have_is_heard_of_by_all() -> None:
+def test_all_ranks_hear_of_a_nic_that_one_rank_does_not_have() -> None:
     found = on_all(BCube(2, 2), summed(3), of_rank=lambda rank: {"nics": {0: "eth77" if rank == 2 else "lo"}})
     for error in found:
         assert isinstance(error, CollectiveError)
         assert str(error).startswith("Rank 2: There is no NIC 'eth77' here; there are lo")
 
 
-def test_ranks_that_do_not_do_the_same_are_told() -> None:
+def test_ranks_that_run_different_collectives_get_an_error() -> None:
     found = on_all(BCube(2, 2), summed(3), of_rank=lambda rank: {"stages": ["mesh" if rank == 1 else "ring"]})
-    assert all(isinstance(error, CollectiveError) and "all must do the same" in str(error) for error in found)
+    assert all(isinstance(error, CollectiveError) and "all must run the same" in str(error) for error in found)
 
 
-def test_after_the_end_nothing_is_begun() -> None:
+def test_a_closed_all_reduce_starts_nothing() -> None:
     def do(reduce: AllReduce, rank: int) -> str:
         reduce(torch.ones(3))
         reduce.close()
@@ -148,10 +148,10 @@ def test_after_the_end_nothing_is_begun() -> None:
             reduce(torch.ones(3))
         return str(error.value)
 
-    assert on_all(BCube(2, 1), do) == ["It is closed."] * 2
+    assert on_all(BCube(2, 1), do) == ["This all-reduce is closed."] * 2
 
 
-def test_halves_do_not_overflow_where_their_mean_does_not() -> None:
+def test_half_precision_does_not_overflow_if_the_mean_does_not() -> None:
     def do(reduce: AllReduce, rank: int) -> torch.Tensor:
         return reduce.start(torch.full((7,), 30000.0, dtype=torch.float16), divide=4.0).wait()
 
@@ -159,7 +159,7 @@ def test_halves_do_not_overflow_where_their_mean_does_not() -> None:
         assert torch.equal(found, torch.full((7,), 30000.0, dtype=torch.float16))
 
 
-def test_what_cannot_be_added_up_is_refused_and_harms_nothing() -> None:
+def test_a_tensor_that_cannot_be_added_up_is_refused_and_does_no_harm() -> None:
     def do(reduce: AllReduce, rank: int) -> float:
         for tensor in (torch.ones(4, 4).t()[:2], torch.ones(3, requires_grad=True)):
             with pytest.raises(CollectiveError, match="must be contiguous"):
@@ -169,9 +169,9 @@ def test_what_cannot_be_added_up_is_refused_and_harms_nothing() -> None:
     assert on_all(BCube(2, 1), do) == [8.0, 8.0]
 
 
-def test_who_fails_lets_go_of_its_peers_and_they_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the store cannot tell: rank 3 is no peer of rank 0."""
-    monkeypatch.setattr(AllReduce, "_tell", lambda self: None)
+def test_a_rank_that_fails_releases_its_peers_and_they_release_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This also works if the store is unreachable: rank 3 is not a peer of rank 0."""
+    monkeypatch.setattr(AllReduce, "_announce_failure", lambda self: None)
 
     def do(reduce: AllReduce, rank: int) -> float:
         began = time.monotonic()
@@ -181,27 +181,27 @@ def test_who_fails_lets_go_of_its_peers_and_they_of_theirs(monkeypatch: pytest.M
             reduce(torch.ones(1000))
         return time.monotonic() - began
 
-    assert max(on_all(BCube(2, 2), do)) < 10  # and not their timeout of 30 s
+    assert max(on_all(BCube(2, 2), do)) < 10  # less than their timeout of 30 s
 
 
-def test_what_does_not_fit() -> None:
+def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(CollectiveError, match="init_process_group first"):
         hips(BCube(2, 2))
     with pytest.raises(CollectiveError, match="has 4 servers; there is no rank 4"):
         AllReduce(BCube(2, 2), 4, None)
-    with pytest.raises(AlgorithmError, match="it takes 2 stages"):
+    with pytest.raises(AlgorithmError, match="name 2 stages"):
         AllReduce(BCube(2, 2), 0, None, stages=["ring"] * 3)
 
 
 def job(*arguments: str) -> list[dict[str, Any]]:
-    """What the ranks of a DDP job print."""
+    """Return what the ranks of a DDP job print."""
     done = subprocess.run([sys.executable, str(DDP), *arguments], capture_output=True, text=True, timeout=150)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [4, pytest.param(9, marks=pytest.mark.matrix)])
-def test_gradients_are_those_of_plain_ddp(ranks: int) -> None:
+def test_gradients_equal_those_of_plain_ddp(ranks: int) -> None:
     found = job(str(ranks))
     assert sorted(each["rank"] for each in found) == list(range(ranks))
     assert all(each["worst"] <= 1e-6 for each in found)
@@ -209,34 +209,34 @@ def test_gradients_are_those_of_plain_ddp(ranks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [4, pytest.param(9, marks=pytest.mark.matrix)])
-def test_who_dies_is_noticed_by_all(ranks: int) -> None:
+def test_all_ranks_notice_a_rank_that_dies(ranks: int) -> None:
     found = job(str(ranks), "kill")
     assert sorted(each["rank"] for each in found) == list(range(ranks - 1))
-    assert all("has died or does not answer; start the job again" in each["said"] for each in found)
+    assert all("has died or does not answer; start the job again" in each["error"] for each in found)
     assert max(each["seconds"] for each in found) < 10
 
 
 @pytest.mark.matrix
 @pytest.mark.slow
-def test_who_dies_with_the_store_is_noticed_by_all() -> None:
+def test_all_ranks_notice_the_death_of_the_rank_that_hosts_the_store() -> None:
     found = job("4", "behead")
     assert sorted(each["rank"] for each in found) == [1, 2, 3]
-    assert all("has died or does not answer" in each["said"] for each in found)
+    assert all("has died or does not answer" in each["error"] for each in found)
     assert max(each["seconds"] for each in found) < 10
 
 
 @pytest.mark.slow
-def test_who_hangs_is_noticed_after_the_timeout() -> None:
+def test_all_ranks_notice_a_rank_that_hangs_after_the_timeout() -> None:
     found = job("4", "hang")
     assert sorted(each["rank"] for each in found) == [0, 1, 2]
-    assert all("does not answer" in each["said"] for each in found)
+    assert all("does not answer" in each["error"] for each in found)
     assert max(each["seconds"] for each in found) < 15
 
 
 @pytest.mark.matrix
 @pytest.mark.slow
-def test_who_stops_with_the_store_is_noticed_too() -> None:
+def test_all_ranks_notice_a_stop_of_the_rank_that_hosts_the_store() -> None:
     found = job("4", "stop")
     assert sorted(each["rank"] for each in found) == [1, 2, 3]
-    assert all("does not answer" in each["said"] for each in found)
+    assert all("does not answer" in each["error"] for each in found)
     assert max(each["seconds"] for each in found) < 15

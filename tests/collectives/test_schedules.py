@@ -1,4 +1,4 @@
-"""Schedules: every algorithm on every network is an all-reduce; and the checker knows what is not."""
+"""Every algorithm on every network is an all-reduce, and the checker finds schedules that are not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def networks(n: int, h: int) -> list[Topology]:
 
 @pytest.mark.parametrize(("n", "h"), SHAPES)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_it_ends_with_the_sum_of_all(n: int, h: int, name: str) -> None:
+def test_every_algorithm_ends_with_the_sum_of_all(n: int, h: int, name: str) -> None:
     for net, elements in product(networks(n, h), SIZES):
         if name == "rings" and h == 3 and n % 2 == 0:
             with pytest.raises(AlgorithmError, match="Edge-disjoint"):
@@ -35,7 +35,7 @@ def test_it_ends_with_the_sum_of_all(n: int, h: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "h"), [(2, 2), (3, 2), (2, 3), (3, 3)])
-def test_every_choice_of_stages(n: int, h: int) -> None:
+def test_every_choice_of_stages_is_an_all_reduce(n: int, h: int) -> None:
     for net, stages in product(networks(n, h), product(STAGES, repeat=h)):
         check(hips(net, 101, stages), net)
 
@@ -45,7 +45,7 @@ def test_every_choice_of_stages(n: int, h: int) -> None:
     [DCell(2, 2), DCell(3, 2), DCell(2, 3), FatTree(4), Torus([3, 4]), Torus([2, 3, 4])],
     ids=lambda net: net.name,
 )
-def test_other_networks(net: Topology) -> None:
+def test_every_algorithm_works_on_other_networks(net: Topology) -> None:
     for name, elements in product(("hips", "ring", "mesh", "ps"), (1, 250)):
         check(make(name, net, elements, ["mesh"]))
         check(make(name, net, elements, ["ring"]))
@@ -53,7 +53,7 @@ def test_other_networks(net: Topology) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_size_and_any_stages(data: st.DataObject) -> None:
+def test_any_size_and_any_stages_are_an_all_reduce(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(2, 4), min_size=1, max_size=3))
     net = data.draw(st.sampled_from([Torus(sizes), BCube(sizes[0], len(sizes))]))
     stages = data.draw(st.lists(st.sampled_from(list(STAGES)), min_size=net.levels, max_size=net.levels))
@@ -87,15 +87,15 @@ def test_a_step_removed_doubled_or_swapped_is_found(net: Topology, name: str) ->
                 check(changed(schedule, number, replace(process, steps=each)))
 
 
-def test_a_process_that_is_not_there_is_found() -> None:
+def test_a_missing_process_is_found() -> None:
     schedule = make("hips", BCube(2, 2), 100)
-    with pytest.raises(ScheduleError, match="are not of one process"):
+    with pytest.raises(ScheduleError, match="do not belong to exactly one process"):
         check(replace(schedule, processes=schedule.processes[1:]))
-    with pytest.raises(ScheduleError, match="of no process"):
+    with pytest.raises(ScheduleError, match="belong to no process"):
         check(replace(schedule, processes=schedule.processes[:1]))
 
 
-def test_who_sends_to_whom_is_looked_at() -> None:
+def test_transfers_between_wrong_servers_are_found() -> None:
     net = BCube(2, 2)
     schedule = make("hips", net, 100)
     (first, *_), process = schedule.processes[0].steps, schedule.processes[0]
@@ -103,20 +103,20 @@ def test_who_sends_to_whom_is_looked_at() -> None:
     def with_first(step: Step) -> Schedule:
         return changed(schedule, 0, replace(process, steps=(step, *process.steps[1:])))
 
-    with pytest.raises(ScheduleError, match="are no peers at level 1"):
+    with pytest.raises(ScheduleError, match="are not peers at level 1"):
         check(with_first(replace(first, level=1 - first.level)), net)
     with pytest.raises(ScheduleError, match="server -1 sends to"):
         check(with_first(replace(first, sender=first.sender - 1)))
-    with pytest.raises(ScheduleError, match="A process without elements sends some"):
+    with pytest.raises(ScheduleError, match="A process without elements has transfers"):
         check(replace(schedule, processes=(ScheduleProcess(0, 0, (first,)), *schedule.processes)))
 
 
-def test_nobody_is_sent_what_it_is_sending() -> None:
-    """What is received may be there before what is sent has left."""
+def test_no_server_is_sent_elements_while_it_sends_them() -> None:
+    """The received elements may arrive before the sent ones have left."""
     zero, two = np.zeros(2, dtype=np.int64), np.full(2, 2)
     push = Step(True, np.array([1, 2]), np.array([0, 0]), zero, zero, two)
     pull = Step(False, np.array([0, 1]), np.array([1, 2]), zero, zero, two)
-    with pytest.raises(ScheduleError, match="server 1 is sent elements that it is sending"):
+    with pytest.raises(ScheduleError, match="server 1 is sent elements while it is sending them"):
         check(Schedule(3, 2, (ScheduleProcess(0, 2, (push, pull)),)))
 
 
@@ -133,7 +133,7 @@ def test_in_every_stage_each_process_has_nics_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("net", [BCube(4, 2), Torus([5, 5]), BCube(3, 3), Torus([5, 5, 5])], ids=lambda net: net.name)
-def test_edge_disjoint_rings_are_disjoint(net: Topology) -> None:
+def test_edge_disjoint_rings_share_no_link(net: Topology) -> None:
     left: dict[tuple[int, int], int] = {}
     come: dict[tuple[int, int], int] = {}
     for ring in disjoint_rings(net):
@@ -145,12 +145,12 @@ def test_edge_disjoint_rings_are_disjoint(net: Topology) -> None:
     assert set(left.values()) == set(come.values()) == {1}
 
 
-def test_what_there_is_not() -> None:
+def test_unknown_algorithms_and_wrong_stages_are_refused() -> None:
     net = BCube(2, 2)
     with pytest.raises(AlgorithmError, match="there are hips, ring, rings, mesh, ps"):
         make("mush", net, 10)
     with pytest.raises(AlgorithmError, match="There is no stage 'tree'"):
         make("hips", net, 10, ["tree"])
-    with pytest.raises(AlgorithmError, match="has 2 levels, so it takes 2 stages, or one for all, not 3"):
+    with pytest.raises(AlgorithmError, match="has 2 levels: name 2 stages, or one for all levels; got 3"):
         make("hips", net, 10, ["ring"] * 3)
     assert make("rs", net, 10).steps == make("ring", net, 10).steps

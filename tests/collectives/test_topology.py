@@ -29,7 +29,7 @@ def named(net: Topology) -> str:
 
 
 def distances(net: Topology, start: int) -> dict[int, int]:
-    """Links to every node, by breadth-first search."""
+    """Return the number of links to every node, by breadth-first search."""
     beside: dict[int, list[int]] = {}
     for cable in net.cables:
         beside.setdefault(cable.node, []).append(cable.other)
@@ -45,10 +45,10 @@ def distances(net: Topology, start: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("net", NETWORKS, ids=named)
-def test_every_plug_has_one_cable(net: Topology) -> None:
-    plugs = [end for cable in net.cables for end in ((cable.node, cable.port), (cable.other, cable.other_port))]
-    assert len(set(plugs)) == len(plugs)
-    ports = {port for node, port in plugs if node < net.servers}
+def test_every_port_has_one_cable(net: Topology) -> None:
+    ends = [end for cable in net.cables for end in ((cable.node, cable.port), (cable.other, cable.other_port))]
+    assert len(set(ends)) == len(ends)
+    ports = {port for node, port in ends if node < net.servers}
     assert ports == set(range(net.ports))
 
 
@@ -69,8 +69,8 @@ def test_routes_are_connected_and_short(net: Topology) -> None:
     for a in range(net.servers):
         least = distances(net, a)
         for b in range(net.servers):
-            for turn in (1, -1):
-                at, hops = a, net.hops(a, b, turn)
+            for direction in (1, -1):
+                at, hops = a, net.hops(a, b, direction)
                 for node, port in hops:
                     assert node == at
                     at = net.beyond(node, port)
@@ -78,7 +78,7 @@ def test_routes_are_connected_and_short(net: Topology) -> None:
                 assert len(hops) == least[b]
 
 
-def test_where_both_ways_round_are_as_short_the_turn_decides() -> None:
+def test_the_direction_decides_where_both_ways_round_are_equally_short() -> None:
     net = Torus([4])
     assert net.hops(0, 2, 1) == [(0, 0), (1, 0)]
     assert net.hops(0, 2, -1) == [(0, 1), (3, 1)]
@@ -88,7 +88,7 @@ def test_where_both_ways_round_are_as_short_the_turn_decides() -> None:
 @pytest.mark.parametrize("net", [BCube(3, 2), BCube(4, 3), Torus([5, 5]), Torus([2, 2, 2, 2])], ids=named)
 @pytest.mark.parametrize("slowest", [0, 1])
 def test_in_gray_order_neighbours_are_peers(net: Topology, slowest: int) -> None:
-    order = net.gray(slowest)
+    order = net.gray_order(slowest)
     assert sorted(order) == list(range(net.servers))
     for a, b in zip(order, [*order[1:], order[0]], strict=True):
         changed = [level for level in range(net.levels) if net.digit(a, level) != net.digit(b, level)]
@@ -97,7 +97,7 @@ def test_in_gray_order_neighbours_are_peers(net: Topology, slowest: int) -> None
 
 
 def test_the_papers_bcube() -> None:
-    """Figure 4(a): 00, 01 and 02 on a switch, and 00, 10 and 20."""
+    """Figure 4(a): servers 00, 01 and 02 share a switch, and so do 00, 10 and 20."""
     net = BCube(3, 2)
     assert net.name == "BCube(3, 1)" and net.servers == 9
     assert [net.address(peer) for peer in net.peers(0, 0)] == [(0, 0), (0, 1), (0, 2)]
@@ -106,7 +106,7 @@ def test_the_papers_bcube() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("bcub", 3, 2), "Did you mean 'bcube'"),
         (("ring", 3, 2), "there are bcube, dcell, torus, fattree"),
@@ -119,8 +119,8 @@ def test_the_papers_bcube() -> None:
         (("fattree", 5, 1), "even"),
     ],
 )
-def test_what_is_no_network(arguments: tuple[object, ...], said: str) -> None:
-    with pytest.raises(TopologyError, match=said):
+def test_a_network_that_cannot_exist_is_refused(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
         topology(*arguments)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Deliberate mistakes in a JobState. Seeded runs must find each of them, or they show nothing."""
+"""Deliberate mistakes in a JobState. Seeded runs must find each of them; otherwise the runs prove nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.job.saving import PutOff
 
 
 class LosesGrant(JobState):
-    """A worker that comes back is not told again of its Grant."""
+    """A worker that reconnects does not get its Grant again."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         out = super().handle(event, now)
@@ -23,7 +23,7 @@ class LosesGrant(JobState):
 
 
 class ExtendsNoLease(JobState):
-    """A coordinator that was held up believes that the workers were silent meanwhile."""
+    """A coordinator that was stopped believes that the workers were silent meanwhile."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         return super().handle(events.TimePassed(now) if isinstance(event, events.TimePassed) else event, now)
@@ -31,7 +31,7 @@ class ExtendsNoLease(JobState):
 
 class Generous(Samples):
     def abandoned(self, worker: int) -> None:
-        """Also those come back whose update has arrived, and will still be applied."""
+        """Return also the samples of an update that has arrived and will still be applied."""
         for update, ranges in self._arrived.items():
             if getattr(update, "worker", None) == worker:
                 self._returned.extend(ranges)
@@ -39,7 +39,7 @@ class Generous(Samples):
 
 
 class GivesTwice(JobState):
-    """The samples of a worker that leaves are given to others, even if its update counts."""
+    """The samples of a worker that leaves are reassigned even if its update counts."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         out = super().handle(event, now)
@@ -51,12 +51,12 @@ class GivesTwice(JobState):
 class Impatient(Quiesce[PutOff]):
     @property
     def is_quiet(self) -> bool:
-        """As soon as it is awaited."""
+        """Whether quiet is awaited, instead of whether it has been reached."""
         return self.is_awaited
 
 
 class SavesHalf(JobState):
-    """A checkpoint does not wait until the shards are done with the updates under way."""
+    """A checkpoint does not wait until the shards have finished the updates under way."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         self._quiesce.__class__ = Impatient
@@ -64,7 +64,7 @@ class SavesHalf(JobState):
 
 
 class TakesAnyGeneration(JobState):
-    """A worker of an earlier generation goes on as if it were a member of this one."""
+    """A worker of an earlier generation is accepted as a member of this one."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         if isinstance(event, events.WorkerResumed):

@@ -1,4 +1,4 @@
-"""Convolutions as matrix products: the same answers, the same gradients, also of many networks at once."""
+"""Convolutions as matrix products have the same outputs and gradients, also for many networks at once."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
     bias=st.booleans(),
     size=st.tuples(st.integers(3, 9), st.integers(3, 9)),
 )
-def test_a_product_does_as_its_convolution(kernel, stride, padding, bias, size) -> None:  # type: ignore[no-untyped-def]
+def test_a_product_has_the_output_of_its_convolution(kernel, stride, padding, bias, size) -> None:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 3, kernel, stride, padding, bias=bias)
     images = torch.randn(4, 2, *size)
     assert torch.allclose(Product(layer)(images), layer(images), atol=1e-5)
 
 
-def test_what_cannot_be_helped_stays() -> None:
+def test_convolutions_that_cannot_be_products_stay() -> None:
     kept = [
         nn.Conv2d(4, 4, 3, groups=2),
         nn.Conv2d(4, 4, 3, dilation=2),
@@ -42,24 +42,24 @@ def test_what_cannot_be_helped_stays() -> None:
     network = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Sequential(*kept))
     changed = as_products(network)
     assert [type(layer) for layer in changed.modules()].count(Product) == 1
-    assert isinstance(network[0], nn.Conv2d)  # the one it is made of is left alone
+    assert isinstance(network[0], nn.Conv2d)  # the original network is unchanged
     images = torch.randn(2, 4, 12, 12)
     assert torch.allclose(changed(images), network(images), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet20"])
-def test_gradients_of_many_at_once_are_those_of_each(name: str) -> None:
+def test_gradients_of_many_networks_at_once_equal_those_of_each(name: str) -> None:
     torch.manual_seed(0)
     network = make(name, DIGITS).double()
     torch.func.replace_all_batch_norm_modules_(network)
-    judge = Scorer(loss, torch.device("cpu"), "float32")
+    scorer = Scorer(loss, torch.device("cpu"), "float32")
 
     def fetch(samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return DIGITS.prepared(DIGITS.inputs[samples]).double(), DIGITS.labels[samples]
 
     weights = flat(network) + 0.01 * torch.randn(3, flat(network).numel(), dtype=torch.float64)
     samples = torch.randint(0, len(DIGITS.labels), (3, 8))
-    found, losses = stacked_gradients(as_products(network), judge, fetch, weights, samples)
+    found, losses = stacked_gradients(as_products(network), scorer, fetch, weights, samples)
     for client in range(3):
         row = weights[client].clone().requires_grad_()
         views = dict(zip(dict(network.named_parameters()), _split(row, network), strict=True))

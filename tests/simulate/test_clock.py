@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline.simulate.clock import Clock
 
 
-def test_things_happen_in_order_of_time() -> None:
+def test_calls_run_in_order_of_time() -> None:
     clock = Clock()
     seen: list[Any] = []
     for time in (3.0, 1.0, 2.0):
@@ -19,7 +19,7 @@ def test_things_happen_in_order_of_time() -> None:
     assert seen == [(1.0, "at 1"), (2.0, "at 2"), (3.0, "at 3")]
 
 
-def test_equal_times_keep_the_order_in_which_they_were_asked_for() -> None:
+def test_calls_at_equal_times_run_in_the_order_in_which_they_were_scheduled() -> None:
     clock = Clock()
     seen: list[Any] = []
     for name in "abcde":
@@ -28,7 +28,7 @@ def test_equal_times_keep_the_order_in_which_they_were_asked_for() -> None:
     assert seen == list("abcde")
 
 
-def test_what_is_asked_for_meanwhile_is_done_too() -> None:
+def test_a_call_can_schedule_further_calls() -> None:
     clock = Clock()
     seen: list[Any] = []
 
@@ -42,7 +42,7 @@ def test_what_is_asked_for_meanwhile_is_done_too() -> None:
     assert seen == [1.0, 1.5, 2.0, 2.5]
 
 
-def test_it_does_no_more_than_it_is_asked_to_and_counts() -> None:
+def test_it_runs_at_most_the_given_number_of_calls_and_counts_them() -> None:
     clock = Clock()
     seen: list[Any] = []
     for i in range(5):
@@ -53,7 +53,7 @@ def test_it_does_no_more_than_it_is_asked_to_and_counts() -> None:
     assert (seen, clock.pops) == ([0, 1, 2, 3, 4], 5)
 
 
-def test_it_stops_when_told_to() -> None:
+def test_it_stops_when_running_is_cleared() -> None:
     clock = Clock()
     seen: list[Any] = []
 

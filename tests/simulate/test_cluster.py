@@ -1,4 +1,4 @@
-"""A simulated iteration, step by step, and decisions carried out as the contract says."""
+"""A simulated iteration step by step, and decisions carried out as the contract of policies says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.simulate import Cluster, ClusterSpec, WorkerSpec, load_cluster
 
 
 def spec(workers: int = 1, **changes: object) -> ClusterSpec:
-    """A worker computes for a second, its link carries the model in 0.2 s, and an optimizer step takes 0.05 s."""
+    """Return a cluster whose workers compute for 1 s, send the model in 0.2 s, and whose servers apply it in 0.05 s."""
     base = ClusterSpec(
         name="test",
         model_bytes=20e6,
@@ -54,7 +54,7 @@ def about(*events: Event) -> list[Event]:
 
 
 def test_an_iteration_step_by_step() -> None:
-    # Four messages of 0.01 s before a pull; then the pull waits for the optimizer's step, if that takes longer.
+    # A pull begins after four messages of 0.01 s, or after the optimizer step if that takes longer.
     assert trace(spec(), make("asp"), 2) == about(
         Joined(0.0, 0),
         Granted(0.0, 0, None, 0),
@@ -78,7 +78,7 @@ def test_an_iteration_step_by_step() -> None:
 
 
 def test_a_streamed_iteration_step_by_step() -> None:
-    # What is pushed comes back a slice behind: (0.2 + 0.05) / 16 + 0.04 later.
+    # Slices come back one slice behind the push: (0.2 + 0.05) / 16 + 0.04 s later.
     behind = 0.25 / 16 + 0.04
     events = [event for event in trace(spec(), make("asp"), 2, streamed=True) if isinstance(event, Arrived | Pulled)]
     assert events == about(
@@ -87,7 +87,8 @@ def test_a_streamed_iteration_step_by_step() -> None:
 
 
 def test_the_servers_apply_one_after_the_other() -> None:
-    # Four arrive together, 0.4 s after the push began; the steps take 0.05 s each, and each pulls after its own.
+    # Four updates arrive together, 0.4 s after the pushes began. A step takes 0.05 s, and each worker pulls after its
+    # own.
     events = trace(spec(4), make("asp"), 2)
     pulls = [event.time for event in events if isinstance(event, Pulling)][:8]
     assert pulls == pytest.approx([0.04] * 4 + [0.04 + 0.4 + 1.0 + 0.4 + 0.05 * n for n in (1, 2, 3, 4)])
@@ -95,7 +96,7 @@ def test_the_servers_apply_one_after_the_other() -> None:
     assert versions == [0, 0, 0, 0, 1, 2, 3, 4]
 
 
-def test_a_granted_batch_takes_its_time() -> None:
+def test_a_larger_granted_batch_takes_longer() -> None:
     class Growing(ASP):
         def arrived(self, update: Update, now: float) -> list[Decision]:
             return [Discard(update), Grant(update.worker, 2 * update.batch_size)]
@@ -104,10 +105,10 @@ def test_a_granted_batch_takes_its_time() -> None:
     assert [event.batch_size for event in arrivals] == [32, 64, 128]
     computed = [event.time for event in trace(spec(), Growing(), 3) if isinstance(event, Computed)]
     assert computed[0] == pytest.approx(1.24)
-    assert computed[1] == pytest.approx(1.44 + 2.0), "what it has is the newest, so it need not pull"
+    assert computed[1] == pytest.approx(1.44 + 2.0), "it has the newest model, so it does not pull"
 
 
-def test_a_later_wake_replaces_an_earlier_one_and_a_past_one_is_now() -> None:
+def test_a_new_timer_replaces_the_old_one_and_a_time_in_the_past_is_now() -> None:
     class Sleepy(ASP):
         def __init__(self) -> None:
             super().__init__()
@@ -119,7 +120,7 @@ def test_a_later_wake_replaces_an_earlier_one_and_a_past_one_is_now() -> None:
         def woke(self, now: float) -> list[Decision]:
             self.woken.append(now)
             if len(self.woken) == 1:
-                return [WakeAt(0.2)]  # gone by: it must not turn back the clock
+                return [WakeAt(0.2)]  # in the past: it must not turn back the clock
             return []
 
     policy = Sleepy()
@@ -130,7 +131,7 @@ def test_a_later_wake_replaces_an_earlier_one_and_a_past_one_is_now() -> None:
 
 def test_a_cancelled_iteration_is_abandoned_wherever_it_was() -> None:
     class Impatient(ASP):
-        """Cancels what runs after so many seconds, once, and starts it again."""
+        """Cancels the running iteration once, after `after` seconds, and starts it again."""
 
         def __init__(self, after: float = 1.0) -> None:
             super().__init__()
@@ -142,17 +143,17 @@ def test_a_cancelled_iteration_is_abandoned_wherever_it_was() -> None:
         def woke(self, now: float) -> list[Decision]:
             return [Cancel(0), Grant(0)]
 
-    for after in (0.02, 0.1, 0.7, 1.3):  # before the pull, pulling, computing, pushing
+    for after in (0.02, 0.1, 0.7, 1.3):  # before the pull, while pulling, while computing, while pushing
         events = trace(spec(), Impatient(after), 1)
         cancelled = next(i for i, event in enumerate(events) if isinstance(event, Cancelled))
         assert events[cancelled].time == pytest.approx(after)
         arrived = next(event for event in events if isinstance(event, Arrived))
         assert arrived.iteration == 2
-        pulls = 0.24 if after < 0.24 else 0.0  # who has the newest model need not pull it again
+        pulls = 0.24 if after < 0.24 else 0.0  # a worker that has the newest model does not pull it again
         assert arrived.time == pytest.approx(after + pulls + 1.0 + 0.2)
 
 
-def test_many_who_end_at_the_same_instant_and_all_but_one_are_cancelled() -> None:
+def test_of_several_pushes_that_end_at_the_same_instant_all_but_one_are_cancelled() -> None:
     events = trace(spec(6), make("ksync:k=1"), 3)
     assert sum(isinstance(event, Arrived) for event in events) == 18
     assert sum(isinstance(event, Cancelled) for event in events) == 18 * 5
@@ -160,13 +161,13 @@ def test_many_who_end_at_the_same_instant_and_all_but_one_are_cancelled() -> Non
 
 @pytest.mark.parametrize("policy", ["bsp", "asp", "r2sp", "ksync", "kbatch", "safa", "groups", "bsp:pipeline=true"])
 @pytest.mark.parametrize("colocate", [False, True])
-def test_a_cluster_without_jitter_where_everything_coincides(policy: str, colocate: bool) -> None:
+def test_a_cluster_without_jitter_in_which_many_events_coincide(policy: str, colocate: bool) -> None:
     described = load_cluster("r2sp-a-resnet32")
     report = Cluster(described.colocated() if colocate else described, make(policy), 5).run().report
     assert report.mean_iteration_seconds > 0
 
 
-def test_progress_goes_from_nought_to_one() -> None:
+def test_progress_goes_from_zero_to_one() -> None:
     parts: list[float] = []
     Cluster(load_cluster("r2sp-b"), make("asp"), 4000).run(parts.append)
     assert len(parts) >= 2
@@ -179,11 +180,11 @@ def test_progress_goes_from_nought_to_one() -> None:
 def test_nothing_piles_up_in_a_long_run(policy: str, streamed: bool) -> None:
     cluster = Cluster(load_cluster("r2sp-b").with_jitter(0.1), make(policy), 150, streamed=streamed)
     cluster.run()
-    assert len(cluster._applying) <= 16
+    assert cluster.servers.pending <= 16
     assert len(cluster.clock._heap) <= 200
 
 
-def test_a_policy_that_cannot_be_streamed_is_not() -> None:
+def test_a_policy_that_is_not_streamable_is_not_streamed() -> None:
     assert not Cluster(spec(), make("bsp"), 1, streamed=True).streamed
     policy = make("r2sp")
     assert Cluster(spec(), policy, 1, streamed=True).streamed

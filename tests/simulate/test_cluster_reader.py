@@ -1,4 +1,4 @@
-"""Clusters from TOML: what is read, and what is said about what cannot be."""
+"""Clusters from TOML: how they are read, and the errors for those that cannot be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.observe.driver import Fault
 from paceline.simulate import ClusterError, Jitter, builtin_names, limit_seconds, load_cluster, parse_cluster, units
 from paceline.simulate.cluster_reader import describe
 
-#: As in the issue that asked for it.
+#: A description with most of the keys.
 SAMPLE = """
 [model]
 bytes = 552e6
@@ -43,7 +43,7 @@ def complaint(text: str) -> str:
     return message
 
 
-def test_the_sample() -> None:
+def test_the_sample_is_read() -> None:
     spec = parse_cluster(SAMPLE, "mine", "mine.toml")
     assert (spec.name, spec.model_bytes, spec.servers) == ("mine", 552e6, 4)
     assert spec.latency == pytest.approx(50e-6)
@@ -58,7 +58,7 @@ def test_the_sample() -> None:
     assert spec.faults == ()
 
 
-def test_what_may_be_left_out() -> None:
+def test_optional_keys_have_defaults() -> None:
     spec = parse_cluster(
         '[model]\nbytes = 1\n[servers]\ncount = 1\nlink = "1Gbit"\n'
         '[[workers]]\nlink = "1Gbit"\nbatch = 1\nsamples_per_second = 1',
@@ -70,7 +70,7 @@ def test_what_may_be_left_out() -> None:
     assert (spec.latency, spec.lease, spec.slices, spec.apply_rate) == (0.0, 30.0, 16, 10e9)
 
 
-def test_kinds_of_workers_follow_each_other() -> None:
+def test_tables_of_workers_follow_each_other() -> None:
     more = SAMPLE + '[[workers]]\nlink = "1Gbit"\nbatch = 8\nsamples_per_second = 10\noverhead = "20ms"\n'
     spec = parse_cluster(more, "mine", "mine.toml")
     assert [worker.batch for worker in spec.workers] == [128] * 16 + [8]
@@ -78,14 +78,14 @@ def test_kinds_of_workers_follow_each_other() -> None:
     assert spec.workers[16].compute_seconds(batch=18) == pytest.approx(1.82)
 
 
-def test_the_servers_own_figures() -> None:
+def test_the_apply_rate_and_the_lease_are_read() -> None:
     text = sample('latency = "50us"', 'apply = "2GB/s"\nlease = "3s"')
     spec = parse_cluster(text, "mine", "mine.toml")
     assert (spec.apply_rate, spec.lease) == (2e9, 3.0)
     assert spec.apply_seconds == pytest.approx(552e6 / 4 / 2e9)
 
 
-def test_jitter_of_every_kind() -> None:
+def test_every_kind_of_jitter_is_read() -> None:
     old = '{ kind = "lognormal", sigma = 0.1 }'
     for new, jitter in (
         ('{ kind = "none" }', Jitter()),
@@ -100,7 +100,7 @@ def test_jitter_of_every_kind() -> None:
         assert parse_cluster(sample(old, new), "mine", "mine.toml").workers[0].jitter == jitter
 
 
-def test_faults() -> None:
+def test_faults_are_read() -> None:
     text = SAMPLE + (
         '[[faults]]\nkind = "kill"\ntime = "5s"\nworker = 3\n'
         '[[faults]]\nkind = "rejoin"\ntime = "1min"\nworker = 3\n'
@@ -151,7 +151,7 @@ WHOLE = "a whole number of at least 1"
         ('"50us"', '"50 parsecs"', "servers.latency", TIME),
         ("552e6", '"552"', "model.bytes", SIZE),
         ("552e6", '"552Mbit"', "model.bytes", SIZE),
-        # sizes that cannot be
+        # values out of range
         ("552e6", "-1", "model.bytes", f"is -1; expected {SIZE}"),
         ("552e6", "0", "model.bytes", SIZE),
         ("552e6", '"-5MB"', "model.bytes", SIZE),
@@ -205,7 +205,7 @@ WHOLE = "a whole number of at least 1"
         ("[[workers]]", "[workers]", "workers", "expected one or more tables, each headed [[workers]]"),
     ],
 )
-def test_what_cannot_be_read_is_named(old: str, new: str, key: str, expected: str) -> None:
+def test_an_error_names_the_key_and_what_was_expected(old: str, new: str, key: str, expected: str) -> None:
     message = complaint(sample(old, new))
     assert message.startswith(f"mine.toml: {key} ")
     assert expected in message
@@ -236,25 +236,25 @@ def test_there_must_be_workers(workers: str) -> None:
         ('kind = "kill"\ntime = 1\nworker = 0\nseconds = 1', "faults[0].seconds", "is not known"),
     ],
 )
-def test_bad_faults(fault: str, key: str, expected: str) -> None:
+def test_an_error_in_a_fault_names_its_key(fault: str, key: str, expected: str) -> None:
     message = complaint(f"{SAMPLE}[[faults]]\n{fault}\n")
     assert message.startswith(f"mine.toml: {key} ")
     assert expected in message
 
 
-def test_the_second_kind_of_worker_is_named_as_such() -> None:
+def test_an_error_names_the_table_of_workers_by_its_index() -> None:
     assert complaint(SAMPLE + "[[workers]]\nbatch = 1\n").startswith("mine.toml: workers[1].link is missing")
 
 
 @pytest.mark.parametrize("text", ["[model", "bytes = = 3", "[model]\n[model]\n", "\x00"])
-def test_what_is_no_toml(text: str) -> None:
+def test_a_text_that_is_not_toml_is_refused(text: str) -> None:
     assert "is not valid TOML" in complaint(text)
 
 
 # Files
 
 
-def test_a_file_by_its_path(tmp_path: Path) -> None:
+def test_a_cluster_is_loaded_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "our lab.toml"
     path.write_text(SAMPLE + "# Größe\n", encoding="utf-8")
     assert load_cluster(str(path)).name == "our lab"
@@ -268,7 +268,7 @@ def test_errors_name_the_path_as_it_was_given(tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"{path}: model.bytes is -1")
 
 
-def test_no_such_cluster() -> None:
+def test_an_unknown_cluster_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ClusterError) as caught:
         load_cluster("r2sp-a-vgg61")
     message = str(caught.value)
@@ -279,12 +279,12 @@ def test_no_such_cluster() -> None:
 
 
 @pytest.mark.parametrize("what", ["/nowhere/at/all.toml", "."])
-def test_no_such_file(what: str) -> None:
+def test_a_file_that_does_not_exist_is_refused(what: str) -> None:
     with pytest.raises(ClusterError, match="neither built in nor as a file"):
         load_cluster(what)
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(ClusterError, match="cannot be read"):
@@ -294,7 +294,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 # Built in
 
 
-def test_all_that_were_asked_for_are_built_in() -> None:
+def test_all_clusters_of_the_papers_and_the_lab_are_built_in() -> None:
     models = ("resnet32", "alexnet", "vgg16", "inception")
     asked = {f"r2sp-{kind}-{model}" for kind in ("a", "table1") for model in models}
     labs = {"lab-5mb", "lab-1mb", "lab-unequal", "lab-vgg16"}
@@ -315,7 +315,7 @@ def test_built_in_clusters_load(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["a", "table1"])
 @pytest.mark.parametrize("model", ["resnet32", "alexnet", "vgg16", "inception"])
-def test_the_clusters_are_as_large_as_the_papers(kind: str, model: str) -> None:
+def test_the_clusters_are_as_large_as_in_the_paper(kind: str, model: str) -> None:
     spec = load_cluster(f"r2sp-{kind}-{model}")
     assert (len(spec.workers), spec.servers) == ((16, 4) if kind == "a" else (8, 2))
     assert spec.model_bytes == {"resnet32": 50e6, "alexnet": 240e6, "vgg16": 552e6, "inception": 108e6}[model]
@@ -341,7 +341,7 @@ def test_the_clusters_are_as_large_as_the_papers(kind: str, model: str) -> None:
         (" 1e3MB ", 1e9),
     ],
 )
-def test_sizes(text: object, bytes_: float) -> None:
+def test_sizes_are_read(text: object, bytes_: float) -> None:
     assert units.size(text) == bytes_
 
 
@@ -358,7 +358,7 @@ def test_sizes(text: object, bytes_: float) -> None:
         ("100 Mbit", 12.5e6),
     ],
 )
-def test_rates(text: object, rate: float) -> None:
+def test_rates_are_read(text: object, rate: float) -> None:
     assert units.rate(text) == rate
 
 
@@ -366,29 +366,29 @@ def test_rates(text: object, rate: float) -> None:
     ("text", "seconds"),
     [(0.25, 0.25), ("1s", 1.0), ("20ms", 0.02), ("50us", 50e-6), ("50µs", 50e-6), ("3ns", 3e-9), ("2min", 120.0)],
 )
-def test_times(text: object, seconds: float) -> None:
+def test_times_are_read(text: object, seconds: float) -> None:
     assert units.seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("value", ["", "MB", "1..2MB", "1,5MB", "5 MB/s", "0x10B", "5m", None, [], {}, True, "5mb"])
-def test_what_is_no_size(value: object) -> None:
+def test_a_wrong_size_is_refused(value: object) -> None:
     with pytest.raises(ValueError):
         units.size(value)
 
 
 @pytest.mark.parametrize("value", ["10", "10G", "10gbit", "10Gbit/m", "fast", False, float("inf")])
-def test_what_is_no_rate(value: object) -> None:
+def test_a_wrong_rate_is_refused(value: object) -> None:
     with pytest.raises(ValueError):
         units.rate(value)
 
 
 @pytest.mark.parametrize("value", ["10", "1h", "1 second", "s", True, float("nan")])
-def test_what_is_no_time(value: object) -> None:
+def test_a_wrong_time_is_refused(value: object) -> None:
     with pytest.raises(ValueError):
         units.seconds(value)
 
 
-def test_a_server_may_take_in_another_rate_than_it_gives_out() -> None:
+def test_a_server_may_have_different_rates_in_and_out() -> None:
     spec = parse_cluster(
         sample('link = "10Gbit"            #', 'link = "10Gbit"\nlink_in = "1Gbit"            #'), "a", "a"
     )

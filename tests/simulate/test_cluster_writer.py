@@ -1,4 +1,4 @@
-"""Clusters written and read again, and made of what was measured."""
+"""Clusters that are written and read again, and clusters made from measurements."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ STEP = StepTime(seconds=0.123456, batch=48, jitter=0.07, model_bytes=1201704)
 
 
 @pytest.mark.parametrize("name", builtin_names())
-def test_what_is_written_reads_as_it_was(name: str) -> None:
+def test_a_cluster_is_the_same_after_writing_and_reading(name: str) -> None:
     spec = load_cluster(name)
     assert parse_cluster(as_toml(spec, "About it.\nIn two lines."), name, name) == spec
 
 
-def test_a_measured_cluster_reads_as_it_was() -> None:
+def test_a_measured_cluster_is_the_same_after_writing_and_reading() -> None:
     spec = cluster_of("mine", STEP, [6.21e6, 12345678.9, 12.5e6], 2, 117e6 / 3, latency=2.1e-5 / 7)
     assert parse_cluster(as_toml(spec), "mine", "mine") == spec
-    assert 'link = "100Mbit"' in as_toml(spec), "a rate is written as people write it where that is exact"
+    assert 'link = "100Mbit"' in as_toml(spec), "a rate is written with a unit if that is exact"
 
 
-def test_the_first_worker_is_the_machine_that_was_measured_and_the_others_keep_their_proportions() -> None:
+def test_the_first_worker_is_the_measured_machine_and_the_others_keep_their_proportions() -> None:
     described = load_cluster("dssp-mixed")
     spec = measured_as(described, STEP)
     before = [worker.compute_seconds() / worker.batch for worker in described.workers]
@@ -36,7 +36,7 @@ def test_the_first_worker_is_the_machine_that_was_measured_and_the_others_keep_t
     assert [worker.link for worker in spec.workers] == [worker.link for worker in described.workers]
 
 
-def test_jitter_that_is_described_is_kept() -> None:
+def test_a_worker_that_is_described_with_jitter_keeps_it() -> None:
     kept = measured_as(load_cluster("rlp-10"), STEP)
     assert {worker.jitter.kind for worker in kept.workers} == {"straggle"}
     taken = measured_as(load_cluster("r2sp-b").with_jitter(0.0), STEP)

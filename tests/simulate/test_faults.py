@@ -1,4 +1,4 @@
-"""Machines that die, hang, lose their link and come back: the others go on, and the books stay right."""
+"""Machines that die, hang or lose their link and come back: the others continue, and the counts stay right."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from paceline.simulate import Cluster, ClusterSpec, SimulationError, WorkerSpec,
 from paceline.simulate.random_faults import chaos
 
 LEASE = 5.0
-SECOND = 100e6  # the bytes that a worker's link carries in one
-#: Name, and whether it is streamed.
+SECOND = 100e6  # bytes that a worker's link carries in one second
+#: Policies, and whether they are streamed.
 POLICIES = [
     ("bsp", False),
     ("bsp:pipeline=true", False),
@@ -66,7 +66,7 @@ with_every_policy = pytest.mark.parametrize(
 def cluster(
     *faults: Fault, workers: int = 4, compute: float = 1.0, transfer: float = 0.2, colocate: bool = False
 ) -> ClusterSpec:
-    """Workers who compute for a second and push and pull for a fifth of one, at best."""
+    """Return a cluster whose workers compute for 1 s, and push and pull for 0.2 s at best."""
     spec = ClusterSpec(
         name="faulty",
         model_bytes=transfer * SECOND,
@@ -97,7 +97,7 @@ def times(events: list[Event], kind: type, worker: int) -> list[float]:
 
 
 @with_every_policy
-def test_a_killed_worker_leaves_when_its_lease_runs_out_and_the_others_go_on(policy: str, streamed: bool) -> None:
+def test_a_killed_worker_leaves_when_its_lease_expires_and_the_others_continue(policy: str, streamed: bool) -> None:
     events, judge = run(cluster(Fault(3.05, 1, "kill")), policy, streamed)
     assert times(events, Left, 1) == [pytest.approx(3.05 + LEASE)]
     assert all(time <= 3.05 for kind in (Pulled, Computed, Arrived) for time in times(events, kind, 1))
@@ -106,7 +106,7 @@ def test_a_killed_worker_leaves_when_its_lease_runs_out_and_the_others_go_on(pol
 
 
 @with_every_policy
-def test_a_killed_worker_that_rejoins_at_once_is_a_new_one(policy: str, streamed: bool) -> None:
+def test_a_killed_worker_that_rejoins_soon_is_a_new_incarnation(policy: str, streamed: bool) -> None:
     events, judge = run(cluster(Fault(3.05, 1, "kill"), Fault(3.5, 1, "rejoin")), policy, streamed, iterations=16)
     assert times(events, Left, 1) == [3.5]
     assert times(events, Joined, 1) == [0.0, 3.5]
@@ -115,7 +115,7 @@ def test_a_killed_worker_that_rejoins_at_once_is_a_new_one(policy: str, streamed
 
 
 @with_every_policy
-def test_a_killed_worker_comes_back_long_after(policy: str, streamed: bool) -> None:
+def test_a_killed_worker_rejoins_after_its_lease_has_expired(policy: str, streamed: bool) -> None:
     events, judge = run(cluster(Fault(3.05, 1, "kill"), Fault(12.0, 1, "rejoin")), policy, streamed, iterations=16)
     assert times(events, Left, 1) == [pytest.approx(8.05)]
     assert times(events, Joined, 1) == [0.0, 12.0]
@@ -124,16 +124,16 @@ def test_a_killed_worker_comes_back_long_after(policy: str, streamed: bool) -> N
 
 
 @with_every_policy
-def test_when_everyone_is_killed_the_run_ends_with_a_plain_word(policy: str, streamed: bool) -> None:
+def test_when_all_workers_are_killed_the_run_ends_with_a_clear_error(policy: str, streamed: bool) -> None:
     faults = [Fault(3.0 + worker / 10, worker, "kill") for worker in range(4)]
     with pytest.raises(
-        SimulationError, match=r"nobody can go on, with \d+ of 40 iterations done; the faults have left"
+        SimulationError, match=r"no worker can continue, with \d+ of 40 iterations done; the faults have left"
     ):
         run(cluster(*faults), policy, streamed)
 
 
 @with_every_policy
-def test_when_everyone_was_killed_one_may_come_back(policy: str, streamed: bool) -> None:
+def test_when_all_workers_were_killed_one_may_rejoin(policy: str, streamed: bool) -> None:
     faults = [Fault(3.0 + worker / 10, worker, "kill") for worker in range(4)]
     if policy == "kbatch":
         faults.append(Fault(21.0, 1, "rejoin"))
@@ -142,8 +142,8 @@ def test_when_everyone_was_killed_one_may_come_back(policy: str, streamed: bool)
     assert 2 in judge.done
 
 
-def test_the_dead_do_not_push() -> None:
-    """Streamed, r2sp may give a Turn to one who has died since it asked for it."""
+def test_a_dead_worker_does_not_push() -> None:
+    """When streamed, r2sp may give a Turn to a worker that has died since it was ready."""
     spec = cluster(workers=6, transfer=1.0)
     calm, _ = run(spec, "r2sp", streamed=True)
     waits = [event for event in calm if isinstance(event, Computed) and event.time > 10]
@@ -153,8 +153,8 @@ def test_the_dead_do_not_push() -> None:
         assert all(time <= died for time in times(events, Arrived, computed.worker))
 
 
-def test_the_dead_do_not_wait_at_the_gates() -> None:
-    """Where transfers are let onto the servers' links in turn, one may die in the queue."""
+def test_a_dead_worker_does_not_wait_at_the_gates() -> None:
+    """A worker may die while it waits at the gate to the servers' links."""
     spec = load_cluster("r2sp-a-vgg16").with_jitter(0.5)
     calm, _ = run(spec, "r2sp", iterations=6)
     waits: dict[type, list[tuple[int, float]]] = {Pushing: [], Pulling: []}
@@ -167,13 +167,13 @@ def test_the_dead_do_not_wait_at_the_gates() -> None:
             if event.time > began + 0.05:
                 waits[type(event)].append((event.worker, (began + event.time) / 2))
     for kind, waited in waits.items():
-        assert waited, "this cluster was to make them wait"
+        assert waited, "no transfer waited in this cluster"
         for worker, died in waited[:4]:
             events, _ = run(replace(spec, faults=(Fault(died, worker, "kill"),)), "r2sp", iterations=6)
             assert all(time <= died for time in times(events, kind, worker))
 
 
-def test_killing_the_dead_changes_nothing() -> None:
+def test_killing_a_dead_worker_changes_nothing() -> None:
     once, _ = run(cluster(Fault(3.05, 1, "kill")), "r2sp")
     twice, _ = run(cluster(Fault(3.05, 1, "kill"), Fault(4.0, 1, "kill"), Fault(4.5, 1, "pause", 2.0)), "r2sp")
     assert twice == once
@@ -184,7 +184,7 @@ def test_rejoining_without_having_left_changes_nothing() -> None:
     assert run(cluster(Fault(3.05, 1, "rejoin")), "r2sp")[0] == calm
 
 
-def test_a_push_that_was_cut_half_way_never_happened() -> None:
+def test_a_push_that_is_cut_off_has_no_effect() -> None:
     spec = cluster(transfer=1.0)
     calm, _ = run(spec, "asp")
     first = times(calm, Arrived, 1)[0]
@@ -194,10 +194,10 @@ def test_a_push_that_was_cut_half_way_never_happened() -> None:
     assert judge.applied == judge.arrivals
 
 
-def test_what_had_arrived_before_the_end_still_counts() -> None:
+def test_an_update_that_arrived_before_its_worker_died_still_counts() -> None:
     calm, _ = run(cluster(), "bsp")
     first = times(calm, Arrived, 1)[0]
-    # It dies a moment after its update was in, while the barrier waits for one who hangs.
+    # Worker 1 dies just after its update arrives, while the barrier waits for worker 3, which hangs.
     events, _ = run(cluster(Fault(0.5, 3, "pause", 3.0), Fault(first + 0.01, 1, "kill")), "bsp")
     applied = next(event for event in events if isinstance(event, Applied))
     assert 1 in applied.workers
@@ -207,7 +207,7 @@ def test_what_had_arrived_before_the_end_still_counts() -> None:
 
 
 @with_every_policy
-def test_a_short_pause_delays_and_no_more(policy: str, streamed: bool) -> None:
+def test_a_short_pause_only_delays(policy: str, streamed: bool) -> None:
     events, judge = run(cluster(Fault(3.05, 1, "pause", 0.9 * LEASE)), policy, streamed)
     assert judge.departures == 0
     assert judge.arrivals >= 40
@@ -217,14 +217,14 @@ def test_a_short_pause_delays_and_no_more(policy: str, streamed: bool) -> None:
 
 
 @with_every_policy
-def test_a_long_pause_costs_the_membership_and_it_joins_again(policy: str, streamed: bool) -> None:
+def test_a_worker_with_a_long_pause_loses_its_membership_and_joins_again(policy: str, streamed: bool) -> None:
     events, judge = run(cluster(Fault(3.05, 1, "pause", 2 * LEASE)), policy, streamed, iterations=16)
     assert times(events, Left, 1) == [pytest.approx(3.05 + LEASE)]
     assert times(events, Joined, 1) == [0.0, pytest.approx(3.05 + 2 * LEASE)]
     assert judge.done.keys() == {0, 1, 2, 3}
 
 
-def test_a_pause_makes_an_iteration_just_so_much_longer() -> None:
+def test_a_pause_makes_an_iteration_longer_by_its_duration() -> None:
     calm, _ = run(cluster(workers=1), "asp")
     first, second = times(calm, Computed, 0)[:2]
     paused, _ = run(cluster(Fault(first - 0.3, 0, "pause", 2.0), workers=1), "asp")
@@ -241,23 +241,23 @@ def test_a_pause_within_a_pause_adds_nothing() -> None:
     assert times(run(cluster(*overlapping, workers=1), "asp")[0], Computed, 0)[0] == pytest.approx(first + 2.5)
 
 
-def test_short_silences_that_follow_each_other_add_up_to_a_long_one() -> None:
+def test_consecutive_short_silences_add_up_to_a_long_one() -> None:
     faults = (Fault(3.0, 1, "pause", 3.0), Fault(5.5, 1, "cut", 3.0), Fault(8.2, 1, "pause", 3.0))
     events, _ = run(cluster(*faults), "asp", iterations=16)
     assert times(events, Left, 1) == [pytest.approx(3.0 + LEASE)]
-    assert times(events, Joined, 1) == [0.0, pytest.approx(11.2)], "it comes back when the last of them is over"
+    assert times(events, Joined, 1) == [0.0, pytest.approx(11.2)], "it joins when the last of them is over"
 
 
-def test_a_pause_holds_up_what_has_not_begun_to_compute() -> None:
+def test_a_pause_delays_the_start_of_a_computation() -> None:
     calm, _ = run(cluster(workers=1), "asp")
     pulled = times(calm, Pulled, 0)[1]
     paused, _ = run(cluster(Fault(pulled - 0.1, 0, "pause", 2.0), workers=1), "asp")
-    assert times(paused, Pulled, 0)[1] == pytest.approx(pulled), "transfers go on by themselves"
+    assert times(paused, Pulled, 0)[1] == pytest.approx(pulled), "a pause does not stop transfers"
     assert times(paused, Computed, 0)[1] == pytest.approx(pulled - 0.1 + 2.0 + 1.0)
 
 
-def test_nothing_is_returned_to_one_who_has_left() -> None:
-    """Streamed over a slow line: it is given up while the first slice of what it pushed is still to come back."""
+def test_nothing_is_returned_to_a_worker_that_has_left() -> None:
+    """A streamed push over a slow link: the worker is given up before its first slice has come back."""
     spec = replace(cluster(transfer=2.0), latency=0.5, lease=1.0)
     calm, _ = run(spec, "asp", streamed=True)
     for worker in range(4):
@@ -274,7 +274,7 @@ def test_nothing_is_returned_to_one_who_has_left() -> None:
 
 @with_every_policy
 @pytest.mark.parametrize("at", [2.4, 3.05, 3.6])
-def test_a_short_cut_delays_and_no_more(policy: str, streamed: bool, at: float) -> None:
+def test_a_short_cut_only_delays(policy: str, streamed: bool, at: float) -> None:
     events, judge = run(cluster(Fault(at, 1, "cut", 0.9 * LEASE), transfer=0.6), policy, streamed, iterations=14)
     assert judge.departures == 0
     assert not any(at < time < at + 0.9 * LEASE for time in times(events, Arrived, 1))
@@ -282,14 +282,14 @@ def test_a_short_cut_delays_and_no_more(policy: str, streamed: bool, at: float) 
 
 @with_every_policy
 @pytest.mark.parametrize("at", [2.4, 3.05, 3.6])
-def test_a_long_cut_costs_the_membership_and_it_joins_again(policy: str, streamed: bool, at: float) -> None:
+def test_a_worker_with_a_long_cut_loses_its_membership_and_joins_again(policy: str, streamed: bool, at: float) -> None:
     events, judge = run(cluster(Fault(at, 1, "cut", 2 * LEASE), transfer=0.6), policy, streamed, iterations=16)
     assert times(events, Left, 1) == [pytest.approx(at + LEASE)]
     assert times(events, Joined, 1) == [0.0, pytest.approx(at + 2 * LEASE)]
     assert judge.done.keys() == {0, 1, 2, 3}
 
 
-def test_after_a_cut_a_transfer_goes_on_where_it_was() -> None:
+def test_a_transfer_continues_where_it_was_after_a_cut() -> None:
     calm, _ = run(cluster(workers=1, transfer=1.0), "asp")
     arrived = times(calm, Arrived, 0)[0]
     for at in (arrived - 0.9, arrived - 0.01):
@@ -307,7 +307,7 @@ def test_a_cut_frees_the_servers_links_for_the_others() -> None:
     assert times(calm, Arrived, 0)[0] == pytest.approx(push + 2.0)
 
 
-def test_a_cut_within_a_cut() -> None:
+def test_overlapping_cuts_last_until_the_last_of_them_ends() -> None:
     calm, _ = run(cluster(workers=1, transfer=1.0), "asp")
     arrived = times(calm, Arrived, 0)[0]
     faults = (Fault(arrived - 0.5, 0, "cut", 2.0), Fault(arrived, 0, "cut", 3.0), Fault(arrived + 1, 0, "cut", 0.1))
@@ -315,11 +315,11 @@ def test_a_cut_within_a_cut() -> None:
     assert times(cut, Arrived, 0)[0] == pytest.approx(arrived + 3.0 + 0.5)
 
 
-# R²SP in particular
+# R²SP
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_one_who_hangs_loses_its_turn_but_not_its_place(streamed: bool) -> None:
+def test_a_worker_that_hangs_loses_its_turn_but_not_its_place(streamed: bool) -> None:
     spec = replace(cluster(Fault(12.3, 1, "pause", 20.0)), lease=100.0)
     events, judge = run(spec, "r2sp", streamed, iterations=24)
     assert judge.departures == 0
@@ -332,16 +332,16 @@ def test_one_who_hangs_loses_its_turn_but_not_its_place(streamed: bool) -> None:
     assert later[begin : begin + 8] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
-def test_streamed_a_push_that_hangs_is_abandoned_and_its_worker_starts_again() -> None:
+def test_a_streamed_push_that_hangs_is_abandoned_and_its_worker_starts_again() -> None:
     spec = replace(cluster(transfer=1.0), lease=1000.0)
     calm, _ = run(spec, "r2sp", streamed=True)
     push = next(event.time for event in calm if isinstance(event, Pushing) and event.worker == 1 and event.time > 15)
-    for into in (0.01, 0.5):  # before a first slice has come back, and while they come
+    for into in (0.01, 0.5):  # before the first slice has come back, and while slices come back
         fault = Fault(push + into, 1, "cut", 40.0)
         events, judge = run(replace(spec, faults=(fault,)), "r2sp", streamed=True, iterations=24)
         cancelled, *later = times(events, Cancelled, 1)
         assert push < cancelled < push + 40
-        assert all(time > push + 40 for time in later)  # what it began before the link was back is overdue too
+        assert all(time > push + 40 for time in later)  # iterations that began before the link was back are overdue
         assert not any(push < time < push + 40 for kind in (Arrived, Computed) for time in times(events, kind, 1))
         meanwhile = [event for event in events if isinstance(event, Applied) and cancelled < event.time < push + 40]
         assert {worker for event in meanwhile for worker in event.workers} == {0, 2, 3}
@@ -349,12 +349,12 @@ def test_streamed_a_push_that_hangs_is_abandoned_and_its_worker_starts_again() -
         assert judge.departures == judge.discarded == 0
 
 
-# Chaos
+# Random faults
 
 
 @pytest.mark.parametrize("seed", range(12))
 @with_every_policy
-def test_chaos_from_a_seed(policy: str, streamed: bool, seed: int) -> None:
+def test_random_faults_from_a_seed(policy: str, streamed: bool, seed: int) -> None:
     calm = replace(cluster(transfer=0.4, colocate=seed % 3 == 2), lease=2.0 + seed % 3).with_jitter(0.2)
     spec = chaos(calm, count=12, iterations=12, seed=seed)
     events, judge = run(spec, policy, streamed, iterations=12, seed=seed)
@@ -364,7 +364,7 @@ def test_chaos_from_a_seed(policy: str, streamed: bool, seed: int) -> None:
     assert again == events
 
 
-def test_chaos_is_the_same_for_the_same_seed() -> None:
+def test_random_faults_are_the_same_for_the_same_seed() -> None:
     spec = load_cluster("r2sp-a-vgg16")
     first = chaos(spec, 20, 50, seed=1)
     assert chaos(spec, 20, 50, seed=1) == first
@@ -375,7 +375,7 @@ def test_chaos_is_the_same_for_the_same_seed() -> None:
     assert all(fault.time >= 0 and 0 <= fault.worker < 16 for fault in first.faults)
 
 
-def test_chaos_comes_on_top_of_the_faults_there_are() -> None:
+def test_random_faults_are_added_to_the_described_ones() -> None:
     spec = cluster(Fault(1.0, 0, "pause", 1.0))
     assert chaos(spec, 3, 10, seed=0).faults[0] == spec.faults[0]
     assert chaos(spec, 0, 10, seed=0) == spec
@@ -396,7 +396,7 @@ SCRIPTS = st.lists(
 @settings(derandomize=True, deadline=None, max_examples=250)
 @given(SCRIPTS, st.sampled_from(POLICIES), st.sampled_from([0.05, 0.4, 2.0]), st.booleans())
 def test_any_script_of_faults(script: list[Fault], run_as: tuple[str, bool], transfer: float, colocate: bool) -> None:
-    """Whatever happens to them, if they all come back in the end the run is finished and the books are right."""
+    """Whatever the faults, the run ends and the counts are right if all workers rejoin in the end."""
     policy, streamed = run_as
     back = [Fault(16.0 + worker, worker, "rejoin") for worker in range(4)]
     spec = cluster(*script, *back, transfer=transfer, colocate=colocate)
@@ -404,5 +404,5 @@ def test_any_script_of_faults(script: list[Fault], run_as: tuple[str, bool], tra
     assert judge.arrivals >= 24
 
 
-def test_every_policy_is_among_those_that_are_broken_here() -> None:
+def test_every_policy_is_tested_with_faults() -> None:
     assert {name.partition(":")[0] for name, _ in POLICIES} == set(names())

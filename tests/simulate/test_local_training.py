@@ -1,4 +1,4 @@
-"""Clients that train by themselves: the same as torch's SGD, whichever way they are computed."""
+"""Local training of clients gives the same result as torch's SGD, however it is computed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def task(network: str = "mlp", local: LocalSettings | None = None, **settings: f
 
 
 def by_hand(of: Task, begins: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-    """What torch's own SGD makes of it."""
+    """Return the model that torch's own SGD makes of these weights and samples."""
     assert of.local
     torch.manual_seed(of.seed)
     network = networks.make(of.network, of.data).train()
@@ -59,7 +59,7 @@ def by_hand(of: Task, begins: torch.Tensor, samples: torch.Tensor) -> torch.Tens
         (LocalSettings(4, 8, proximal=0.5), {"momentum": 0.5}),
     ],
 )
-def test_a_round_of_fedavg_is_the_mean_of_what_sgd_makes_of_each(
+def test_a_round_of_fedavg_is_the_mean_of_the_models_that_sgd_makes(
     network: str, local: LocalSettings, settings: dict[str, float]
 ) -> None:
     of = task(network, local, **settings)
@@ -79,7 +79,7 @@ def train_rounds(of: Task, training: Training, policy: str, rounds: int) -> None
 
 
 @pytest.mark.parametrize("policy", ["bsp:fraction=0.75,weights=mean", "fl-r2sp:groups=2", "fedbuff:k=3", "safa"])
-def test_stacked_or_one_after_the_other_it_is_the_same(policy: str) -> None:
+def test_stacked_clients_learn_the_same_as_one_after_the_other(policy: str) -> None:
     outcomes = [
         train(federation(), make(policy), replace(task(), together=together), None, 6) for together in (True, False)
     ]
@@ -88,8 +88,8 @@ def test_stacked_or_one_after_the_other_it_is_the_same(policy: str) -> None:
     assert stacked == pytest.approx(single, rel=1e-3)
 
 
-def test_mixing_models_is_adding_changes_where_all_began_alike() -> None:
-    """One group: its mean replaces the model, or all of the mean change is added."""
+def test_mixing_models_equals_adding_changes_if_all_clients_begin_alike() -> None:
+    """With one group, its mean replaces the model, or the mean change is added in full."""
     mixed, added = (
         train(federation(), make(f"fl-r2sp:groups=1,filter=false,moves={moves}"), task(), None, 4)
         for moves in ("model", "update")
@@ -97,8 +97,8 @@ def test_mixing_models_is_adding_changes_where_all_began_alike() -> None:
     assert [point.loss for point in mixed.curve] == pytest.approx([point.loss for point in added.curve], rel=1e-3)
 
 
-def test_changes_march_on_where_mixing_takes_back_half() -> None:
-    """What the docstring of FL-R²SP says: of a steady march the model keeps M/(2M−1) when models are mixed."""
+def test_added_changes_make_more_progress_than_mixed_models() -> None:
+    """As the docstring of FL-R²SP says, mixing keeps M/(2M−1) of a steady change of the model."""
     losses = {
         moves: train(federation(), make(f"fl-r2sp:groups=4,filter=false,moves={moves}"), task(), None, 12)
         .curve[-1]
@@ -108,31 +108,31 @@ def test_changes_march_on_where_mixing_takes_back_half() -> None:
     assert losses["update"] < losses["model"]
 
 
-def test_only_those_who_are_applied_are_computed_on_a_cpu() -> None:
+def test_a_cpu_computes_only_the_clients_that_are_applied() -> None:
     training = Training(task(), CLIENTS)
-    assert training._locals is not None
+    assert training._local_training is not None
     computed = 0
-    compute = training._locals.compute
+    compute = training._local_training.compute
 
     def counted(jobs, rate):  # type: ignore[no-untyped-def]
         nonlocal computed
         computed += len(jobs)
         compute(jobs, rate)
 
-    training._locals.compute = counted  # type: ignore[method-assign]
+    training._local_training.compute = counted  # type: ignore[method-assign]
     train_rounds(training.task, training, "bsp:fraction=0.5,weights=mean", 4)
     assert 0 < computed == training.outcome.updates
 
 
-def test_it_learns() -> None:
+def test_a_federation_learns() -> None:
     outcome = train(
         federation(), make("fl-r2sp:groups=2"), task(local=LocalSettings(20, 16)), Goal("accuracy", 0.9, every=1), 40
     )
     assert outcome.ended == "goal"
 
 
-def test_outliers_are_found_and_left_out_while_it_learns() -> None:
-    """Two of twelve clients have one class each, and the filter hears of their cosines."""
+def test_outliers_are_found_and_excluded_during_training() -> None:
+    """Two of twelve clients have samples of one class each. The filter gets their cosines."""
     clients = 12
     order = torch.argsort(DIGITS.labels, stable=True)
     shuffled = torch.randperm(len(DIGITS.labels), generator=torch.Generator().manual_seed(0))
@@ -153,4 +153,4 @@ def test_a_gpu_trains_clients_as_a_cpu_does(network: str) -> None:
     ]
     there, here = ([point.loss for point in outcome.curve] for outcome in outcomes)
     assert len(there) >= 3
-    assert there == pytest.approx(here, rel=1e-2)  # products are rounded to TF32 there
+    assert there == pytest.approx(here, rel=1e-2)  # a GPU rounds products to TF32

@@ -1,4 +1,4 @@
-"""Flows on links: who gets how much, when each ends, and that no byte is lost."""
+"""Flows on links: their rates, when each ends, and that no byte is lost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.simulate.clock import Clock
-from paceline.simulate.network import DIRECTIONS, Direction, Flow, Mesh, Network, Star
+from paceline.simulate.colocated_network import Mesh
+from paceline.simulate.network import DIRECTIONS, Direction, Flow, Network, Star
 
 MB = 1e6
 repeatable = settings(derandomize=True, deadline=None, max_examples=150)
 
 
 class Wires:
-    """A network under a clock of its own, which notes when each transfer ends."""
+    """A network with its own clock, which records when each transfer ends."""
 
     def __init__(self, links: Sequence[float], capacity: float | None) -> None:
         self.clock = Clock()
@@ -55,16 +56,16 @@ class Wires:
         self.clock.running = False
 
 
-# Workers around servers
+# Separate servers
 
 
-def test_alone_a_transfer_runs_at_its_own_link() -> None:
+def test_a_single_transfer_runs_at_the_rate_of_its_own_link() -> None:
     wires = Wires([100 * MB], capacity=400 * MB)
     wires.send("a", 0, 50 * MB)
     assert wires.run() == {"a": pytest.approx(0.5)}
 
 
-def test_alone_a_transfer_is_no_faster_than_the_servers() -> None:
+def test_a_single_transfer_is_no_faster_than_the_servers() -> None:
     wires = Wires([100 * MB], capacity=40 * MB)
     wires.send("a", 0, 50 * MB)
     assert wires.run() == {"a": pytest.approx(1.25)}
@@ -78,31 +79,31 @@ def test_the_servers_links_are_shared_equally() -> None:
 
 
 def test_slow_links_get_all_they_can_use_and_the_others_share_the_rest() -> None:
-    # Two at 10 MB/s, one at 100: of 80 MB/s the fast one gets 60, since the slow ones cannot use a third each.
+    # Two links have 10 MB/s, one 100. Of 80 MB/s the fast one gets 60, since the slow ones cannot use a third each.
     wires = Wires([10 * MB, 10 * MB, 100 * MB], capacity=80 * MB)
     for i in range(3):
         wires.send(f"{i}", i, 60 * MB)
     wires.run(until=0.5)
     assert wires.use["in"] == pytest.approx(1.0)
-    # When the fast one is done after 1 s, the slow ones go on at 10, which fills a quarter of the servers' links.
+    # When the fast one is done after 1 s, the slow ones continue at 10 MB/s, a quarter of the servers' links.
     wires.run(until=2.0)
     assert wires.use["in"] == pytest.approx(0.25)
     assert wires.run() == {"0": pytest.approx(6.0), "1": pytest.approx(6.0), "2": pytest.approx(1.0)}
     assert wires.use["in"] == 0.0
 
 
-def test_where_all_are_limited_by_the_servers_unequal_links_do_not_matter() -> None:
+def test_unequal_links_do_not_matter_if_the_servers_limit_all_transfers() -> None:
     wires = Wires([40 * MB, 100 * MB], capacity=60 * MB)
     wires.send("slow", 0, 30 * MB)
     wires.send("fast", 1, 30 * MB)
     assert wires.run() == {"slow": pytest.approx(1.0), "fast": pytest.approx(1.0)}
 
 
-def test_one_who_comes_later_takes_its_share_from_then_on() -> None:
+def test_a_later_transfer_takes_its_share_from_then_on() -> None:
     wires = Wires([100 * MB] * 2, capacity=100 * MB)
     wires.send("first", 0, 100 * MB)
     wires.send("second", 1, 100 * MB, at=0.5)
-    # 50 MB alone, then 50 MB at half the rate, then the second has the links for its last 50 MB.
+    # 50 MB alone, then 50 MB at half the rate. Then the second transfer has the links for its last 50 MB.
     assert wires.run() == {"first": pytest.approx(1.5), "second": pytest.approx(2.0)}
 
 
@@ -120,7 +121,7 @@ def test_equal_flows_started_together_end_at_the_same_instant() -> None:
     assert len(set(wires.run().values())) == 1
 
 
-def test_a_stopped_flow_leaves_its_share_and_tells_what_was_left() -> None:
+def test_a_stopped_flow_frees_its_share_and_returns_the_bytes_left() -> None:
     wires = Wires([100 * MB] * 2, capacity=100 * MB)
     wires.send("stays", 0, 100 * MB)
     wires.send("goes", 1, 100 * MB)
@@ -141,7 +142,7 @@ def test_a_flow_that_has_ended_or_was_stopped_has_nothing_left(capacity: float |
     assert list(wires.run()) == ["ends"]
 
 
-def test_what_is_stopped_and_resumed_takes_as_long_as_if_it_were_not() -> None:
+def test_a_transfer_that_is_stopped_and_resumed_takes_as_long_as_an_uninterrupted_one() -> None:
     wires = Wires([100 * MB], capacity=400 * MB)
     wires.send("before", 0, 100 * MB)
     wires.run(until=0.3)
@@ -152,8 +153,8 @@ def test_what_is_stopped_and_resumed_takes_as_long_as_if_it_were_not() -> None:
 
 @pytest.mark.parametrize("capacity", [10e9, None], ids=["star", "mesh"])
 @pytest.mark.parametrize("start", [0.0, 1e4, 1e6, 1e8])
-def test_a_clock_that_has_run_for_long_does_not_stop_a_quick_flow(capacity: float | None, start: float) -> None:
-    """Late on the clock, one tick of a float is more bytes than a flow may be short of its end."""
+def test_a_fast_flow_ends_late_on_the_clock_too(capacity: float | None, start: float) -> None:
+    """Late on the clock, the precision of a float is more bytes than a flow may be short of its end."""
     wires = Wires([5e9, 3e9], capacity)
     for i in range(20):
         wires.send(f"{i}", i % 2, 7e6 / 3, at=start + 0.1 + i / 7)
@@ -162,7 +163,7 @@ def test_a_clock_that_has_run_for_long_does_not_stop_a_quick_flow(capacity: floa
     assert wires.clock.pops < 200
 
 
-# Shares in general
+# Any shares
 
 LINKS = st.lists(st.sampled_from([1.0, 2.0, 2.5, 10.0]), min_size=1, max_size=6)
 SIZES = st.floats(0.1, 100.0)
@@ -171,7 +172,7 @@ SENDS = st.lists(st.tuples(st.integers(0, 5), SIZES, st.floats(0.0, 20.0)), min_
 
 @repeatable
 @given(LINKS, st.floats(0.5, 30.0), SENDS)
-def test_shares_are_feasible_and_everyone_is_held_back_by_something(
+def test_shares_fit_the_links_and_no_flow_could_be_faster(
     links: list[float], capacity: float, sends: list[tuple[int, float, float]]
 ) -> None:
     clock = Clock()
@@ -196,7 +197,7 @@ def test_shares_are_feasible_and_everyone_is_held_back_by_something(
 def test_no_byte_is_lost(
     links: list[float], capacity: float, sends: list[tuple[int, float, float]], until: float
 ) -> None:
-    """What is left of every flow, and the use of the links over time, come to what was sent."""
+    """The bytes left of all flows, and the use of the links over time, add up to what was sent."""
     clock = Clock()
     carried, rate, since = 0.0, 0.0, 0.0
 
@@ -232,7 +233,7 @@ def test_no_byte_is_lost(
 
 @repeatable
 @given(LINKS, SENDS)
-def test_a_mesh_carries_everything_and_fills_no_link_twice(
+def test_a_mesh_carries_everything_and_overfills_no_link(
     links: list[float], sends: list[tuple[int, float, float]]
 ) -> None:
     clock = Clock()
@@ -242,7 +243,7 @@ def test_a_mesh_carries_everything_and_fills_no_link_twice(
 
     def start(what: tuple[int, Direction, float]) -> None:
         worker, direction, size = what
-        if (worker, direction) not in busy:  # a worker pushes one thing at a time, and pulls one
+        if (worker, direction) not in busy:  # a worker has at most one push and one pull at a time
             busy.add((worker, direction))
             mesh.start(worker, direction, size, end, (worker, direction))
 
@@ -265,7 +266,7 @@ def test_a_mesh_carries_everything_and_fills_no_link_twice(
         for use, link in zip(sent + received, [*links, *links], strict=True):
             assert use <= link * (1 + 1e-6)
         full = [use >= link * (1 - 1e-6) for use, link in zip(sent + received, [*links, *links], strict=True)]
-        assert not mesh._flows or any(full), "everyone could be faster"
+        assert not mesh._flows or any(full), "all flows could be faster"
     assert not busy
     assert ended > 0
 
@@ -274,7 +275,7 @@ def test_a_mesh_carries_everything_and_fills_no_link_twice(
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
-def test_in_a_mesh_all_push_and_then_all_pull(workers: int) -> None:
+def test_in_a_mesh_all_workers_push_and_then_all_pull(workers: int) -> None:
     S, b = 80 * MB, 100 * MB
     wires = Wires([b] * workers, capacity=None)
     one_way = (workers - 1) / workers * S / b
@@ -287,8 +288,8 @@ def test_in_a_mesh_all_push_and_then_all_pull(workers: int) -> None:
         assert ends[f"pull {i}"] == pytest.approx(10.0 + one_way)
 
 
-def test_in_a_mesh_pushes_and_pulls_meet_on_the_links() -> None:
-    # Each link sends its own push and half of the other two's pulls, all at once: twice as long as one after the other.
+def test_in_a_mesh_pushes_and_pulls_share_the_links() -> None:
+    # Each link sends its own push and half of the other two pulls at once, so all take twice as long as one at a time.
     wires = Wires([100 * MB] * 3, capacity=None)
     for i in range(3):
         wires.send(f"push {i}", i, 90 * MB)
@@ -297,14 +298,14 @@ def test_in_a_mesh_pushes_and_pulls_meet_on_the_links() -> None:
 
 
 def test_in_a_mesh_one_push_is_spread_over_the_others() -> None:
-    # 2/3 of 90 MB leave over a's link at 40 MB/s; each of the others takes in 20 MB/s, which their 25 MB/s allow.
+    # 2/3 of 90 MB leave over a's link at 40 MB/s. Each of the others receives 20 MB/s, which its 25 MB/s allow.
     wires = Wires([40 * MB, 25 * MB, 25 * MB], capacity=None)
     wires.send("a", 0, 90 * MB)
     assert wires.run() == {"a": pytest.approx(1.5)}
 
 
-def test_in_a_mesh_the_slowest_receiver_holds_a_push_back() -> None:
-    # b takes in at most 10 MB/s, and as much goes to c: 20 MB/s in all for 2/3 of 90 MB.
+def test_in_a_mesh_the_slowest_receiver_limits_a_push() -> None:
+    # b receives at most 10 MB/s, and c receives as much: 20 MB/s together for 2/3 of 90 MB.
     wires = Wires([40 * MB, 10 * MB, 25 * MB], capacity=None)
     wires.send("a", 0, 90 * MB)
     assert wires.run() == {"a": pytest.approx(3.0)}

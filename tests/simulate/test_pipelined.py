@@ -1,4 +1,4 @@
-"""Pipelined BSP: faster than plain BSP, never faster than the floor, and nobody is stuck when members come and go."""
+"""Pipelined BSP is faster than plain BSP, never below the floor, and never stuck when members join and leave."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def seconds(spec: ClusterSpec, policy: str, iterations: int = 12) -> float:
     return Cluster(spec, make(policy), iterations).run().report.mean_iteration_seconds
 
 
-def test_it_takes_one_way_and_a_little() -> None:
+def test_a_round_takes_one_way_and_one_slice() -> None:
     spec = cluster()
     one_way = 8 * 50e6 / (2 * LINK)
     assert seconds(spec, "bsp") == pytest.approx(1.0 + 2 * one_way, rel=0.01)
     assert seconds(spec, "bsp:pipeline=true") == pytest.approx(1.0 + one_way * (1 + 1 / 16), rel=0.01)
 
 
-def test_more_slices_come_nearer_to_one_way() -> None:
+def test_more_slices_bring_a_round_closer_to_one_way() -> None:
     one_way = 8 * 50e6 / (2 * LINK)
     by_slices = [seconds(cluster(slices=slices), "bsp:pipeline=true") for slices in (1, 4, 16, 64)]
     assert by_slices == sorted(by_slices, reverse=True)
@@ -65,7 +65,7 @@ def test_more_slices_come_nearer_to_one_way() -> None:
 @pytest.mark.parametrize("compute", [0.05, 5.0])
 @pytest.mark.parametrize("latency", [0.0, 0.3])
 @pytest.mark.parametrize("link", [LINK, LINK / 10])
-def test_it_is_never_below_the_floor_nor_slower_than_plain(
+def test_it_is_never_below_the_floor_nor_slower_than_plain_bsp(
     workers: int, servers: int, compute: float, latency: float, link: float
 ) -> None:
     spec = cluster(workers, servers, compute, latency=latency, link=link)
@@ -79,14 +79,14 @@ def test_jitter_and_colocation_do_not_break_it() -> None:
         assert judged(spec).arrivals >= 12 * 8
 
 
-# Members come and go. The servers are slow at applying in some of these, so that slices are complete but not yet out.
+# Members join and leave. In some of these tests the servers apply slowly, so slices are complete but not released.
 
 
 @pytest.mark.parametrize("apply_rate", [10e9, 20e6])
 @pytest.mark.parametrize("link", [LINK, LINK / 10])
 @pytest.mark.parametrize("compute", [0.01, 1.0])
 @pytest.mark.parametrize("rejoins_after", [0.05, 0.9, 4.0, 25.0])
-def test_one_who_is_killed_at_any_moment_and_rejoins(
+def test_a_worker_that_is_killed_at_any_moment_and_rejoins(
     apply_rate: float, link: float, compute: float, rejoins_after: float
 ) -> None:
     for twentieth in range(20):
@@ -96,21 +96,24 @@ def test_one_who_is_killed_at_any_moment_and_rejoins(
 
 
 @pytest.mark.parametrize("apply_rate", [10e9, 20e6])
-def test_links_that_are_cut_and_come_back(apply_rate: float) -> None:
+def test_links_that_are_cut_and_restored(apply_rate: float) -> None:
     for tenth in range(0, 60, 2):
         faults = (Fault(3 + tenth / 10, 0, "cut", 2.5), Fault(4 + tenth / 10, 2, "cut", 15.0))
         judged(cluster(4, apply_rate=apply_rate, faults=faults), iterations=8)
 
 
-def test_everyone_is_killed_in_mid_round_and_comes_back() -> None:
+def test_all_workers_are_killed_during_a_round_and_rejoin() -> None:
     faults = tuple(Fault(3.3 + worker / 3, worker, "kill") for worker in range(4))
     back = tuple(Fault(20 + worker / 3, worker, "rejoin") for worker in range(4))
     judged(cluster(4, faults=faults + back))
 
 
 @pytest.mark.parametrize(("rejoins", "granted"), [(1.9, 1.9), (2.5, 2.75)])
-def test_one_who_joins_when_the_round_is_settled_waits_until_it_closes(rejoins: float, granted: float) -> None:
-    """All are ready at 2 s. If one dies before, the round is settled when it is known to be gone, as it comes back."""
+def test_a_worker_that_joins_a_settled_round_waits_until_it_closes(rejoins: float, granted: float) -> None:
+    """All workers are ready at 2 s. Then the round is settled: its members are fixed.
+
+    If a worker dies before that, the round is settled when the job learns of its death, which is when it rejoins.
+    """
     faults = (Fault(1.5, 3, "kill"), Fault(rejoins, 3, "rejoin"))
     events = trace(cluster(4, faults=faults))
     judge_of("bsp").watch(events)
@@ -119,7 +122,7 @@ def test_one_who_joins_when_the_round_is_settled_waits_until_it_closes(rejoins: 
     assert set(first.workers) == ({0, 1, 2, 3} if granted == rejoins else {0, 1, 2})
 
 
-def test_the_others_wait_for_the_lease_and_then_go_on() -> None:
+def test_the_others_wait_until_the_lease_expires_and_then_continue() -> None:
     spec = cluster(4, faults=(Fault(2.0, 3, "kill"),))
     untroubled = Cluster(replace(spec, faults=()), make("bsp:pipeline=true"), 12).run()
     troubled = Cluster(spec, make("bsp:pipeline=true"), 12).run()

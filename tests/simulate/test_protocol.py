@@ -1,6 +1,6 @@
-"""Both ends of the protocol under a virtual clock: faults at every point, and at random.
+"""Both ends of the protocol under a virtual clock, with faults at every point and at random.
 
-`python benchmarks/seeds.py` runs thousands of seeds; here are the first.
+`python benchmarks/seeds.py` runs thousands of seeds. The first ones run here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEASE = 4.0
 
 
 def check(outcome: ProtocolOutcome) -> None:
-    """No promise is broken, neither the job's nor the policy's."""
+    """Assert that neither the job nor the policy has broken a promise."""
     assert not outcome.problems
     for trace in outcome.traces:
         judge = judge_of(outcome.setting.policy, outcome.setting.streamed)
@@ -59,14 +59,14 @@ SMALL = {
 
 
 def moments(setting: Setting) -> list[float]:
-    """Shortly after each thing that the server is told in a run without faults."""
+    """Return the moments shortly after each event of the server in a run without faults."""
     history: list[str] = []
     check(run(1, setting=setting, faults=(), history=history))
     return sorted({float(line.split()[0]) + 0.0005 for line in history})
 
 
 def at_every_point(setting: Setting, kind: str, seconds: float) -> int:
-    """Strike at every moment, each worker in turn; how many runs that were."""
+    """Strike every worker at every moment, one fault in each run. Return the number of runs."""
     assert kind in KINDS
     runs = 0
     for moment, target in itertools.product(moments(setting), range(setting.workers)):
@@ -83,13 +83,13 @@ def test_a_connection_is_lost_at_every_point(setting: Setting, notice: float) ->
 
 @pytest.mark.parametrize("setting", SMALL.values(), ids=SMALL)
 def test_a_server_is_stopped_at_every_point(setting: Setting) -> None:
-    """For longer than a lease: workers hang up, and the server wakes with its mailbox full of the past."""
+    """It is stopped for longer than a lease. Workers hang up, and it finds old messages in its queue."""
     for moment in moments(setting):
         check(run(1, setting=setting, faults=(ScheduledFault(moment, "stop server", 0, 1.7 * LEASE),)))
 
 
 @pytest.mark.parametrize("kind", ["kill worker", "stop worker", "twin", "kill server", "kill shard"])
-def test_a_process_is_struck_at_every_point(kind: str) -> None:
+def test_a_process_fails_at_every_point(kind: str) -> None:
     assert at_every_point(SMALL["r2sp-streamed"], kind, 1.5 * LEASE) > 40
 
 
@@ -99,7 +99,7 @@ def test_every_kind_of_fault_and_every_policy_is_drawn() -> None:
         check(outcome)
     assert {fault.kind for outcome in outcomes for fault in outcome.faults} == set(KINDS)
     assert {outcome.setting.policy for outcome in outcomes} == set(POLICIES)
-    assert any(len(outcome.traces) > 2 for outcome in outcomes), "a server that was restored more than once"
+    assert any(len(outcome.traces) > 2 for outcome in outcomes), "no server was restored more than once"
 
 
 def test_a_seed_gives_the_same_run_every_time() -> None:
@@ -110,7 +110,7 @@ def test_a_seed_gives_the_same_run_every_time() -> None:
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_found(name: str) -> None:
-    """Those of `benchmarks/seeds.py --mistake`. A simulation that finds no mistake shows nothing."""
+    """The mistakes of `benchmarks/seeds.py --mistake`. A simulation that finds no mistake proves nothing."""
 
     def fails(seed: int) -> bool:
         try:

@@ -1,6 +1,6 @@
-"""What the simulated clusters must show: the floor, the R²SP paper's two tables, few groups, even gaps, same runs.
+"""Targets of the simulated clusters: the floor, the tables of the R²SP paper, few groups, even gaps, repeatable runs.
 
-Times are exact here, since time is virtual.
+Time is virtual, so times are exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.observe.trace import Event, Granted, as_line
 from paceline.policies import make, names
 from paceline.simulate import Cluster, ClusterSpec, WorkerSpec, builtin_names, limit_seconds, load_cluster
 
-#: Table I of the INFOCOM paper: seconds of communication, and of a whole iteration, under BSP.
+#: Table I of the INFOCOM paper: seconds of communication and of a whole iteration under BSP.
 TABLE_I = {"resnet32": (0.11, 0.23), "alexnet": (2.89, 3.39), "vgg16": (9.04, 9.74), "inception": (1.27, 1.97)}
 MODELS = list(TABLE_I)
 CLUSTERS = [f"r2sp-{kind}-{model}" for kind in ("a", "table1") for model in MODELS]
@@ -46,7 +46,7 @@ def report(cluster: str, spec: str, iterations: int = 40, streamed: bool = False
 @pytest.mark.parametrize("latency", [0.0, 0.02])
 def test_r2sp_reaches_the_floor(streamed: bool, servers: int, workers: int, compute: float, latency: float) -> None:
     spec = homogeneous(workers, servers, compute, latency)
-    # Streamed, the very first iteration is the only one whose pull does not overlap; it takes a while to be forgotten.
+    # When streamed, only the pull of the first iteration does not overlap. The mean needs some iterations to forget it.
     iterations = 60 if streamed else 16
     seconds = Cluster(spec, make("r2sp"), iterations, streamed=streamed).run().report.mean_iteration_seconds
     floor = limit_seconds(spec, streamed)
@@ -73,7 +73,7 @@ def test_the_floor_by_hand() -> None:
     one = replace(spec, workers=spec.workers[:1])
     assert limit_seconds(one, streamed=True) == pytest.approx(0.5 + 1.0 + (1.0 + 0.025) / 16 + 0.004)
     wide = replace(one, servers=1, workers=(replace(one.workers[0], link=10 * one.server_link),))
-    assert limit_seconds(wide, streamed=False) == pytest.approx(0.5 + 1.0 + 1.0 + 0.1), "it waits for the server's link"
+    assert limit_seconds(wide, streamed=False) == pytest.approx(0.5 + 1.0 + 1.0 + 0.1), "the server's link limits it"
     slow_servers = replace(spec, apply_rate=0.05e9)
     assert limit_seconds(slow_servers, streamed=False) == pytest.approx(8 * 0.5)
     beside = spec.colocated()
@@ -82,7 +82,7 @@ def test_the_floor_by_hand() -> None:
 
 
 @pytest.mark.parametrize("cluster", builtin_names())
-def test_no_scheme_that_serves_everyone_alike_is_below_the_floor(cluster: str) -> None:
+def test_no_policy_that_serves_all_workers_alike_is_below_the_floor(cluster: str) -> None:
     spec = load_cluster(cluster).with_jitter(0.0)
     floor = limit_seconds(spec, streamed=False)
     for policy in ("bsp", "r2sp", "r2sp:groups=4"):
@@ -97,7 +97,7 @@ def test_no_scheme_that_serves_everyone_alike_is_below_the_floor(cluster: str) -
     [
         (8, 50e6, 5e6, 0.12, 0.217),
         (8, 50e6, 1e6, 0.20, 0.2189),
-        # Links that are full all the time, or nearly.
+        # Links that are full all or nearly all the time.
         (4, 6.25e6, 1.201704e6, 0.05, 0.3968),
         (4, 6.25e6, 1.201704e6, 0.2, 0.3902),
         (4, 6.25e6, 1.201704e6, 0.3, 0.4708),
@@ -106,7 +106,7 @@ def test_no_scheme_that_serves_everyone_alike_is_below_the_floor(cluster: str) -
 def test_streamed_turns_between_colocated_servers_are_as_fast_as_in_the_lab(
     workers: int, link: float, model_bytes: float, compute: float, measured: float
 ) -> None:
-    """Measured with the real server, stand-in workers, and links of 400 and 50 Mbit/s."""
+    """Measured with the real server, synthetic workers, and links of 400 and 50 Mbit/s."""
     worker = WorkerSpec(link=link, batch=100, samples_per_second=100 / compute)
     spec = ClusterSpec("lab", model_bytes, 1, link, 50e-6, 10e9, 30.0, (worker,) * workers).colocated()
     report = Cluster(spec, make("r2sp"), 40, streamed=True).run().report
@@ -115,10 +115,10 @@ def test_streamed_turns_between_colocated_servers_are_as_fast_as_in_the_lab(
 
 @pytest.mark.parametrize("compute", [0.001, 0.05, 0.1, 1.0])
 @pytest.mark.parametrize("links", [(50e6,) * 8, (50e6,) * 3, (50e6, 25e6, 50e6, 50e6)], ids=["8", "3", "a slow link"])
-def test_streamed_turns_between_colocated_servers_keep_clear_of_one_another(
+def test_streamed_turns_between_colocated_servers_do_not_slow_each_other_down(
     compute: float, links: tuple[float, ...]
 ) -> None:
-    """They come to the longest path, or to twice the model over the slowest link, whichever is longer."""
+    """A round takes as long as the longest path, or twice the model over the slowest link, whichever is longer."""
     workers = tuple(WorkerSpec(link=link, batch=100, samples_per_second=100 / compute) for link in links)
     spec = ClusterSpec("beside", 5e6, 1, 50e6, 0.0, 10e9, 30.0, workers).colocated()
     report = Cluster(spec, make("r2sp"), 40, streamed=True).run().report
@@ -147,7 +147,7 @@ def test_r2sp_beats_plain_bsp(cluster: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_r2sp_is_streamed_down_to_the_lower_floor(model: str) -> None:
+def test_streamed_r2sp_reaches_the_lower_floor(model: str) -> None:
     cluster = f"r2sp-a-{model}"
     streamed = report(cluster, "r2sp", 60, streamed=True).mean_iteration_seconds
     assert streamed <= 1.03 * limit_seconds(load_cluster(cluster), streamed=True)
@@ -171,7 +171,7 @@ def test_few_groups_are_as_fast_as_sixteen(model: str) -> None:
 
 
 def test_auto_never_chooses_two_groups() -> None:
-    # One group's compute and transfers would fit into the other's turn, if compute took no time at all.
+    # The compute time and transfers of one group would fit into the turn of the other, if computing took no time.
     spec = homogeneous(8, 1, compute=0.0001)
     policy: Any = make("r2sp:groups=auto")
     tried = set()
@@ -198,11 +198,11 @@ def test_one_group_is_plain_bsp_and_two_are_no_faster_than_pipelined() -> None:
 # Even gaps
 
 
-def test_bsp_updates_come_all_at_once() -> None:
+def test_bsp_updates_arrive_all_at_once() -> None:
     assert report("r2sp-a-vgg16", "bsp", 16).update_gaps.zero_fraction == pytest.approx(15 / 16)
 
 
-def test_r2sp_updates_come_evenly() -> None:
+def test_r2sp_updates_arrive_evenly_spaced() -> None:
     r2sp = report("r2sp-a-vgg16", "r2sp")
     even = r2sp.mean_iteration_seconds / 16
     assert r2sp.update_gaps.p5 == pytest.approx(even, rel=0.05)
@@ -211,12 +211,12 @@ def test_r2sp_updates_come_evenly() -> None:
     assert r2sp.update_gaps.zero_fraction == 0.0
 
 
-# Table II: g2 are workers 0 and 1, p2 are 2 and 3, g3 are 4 to 7.
+# Table II: g2 is workers 0 and 1, p2 is 2 and 3, g3 is 4 to 7.
 
 KINDS = {"g2": (0, 1), "p2": (2, 3), "g3": (4, 5, 6, 7)}
 
 
-def test_blocking_times_before_tuning_are_table_twos() -> None:
+def test_blocking_times_before_tuning_are_those_of_table_two() -> None:
     blocking = report("r2sp-b", "r2sp").blocking_by_worker
     for kind, seconds in {"g2": 0.0, "p2": 0.62, "g3": 0.82}.items():
         for worker in KINDS[kind]:
@@ -224,7 +224,7 @@ def test_blocking_times_before_tuning_are_table_twos() -> None:
 
 
 @pytest.mark.parametrize("policy", ["r2sp:tune_batches=true", "bsp:tune_batches=true"])
-def test_tuned_batches_are_table_twos(policy: str) -> None:
+def test_tuned_batches_are_those_of_table_two(policy: str) -> None:
     tuned = report("r2sp-b", policy, 80)
     for kind, batch in {"g2": 512, "p2": 901, "g3": 1264}.items():
         for worker in KINDS[kind]:
@@ -232,7 +232,7 @@ def test_tuned_batches_are_table_twos(policy: str) -> None:
     assert all(tuned.batch_sizes[worker] == 512 for worker in KINDS["g2"])
     assert max(tuned.blocking_by_worker.values()) < 0.02 * tuned.mean_iteration_seconds
     before = report("r2sp-b", policy.partition(":")[0])
-    # Under BSP all push at once now that all take equally long, so their transfers take a little longer.
+    # Under BSP all workers now push at once, since they take equally long. So their transfers take a little longer.
     assert tuned.mean_iteration_seconds == pytest.approx(before.mean_iteration_seconds, rel=0.02)
     assert tuned.samples_per_second > 1.8 * before.samples_per_second
 
@@ -253,7 +253,7 @@ def test_batches_do_not_oscillate_under_jitter(policy: str, seed: int) -> None:
             batches = granted[worker]
             late = batches[len(batches) // 2 :]
             changes = sum(a != b for a, b in pairwise(late))
-            assert changes <= 3, "it changes its mind again and again"
+            assert changes <= 3, "the batch size oscillates"
             assert max(late) - min(late) <= 0.08 * batch
             assert late[-1] == pytest.approx(batch, rel=0.08)
 
@@ -263,11 +263,11 @@ def test_a_network_bound_ring_does_not_inflate_batches() -> None:
     assert set(sizes.values()) == {128}
 
 
-def test_batches_grow_no_further_than_they_may() -> None:
+def test_batches_grow_no_further_than_max_growth() -> None:
     assert max(report("r2sp-b", "r2sp:tune_batches=true,max_growth=1.5", 40).batch_sizes.values()) == 768
 
 
-# The same seed
+# Repeatable runs
 
 
 def trace(cluster: str, policy: str, seed: int, streamed: bool = False, jitter: float | None = None) -> bytes:
@@ -288,7 +288,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another(policy: str
 
 
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "straggle", "delay"])
-def test_every_kind_of_jitter_comes_from_the_seed(kind: Any) -> None:
+def test_every_kind_of_jitter_depends_on_the_seed(kind: Any) -> None:
     def seconds(seed: int) -> float:
         spec = load_cluster("r2sp-b")
         base = load_cluster("rlp-10").workers[0].jitter
@@ -301,7 +301,7 @@ def test_every_kind_of_jitter_comes_from_the_seed(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["normal", "lognormal"])
-def test_jitter_has_the_mean_and_the_spread_it_says(kind: Any) -> None:
+def test_jitter_has_the_described_mean_and_spread(kind: Any) -> None:
     spec = homogeneous(1, 1, compute=1.0)
     jitter = replace(spec.workers[0].jitter, kind=kind, sigma=0.2)
     spec = replace(spec, workers=(replace(spec.workers[0], jitter=jitter),))
@@ -314,7 +314,7 @@ def test_jitter_has_the_mean_and_the_spread_it_says(kind: Any) -> None:
     assert min(draws) > 0
 
 
-def test_stragglers_sleep_as_often_and_as_long_as_they_say() -> None:
+def test_stragglers_sleep_as_often_and_as_long_as_described() -> None:
     spec = load_cluster("rlp-10")
     machine = Cluster(spec, make("asp"), 1).machines[0]
     compute, jitter = machine.spec.compute_seconds(), machine.spec.jitter
@@ -334,11 +334,11 @@ def test_clients_are_delayed_as_the_federated_paper_says() -> None:
     assert sum(delays) / len(delays) == pytest.approx(math.exp(-2 + 0.5), rel=0.05)  # 0.22 s
 
 
-def test_a_server_that_takes_in_less_than_it_gives_out_is_limited_by_that() -> None:
+def test_a_slower_link_into_the_server_slows_down_pushes_alone() -> None:
     spec = homogeneous(4, 1, compute=1e-6)
     slow = replace(spec, server_link_in=spec.server_link / 3)
     before, after = (Cluster(each, make("bsp"), 20).run().report.mean_iteration_seconds for each in (spec, slow))
-    assert after == pytest.approx(2 * before, rel=0.02)  # pushes take three times as long, pulls as long as they did
+    assert after == pytest.approx(2 * before, rel=0.02)  # pushes take three times as long, pulls as long as before
 
 
 def test_without_jitter_the_seed_does_not_matter() -> None:
@@ -370,7 +370,7 @@ def test_dssp_as_printed_is_as_fast_as_asp() -> None:
 
 
 def homogeneous(workers: int, servers: int, compute: float, latency: float = 0.0) -> ClusterSpec:
-    """Everyone's link, and every server's, carries the model in a second."""
+    """Return a cluster in which every link, of workers and servers, carries the model in one second."""
     return ClusterSpec(
         name="homogeneous",
         model_bytes=100e6,

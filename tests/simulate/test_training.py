@@ -1,4 +1,4 @@
-"""Real gradients under the virtual clock: what is learned is what the policy's order makes of the samples."""
+"""Real gradients under the virtual clock: the outcome follows from the order of updates that the policy makes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DIGITS = sets.load("digits")
 def cluster(
     workers: int = WORKERS, jitter: float = 0.1, link: float = 1e8, faults: tuple[Fault, ...] = ()
 ) -> ClusterSpec:
-    """A second to compute, a tenth to send the model one way."""
+    """Return a cluster whose workers compute for 1 s and send the model in 0.1 s."""
     of = WorkerSpec(link, BATCH, float(BATCH), jitter=Jitter("lognormal", jitter) if jitter else Jitter())
     return ClusterSpec("small", 1e7, 1, link, 1e-4, 1e10, 3.0, (of,) * workers, faults=faults)
 
@@ -51,8 +51,8 @@ def task(network: str = "mlp", optimizer: OptimizerSpec | None = None, **options
     return Task(network, DIGITS, optimizer or sgd(), **options)
 
 
-class Book:
-    """Stands where a model would: writes down who computed from which version, and what was applied."""
+class EventRecord:
+    """A model that records which worker computed from which version, and what was applied."""
 
     over, momentum = False, 0.0
 
@@ -87,9 +87,9 @@ class Book:
 def by_hand(
     spec: ClusterSpec, policy: str, of: Task, rounds: int, streamed: bool = False
 ) -> tuple[torch.Tensor, list[float]]:
-    """The same run, from what was written down: every version kept, every gradient computed by itself, at once."""
-    book = Book()
-    Cluster(spec, make(policy), rounds, of.seed, streamed, model=book).run()
+    """Repeat a run from its record: keep every version, and compute every gradient by itself."""
+    record = EventRecord()
+    Cluster(spec, make(policy), rounds, of.seed, streamed, model=record).run()
     torch.manual_seed(of.seed)
     network = networks.make(of.network, of.data).train()
     torch.func.replace_all_batch_norm_modules_(network)
@@ -100,7 +100,7 @@ def by_hand(
     made: dict[int, tuple[torch.Tensor, torch.Tensor, float]] = {}  # worker → weights, gradient, loss
     pushed: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, float]] = {}
     losses: list[float] = []
-    for kind, what in book.lines:
+    for kind, what in record.lines:
         if kind == "pull":
             has[what[0]] = flat(network)
         elif kind == "compute":
@@ -160,18 +160,18 @@ ALL = [
 
 
 @pytest.mark.parametrize("policy", ALL)
-def test_it_learns_what_the_order_of_updates_makes(policy: str) -> None:
+def test_the_order_of_updates_decides_what_is_learned(policy: str) -> None:
     weights, outcome = trained(cluster(), policy, task(), rounds=8)
     expected, losses = by_hand(cluster(), policy, task(), rounds=8)
     assert torch.allclose(weights, expected, atol=1e-5), (weights - expected).abs().max()
     means = [sum(losses[at : at + WORKERS]) / WORKERS for at in range(0, len(losses) - WORKERS + 1, WORKERS)]
     assert [point.loss for point in outcome.curve] == pytest.approx(means, abs=1e-4)
-    assert outcome.updates == len(losses) >= 4 * WORKERS  # some policies discard
+    assert outcome.updates == len(losses) >= 4 * WORKERS  # some policies discard updates
 
 
 @pytest.mark.parametrize("policy", ["bsp", "bsp:pipeline=true", "ssp:staleness=1", "r2sp", "safa"])
-def test_a_worker_that_comes_back_gives_an_update_with_the_same_number_as_before(policy: str) -> None:
-    """The barrier holds the first update of worker 0; its next incarnation gives a first update too. Both count."""
+def test_a_worker_that_rejoins_pushes_an_update_with_the_same_number_as_before(policy: str) -> None:
+    """The barrier holds the first update of worker 0. The next incarnation pushes a first update too. Both count."""
     quick = WorkerSpec(1e8, BATCH, float(BATCH))
     workers = (quick, replace(quick, samples_per_second=BATCH / 10))
     faults = (Fault(2.0, 0, "kill"), Fault(3.0, 0, "rejoin"))
@@ -191,7 +191,7 @@ def test_faults_change_the_order_and_nothing_else(policy: str, fault: Fault) -> 
 
 
 @pytest.mark.parametrize("network", ["cnn", "lstm", "resnet20"])
-def test_other_networks(network: str) -> None:
+def test_the_order_of_updates_decides_for_other_networks_too(network: str) -> None:
     of = task(network, sgd(0.02, momentum=0.9))
     weights, _ = trained(cluster(2), "r2sp", of, rounds=3)
     expected, _ = by_hand(cluster(2), "r2sp", of, rounds=3)
@@ -199,7 +199,7 @@ def test_other_networks(network: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["asp", "r2sp", "r2sp:weights=mean"])
-def test_streamed_each_goes_on_from_its_own_version(policy: str) -> None:
+def test_streamed_workers_continue_from_their_own_versions(policy: str) -> None:
     weights, outcome = trained(cluster(), policy, task(), rounds=8, streamed=True)
     expected, _ = by_hand(cluster(), policy, task(), rounds=8, streamed=True)
     assert torch.allclose(weights, expected, atol=1e-5)
@@ -209,8 +209,8 @@ def test_streamed_each_goes_on_from_its_own_version(policy: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("network", ["mlp", "resnet20"])
 @pytest.mark.parametrize("policy", ["bsp", "r2sp", "r2sp:tune_batches=true"])
-def test_side_by_side_on_a_gpu_makes_no_difference(policy: str, network: str) -> None:
-    """Rounded as TF32 is, and steps small enough for that not to grow."""
+def test_gradients_side_by_side_on_a_gpu_are_the_same(policy: str, network: str) -> None:
+    """The tolerances allow for TF32. Steps are small, so rounding errors do not grow."""
     of = task(network, sgd(0.005), device="cuda")
     together, _ = trained(cluster(), policy, of, rounds=4)
     apart, _ = trained(cluster(), policy, replace(of, together=False), rounds=4)
@@ -221,7 +221,7 @@ def test_side_by_side_on_a_gpu_makes_no_difference(policy: str, network: str) ->
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
-def test_in_bfloat16_gradients_are_rounded_and_nothing_else(network: str) -> None:
+def test_bfloat16_rounds_gradients_and_nothing_else(network: str) -> None:
     exact, _ = trained(cluster(), "r2sp", task(network, device="cuda"), rounds=6)
     of = task(network, device="cuda", precision="bfloat16")
     rounded, _ = trained(cluster(), "r2sp", of, rounds=6)
@@ -232,7 +232,7 @@ def test_in_bfloat16_gradients_are_rounded_and_nothing_else(network: str) -> Non
 
 
 def test_bsp_is_plain_large_batch_sgd() -> None:
-    """Written without any of ours but the samples: 4 × 16 samples a step, the learning rate times four."""
+    """Plain torch, except for the samples: 4 × 16 samples in each step, four times the learning rate."""
     weights, outcome = trained(cluster(), "bsp", task(), rounds=10)
     torch.manual_seed(0)
     network = networks.make("mlp", DIGITS)
@@ -267,7 +267,7 @@ def test_one_worker_is_plain_sgd(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["bsp", "asp", "r2sp", "r2sp:tune_batches=true"])
 @pytest.mark.parametrize("network", ["mlp", "lstm"])
-def test_together_or_one_by_one_makes_no_difference(policy: str, network: str) -> None:
+def test_gradients_computed_together_or_one_by_one_are_the_same(policy: str, network: str) -> None:
     spec = cluster()
     unequal = replace(spec, workers=(*spec.workers[:3], replace(spec.workers[3], samples_per_second=2.5 * BATCH)))
     together, _ = trained(unequal, policy, task(network), rounds=6)
@@ -275,7 +275,7 @@ def test_together_or_one_by_one_makes_no_difference(policy: str, network: str) -
     assert torch.allclose(together, apart, atol=1e-5)
 
 
-def test_what_is_due_is_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_are_due_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.simulate.gradients import Gradients
 
     sizes: list[int] = []
@@ -287,10 +287,10 @@ def test_what_is_due_is_computed_together(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Gradients, "compute", watched)
     trained(cluster(jitter=0.0), "r2sp", task(), rounds=20)
-    assert sum(sizes) / len(sizes) > 0.9 * WORKERS  # each from weights of its own
+    assert sum(sizes) / len(sizes) > 0.9 * WORKERS  # each from its own weights
 
 
-def test_a_seed_is_a_run() -> None:
+def test_a_seed_determines_a_run() -> None:
     first, outcome = trained(cluster(), "asp", task(seed=3), rounds=5)
     again, same = trained(cluster(), "asp", task(seed=3), rounds=5)
     other, _ = trained(cluster(), "asp", task(seed=4), rounds=5)
@@ -299,16 +299,16 @@ def test_a_seed_is_a_run() -> None:
     assert not torch.allclose(first, other, atol=1e-3)
 
 
-def test_staleness_is_what_theory_says() -> None:
+def test_staleness_is_as_calculated() -> None:
     for policy, expected in (("bsp", 0), ("r2sp", 3), ("r2sp:groups=2", 1)):
         of = update_schedule(cluster(jitter=0.0), make(policy), 40)
         assert sum(of.staleness[16:]) / len(of.staleness[16:]) == expected
         _, outcome = trained(cluster(jitter=0.0), policy, task(), rounds=12)
-        assert outcome.staleness == pytest.approx(expected, abs=0.5)  # the ring's start is in it
+        assert outcome.staleness == pytest.approx(expected, abs=0.5)  # the mean includes the start of the ring
 
 
-class Versions(Book):
-    """Notes which version each worker pulled, what staleness was foretold, and what became of both."""
+class Versions(EventRecord):
+    """Records which version each worker pulled, the predicted staleness, and the true one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ class Versions(Book):
         self.pulled: dict[int, tuple[int, int | None]] = {}
         self.computing: dict[int, tuple[int, int | None]] = {}
         self.arrived: dict[Identity, tuple[int, int | None]] = {}
-        self.foretold: list[tuple[int | None, int]] = []
+        self.predicted: list[tuple[int | None, int]] = []
 
     def pull(self, worker: int, staleness: int | None) -> None:
         self.pulled[worker] = (self.version, staleness)
@@ -331,33 +331,33 @@ class Versions(Book):
 
     def apply(self, apply: Apply, time: float) -> list[float]:
         for update in apply.updates:
-            base, foretold = self.arrived[identity_of(update)]
-            assert update.base_version == base, "what it computed from is not what its update says"
-            self.foretold.append((foretold, self.version - base))
+            base, predicted = self.arrived[identity_of(update)]
+            assert update.base_version == base, "an update names another version than it was computed from"
+            self.predicted.append((predicted, self.version - base))
         self.version += 1
         return []
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("policy", ["r2sp", "r2sp:groups=2", "asp", "ssp:staleness=1"])
-def test_the_model_is_told_of_every_version_before_it_is_pulled(policy: str, streamed: bool) -> None:
+def test_the_model_has_every_version_before_it_is_pulled(policy: str, streamed: bool) -> None:
     model = Versions()
     Cluster(cluster(), make(policy), 20, 0, streamed, model=model).run()
-    assert len(model.foretold) >= 19 * WORKERS
+    assert len(model.predicted) >= 19 * WORKERS
 
 
 @pytest.mark.parametrize(("policy", "streamed"), [("r2sp", False), ("r2sp:groups=4", False), ("r2sp", True)])
-def test_staleness_is_foretold_also_to_who_pulls_late(policy: str, streamed: bool) -> None:
-    """AlexNet's pulls wait for the servers' links: what is pulled is newer than what was granted."""
+def test_the_staleness_of_late_pulls_is_predicted_correctly(policy: str, streamed: bool) -> None:
+    """AlexNet's pulls wait for the servers' links, so the pulled version is newer than the granted one."""
     model = Versions()
     Cluster(load_cluster("r2sp-a-alexnet"), make(policy), 20, 0, streamed, model=model).run()
-    ring = model.foretold[5 * 16 :]
-    assert {foretold - true for foretold, true in ring if foretold is not None} == {0}
+    ring = model.predicted[5 * 16 :]
+    assert {predicted - true for predicted, true in ring if predicted is not None} == {0}
     if (policy, streamed) == ("r2sp", False):
         assert min(true for _, true in ring) < 15
 
 
-def test_a_test_does_not_depend_on_those_before() -> None:
+def test_a_test_does_not_depend_on_earlier_tests() -> None:
     training = Training(task("resnet20"), WORKERS)
     first, weights = training.test(), training.slice.weights.clone()
     training.slice.weights.mul_(3.0)
@@ -366,10 +366,10 @@ def test_a_test_does_not_depend_on_those_before() -> None:
     assert training.test() == first
 
 
-def test_batch_norms_statistics_are_those_of_training_samples() -> None:
+def test_the_statistics_of_batch_norm_come_from_training_samples() -> None:
     training = Training(task("resnet20"), WORKERS)
     training.test()
-    network, data = training._tested, DIGITS.limited(1024)  # whole batches of 256: they weigh alike
+    network, data = training._tested, DIGITS.limited(1024)  # whole batches of 256, so all have the same weight
     first = next(layer for layer in network.modules() if isinstance(layer, torch.nn.BatchNorm2d))
     seen: list[torch.Tensor] = []
     first.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0]))
@@ -386,12 +386,12 @@ def test_only_the_versions_in_use_are_kept() -> None:
 
     def watched(worker: int, staleness: int | None) -> None:
         pull(worker, staleness)
-        versions.append(weakref.ref(training._held[worker]))
+        versions.append(weakref.ref(training._pulled[worker]))
         if len(versions) % 20:
             return
         gc.collect()
         alive = {id(each()) for each in versions if each() is not None}
-        assert len(alive) <= 2 * WORKERS  # what each has, and what its last update was computed from
+        assert len(alive) <= 2 * WORKERS  # the version that each worker has, and that of its last update
 
     training.pull = watched  # type: ignore[method-assign]
     Cluster(cluster(), make("r2sp"), 20, model=training).run()
@@ -401,7 +401,7 @@ def test_only_the_versions_in_use_are_kept() -> None:
 # Goals
 
 
-def test_a_goal_is_reached_when_it_has_held() -> None:
+def test_a_loss_goal_is_reached_when_it_has_held() -> None:
     goal = Goal("loss", 1.0, hold=5)
     outcome = train(cluster(), make("r2sp"), task(), goal, rounds=400, name="r2sp")
     assert outcome.ended == "goal" and outcome.reached is not None
@@ -412,7 +412,7 @@ def test_a_goal_is_reached_when_it_has_held() -> None:
     assert free.curve[: len(outcome.curve)] == outcome.curve
 
 
-def test_a_goal_of_accuracy() -> None:
+def test_an_accuracy_goal_is_tested_every_few_rounds() -> None:
     outcome = train(cluster(), make("bsp"), task(), Goal("accuracy", 0.9, every=5), rounds=400)
     assert outcome.ended == "goal" and outcome.reached is not None and outcome.reached.accuracy is not None
     assert outcome.reached.accuracy >= 0.9
@@ -421,25 +421,25 @@ def test_a_goal_of_accuracy() -> None:
     assert outcome.tested is not None and outcome.tested[1] >= 0.85
 
 
-def test_a_goal_that_is_not_reached_is_not_a_number() -> None:
+def test_a_goal_that_is_not_reached_has_no_point() -> None:
     outcome = train(cluster(), make("bsp"), task(), Goal("loss", 0.001), rounds=5)
     assert (outcome.ended, outcome.reached) == ("rounds", None)
     assert outcome.best == pytest.approx(min(point.loss for point in outcome.curve))
 
 
-def test_a_budget_of_virtual_time() -> None:
+def test_a_budget_of_virtual_time_ends_a_run() -> None:
     outcome = train(cluster(), make("asp"), task(), rounds=1000, budget=7.0)
     assert outcome.ended == "budget" and outcome.reached is None
     assert 5.0 < outcome.curve[-1].seconds <= 7.0
 
 
-def test_what_diverges_is_stopped() -> None:
+def test_a_run_that_diverges_is_stopped() -> None:
     outcome = train(cluster(), make("bsp"), task(optimizer=sgd(1e4)), Goal("loss", 0.1), rounds=100)
     assert (outcome.ended, outcome.reached, outcome.tested) == ("diverged", None, None)
     assert len(outcome.curve) < 100
 
 
-def test_interrupted_it_still_says_what_was_reached() -> None:
+def test_an_interrupted_run_returns_its_outcome() -> None:
     def interrupt(outcome: TrainingOutcome) -> None:
         if len(outcome.curve) >= 3:
             raise KeyboardInterrupt
@@ -448,7 +448,7 @@ def test_interrupted_it_still_says_what_was_reached() -> None:
     assert outcome.ended == "interrupted" and 3 <= len(outcome.curve) < 30
 
 
-def test_the_rate_decays_by_epochs() -> None:
+def test_the_learning_rate_decays_by_epochs() -> None:
     of = task(optimizer=sgd(0.1), decay=((2, 0.1), (3, 0.5)))
     assert [of.rate(epochs) for epochs in (0, 1.9, 2, 3.5)] == pytest.approx([0.1, 0.1, 0.01, 0.005])
     halted = task(decay=((0.5, 0.0),))
@@ -468,8 +468,8 @@ def test_without_staleness_there_is_nothing_to_correct(correct: Any) -> None:
     assert torch.equal(plain, corrected)
 
 
-def test_predicted_weights_are_where_momentum_leads() -> None:
-    """Two workers in turn, staleness 1: the weights handed out are one step ahead, by momentum alone."""
+def test_predicted_weights_follow_the_momentum() -> None:
+    """Two workers take turns, with staleness 1. Pulled weights are one step ahead, by momentum alone."""
     of = task(optimizer=sgd(0.05, momentum=0.9), correct="predict")
     training = Training(of, 2)
     pull = training.pull
@@ -479,7 +479,7 @@ def test_predicted_weights_are_where_momentum_leads() -> None:
         state = list(training.slice._optimizer.state.values())
         if staleness and state:
             expected = training.slice.weights - 0.05 * 0.9 * state[0]["momentum_buffer"]
-            assert torch.allclose(training._held[worker], expected, atol=1e-7)
+            assert torch.allclose(training._pulled[worker], expected, atol=1e-7)
             seen.append(staleness)
 
     seen: list[int] = []
@@ -489,8 +489,8 @@ def test_predicted_weights_are_where_momentum_leads() -> None:
 
 
 @pytest.mark.slow
-def test_with_correction_staleness_hardly_costs_any_samples() -> None:
-    """Sixteen turns with momentum: BSP's losses, round by round, but for the start of the ring."""
+def test_corrected_staleness_costs_hardly_any_samples() -> None:
+    """Sixteen workers take turns, with momentum. Except at the start of the ring, the losses are those of BSP."""
     of = task(optimizer=sgd(0.01, momentum=0.9))
     spec = cluster(16, jitter=0.05, link=1e9)
     bsp = train(spec, make("bsp"), of, rounds=40)
@@ -501,10 +501,10 @@ def test_with_correction_staleness_hardly_costs_any_samples() -> None:
     assert sum(worse) / len(worse) > 1.5 * sum(theirs) / len(theirs)
 
 
-# The order
+# The order of updates
 
 
-def test_the_order_says_what_is_learned() -> None:
+def test_runs_with_the_same_order_learn_the_same() -> None:
     spec = cluster()
     orders = {
         policy: update_schedule(spec, make(policy), 10).order for policy in ("bsp", "bsp:pipeline=true", "r2sp", "asp")
@@ -516,22 +516,22 @@ def test_the_order_says_what_is_learned() -> None:
     assert torch.allclose(plain, piped, atol=1e-6)
     assert (
         update_schedule(cluster(jitter=0.3), make("bsp"), 10).order == orders["bsp"]
-    )  # jitter changes no barrier's order
+    )  # jitter does not change the order of a barrier
     assert update_schedule(spec, make("bsp:weights=mean"), 10).order != orders["bsp"]
 
 
-def test_what_is_foretold_is_part_of_the_order() -> None:
-    """By it weights are handed out that are not the newest, where staleness is corrected for."""
+def test_the_predicted_staleness_is_part_of_the_order() -> None:
+    """Where staleness is corrected, workers pull weights that are predicted for it."""
 
     class Silent(R2SP):
         def arrived(self, update: Update, now: float) -> Decisions:
-            told = super().arrived(update, now)
-            return [replace(each, expected_staleness=None) if isinstance(each, Grant) else each for each in told]
+            decisions = super().arrived(update, now)
+            return [replace(each, expected_staleness=None) if isinstance(each, Grant) else each for each in decisions]
 
     spec = cluster(jitter=0.0)
-    said, silent = update_schedule(spec, R2SP(), 10), update_schedule(spec, Silent(), 10)
-    assert said.seconds == silent.seconds and said.staleness == silent.staleness
-    assert said.order != silent.order
+    predicted, silent = update_schedule(spec, R2SP(), 10), update_schedule(spec, Silent(), 10)
+    assert predicted.seconds == silent.seconds and predicted.staleness == silent.staleness
+    assert predicted.order != silent.order
 
 
 def test_a_schedule_has_the_times_of_the_run() -> None:
@@ -545,18 +545,18 @@ def test_a_schedule_has_the_times_of_the_run() -> None:
 # Samples
 
 
-def test_every_sample_once_before_any_comes_again() -> None:
+def test_every_sample_is_used_once_before_any_is_used_again() -> None:
     shares = Shares.dealt(103, 4, seed=1)
     first = [shares.take(worker, 25).tolist() for worker in range(4)]
     assert len({sample for share in first for sample in share}) == 100
-    second = shares.take(0, 60).tolist()  # across two borders
+    second = shares.take(0, 60).tolist()  # crosses the end of the share twice
     whole = set(first[0]) | set(second)
     assert len(whole) == 26 and all((first[0] + second).count(each) in (3, 4) for each in whole)
     assert Shares.dealt(103, 4, seed=1).take(2, 25).tolist() == first[2]
     assert Shares.dealt(103, 4, seed=2).take(2, 25).tolist() != first[2]
 
 
-def test_bad_input() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(TrainingError, match="3 samples for 4 workers"):
         Shares.dealt(3, 4, 0)
     with pytest.raises(TrainingError, match="no device 'gpu'"):

@@ -1,5 +1,6 @@
-"""All-reduce on server-centric networks: HiPS (NetAI 2018), what it is compared with, and the same schedule three ways:
-by formula, in a flow-level simulation, and for real on torch.distributed.
+"""All-reduce on server-centric networks: HiPS (NetAI 2018) and the algorithms that the paper compares it with.
+
+The same schedule is used three ways: by formula, in a flow-level simulation, and for real on torch.distributed.
 
     model.register_comm_hook(None, paceline.collectives.hips(paceline.collectives.BCube(2, 2), ["ring", "mesh"]))
 """
@@ -30,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hips":  # only now: it brings torch along
+    if name == "hips":  # imported on first use, because it needs torch
         from paceline.collectives.hook import hips
 
         return hips

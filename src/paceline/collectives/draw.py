@@ -1,4 +1,4 @@
-"""A picture of a network."""
+"""Pictures of networks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ COLOURS = ("#3b7dd8", "#e07b39", "#4aa564", "#8a5fbf", "#999999")
 
 
 def draw(net: Topology, path: Path) -> None:
-    """Servers, switches and cables, to a PNG file. A level's cables have its colour."""
+    """Draw the servers, switches and cables of a network to a PNG file. Each level has a colour for its cables."""
     from matplotlib.figure import Figure
 
     if net.servers > MAX_DRAWN:
-        raise TopologyError(f"{net.name} has {net.servers:,} servers; up to {MAX_DRAWN} can be drawn.")
+        raise TopologyError(f"{net.name} has {net.servers:,} servers; at most {MAX_DRAWN} can be drawn.")
     places = _grid(net) if isinstance(net, Torus) else _tree(net)
     wide = max(x for x, _ in places.values()) - min(x for x, _ in places.values())
     high = max(y for _, y in places.values()) - min(y for _, y in places.values())
@@ -40,21 +40,21 @@ def draw(net: Topology, path: Path) -> None:
     axes.set_title(f"{net.name}: {net.servers} servers with {net.ports} NIC{'s' if net.ports > 1 else ''} each")
     axes.set_axis_off()
     axes.margins(0.15)
-    axes.plot(*zip(*places.values(), strict=True), alpha=0)  # so that the axes know how far it goes
+    axes.plot(*zip(*places.values(), strict=True), alpha=0)  # invisible; sets the limits of the axes
     if any(cable.other < net.servers for cable in net.cables) and not isinstance(net, Torus):
-        axes.set_ylim(bottom=-2.0)  # room for what is bent downwards
+        axes.set_ylim(bottom=-2.0)  # room for cables that bend downwards
     figure.savefig(path, dpi=130, format="png")
 
 
 def _bend(net: Topology, cable: Cable, a: tuple[float, float], b: tuple[float, float]) -> float:
-    """Cables that would run through other servers are bent around them."""
+    """Return how much a cable is bent, so that it does not run through other servers."""
     if isinstance(net, Torus):
         return 0.25 if math.dist(a, b) > 2.5 or (net.sizes[cable.port // 2] == 2 and cable.node > cable.other) else 0.0
     return -0.25 if cable.other < net.servers else 0.0
 
 
 def _tree(net: Topology) -> dict[int, tuple[float, float]]:
-    """Servers in a row; switches above them, the higher the more servers they are reached over."""
+    """Place the servers in a row, and the switches above them, level by level."""
     places: dict[int, tuple[float, float]] = {server: (float(server), 0.0) for server in range(net.servers)}
     left = list(net.cables)
     height = 0.0
@@ -79,7 +79,7 @@ def _tree(net: Topology) -> dict[int, tuple[float, float]]:
 
 
 def _grid(net: Topology) -> dict[int, tuple[float, float]]:
-    """The first dimension to the right, the second upwards, further ones aslant."""
+    """Place the first dimension to the right, the second upwards, and further ones diagonally."""
     places = {}
     for server in range(net.servers):
         digits = [net.digit(server, level) for level in range(net.levels)]

@@ -1,6 +1,6 @@
 """HiPS as a communication hook of DistributedDataParallel.
 
-Annotations are not postponed here: DDP looks at those of a hook.
+This module does not postpone the evaluation of annotations, because DDP inspects those of a hook.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from paceline.collectives.topology import Topology
 
 Hook: TypeAlias = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
-_made = 0  # by this process: all ranks make theirs in the same order
+_hooks_made = 0  # hooks made by this process; all ranks make theirs in the same order, so the numbers agree
 
 
 def hips(
@@ -27,28 +27,30 @@ def hips(
     timeout: float = TIMEOUT,
     nics: Mapping[int, str] | None = None,
 ) -> Hook:
-    """A hook that averages gradients over the ranks of the default group: rank r is server r of the network.
+    """Return a hook that averages gradients over the ranks of the default group. Rank r is server r of the network.
 
         model.register_comm_hook(None, paceline.collectives.hips(BCube(2, 2), ["ring", "mesh"]))
 
-    All ranks call it, in the same order. A rank that dies makes the backward pass of all others fail: at once for those
-    who are its peers, within ten seconds for the rest; one that hangs, after `timeout` seconds.
+    All ranks must call this in the same order. If a rank dies, the backward pass of all others fails: at once for its
+    peers, within ten seconds for the rest. If a rank hangs, that takes `timeout` seconds.
     """
-    global _made
+    global _hooks_made
     if not distributed.is_initialized():
-        raise CollectiveError("Call torch.distributed.init_process_group first: the hook needs to know its ranks.")
+        raise CollectiveError(
+            "Call torch.distributed.init_process_group first: the hook needs the ranks of the default group."
+        )
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     if ranks != net.servers:
         raise CollectiveError(
-            f"{net.name} has {net.servers} servers, and there are {ranks} ranks; they must be as many."
+            f"{net.name} has {net.servers} servers, but there are {ranks} ranks; the two numbers must be equal."
         )
-    store = PrefixStore(f"paceline-collectives-{_made}", _get_default_store())
-    _made += 1
+    store = PrefixStore(f"paceline-collectives-{_hooks_made}", _get_default_store())
+    _hooks_made += 1
     reduce = AllReduce(net, rank, store, algorithm, stages, timeout=timeout, nics=nics)
 
     def averaged(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        # Waited for once more, because DDP takes an exception that a future was given for its result.
+        # DDP takes an exception that was set on a future for its result, so the future is waited for once more.
         return reduce.start(bucket.buffer(), divide=ranks).then(lambda done: done.wait())
 
-    averaged.close = reduce.close  # type: ignore[attr-defined]  # for who wants it gone before the process is
+    averaged.close = reduce.close  # type: ignore[attr-defined]  # to close it before the process ends
     return averaged

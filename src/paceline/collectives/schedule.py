@@ -1,8 +1,8 @@
-"""Who sends which elements to whom at which step: a collective, as data.
+"""A collective as data: which server sends which elements to which other, at which step.
 
-A schedule has processes that run side by side, each with elements of its own (HiPS, section 3.3: h of them, so that
-every NIC works). A process is a sequence of steps. In a step all sends are of what the sender had before it; what is
-received is then added to what the receiver has, or takes its place.
+A schedule has processes that run side by side, each on its own elements (HiPS, section 3.3: h processes, so that every
+NIC is used). A process is a sequence of steps. All sends of a step carry what the sender had before the step. The
+receiver adds the received elements to its own, or replaces its own with them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
-ANY = -1  # level of what is sent over whatever lies between
+ANY = -1  # level of a transfer between servers that need not be peers
 
 
 @dataclass(frozen=True)
 class Step:
-    """Transfers at the same time, one a place in all the arrays: elements from start to stop."""
+    """Transfers at the same time. Entry i of each array describes transfer i: elements from start to stop."""
 
-    adds: bool  # to what the receiver has; otherwise it takes its place
+    adds: bool  # received elements are added to the receiver's; otherwise they replace them
     sender: Numbers
     receiver: Numbers
-    level: Numbers  # at which they are peers; ANY if they need not be
+    level: Numbers  # level at which the two are peers; ANY if they need not be
     start: Numbers
     stop: Numbers
 
@@ -37,6 +37,7 @@ class Step:
         return self.stop - self.start
 
     def without_empty(self) -> Step:
+        """Return the step without transfers of no elements."""
         some = self.stop > self.start
         return self if some.all() else Step(self.adds, *(column[some] for column in self.columns))
 
@@ -45,7 +46,7 @@ class Step:
         return self.sender, self.receiver, self.level, self.start, self.stop
 
     def of(self, server: int) -> tuple[list[Transfer], list[Transfer]]:
-        """What a server sends and what it receives."""
+        """Return the transfers that a server sends, and those that it receives."""
         sends, receives = np.flatnonzero(self.sender == server), np.flatnonzero(self.receiver == server)
         return self._at(sends, self.receiver), self._at(receives, self.sender)
 
@@ -57,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Transfer:
-    """As one of the two servers sees it."""
+    """A transfer as one of its two servers sees it."""
 
     other: int
     level: int
@@ -67,17 +68,20 @@ class Transfer:
 
 @dataclass(frozen=True)
 class ScheduleProcess:
-    """Steps one after the other, over elements that are its own. turn: which way round its rings go, 1 or −1."""
+    """Steps one after the other, on elements that no other process touches.
+
+    direction: which way round its rings go, 1 or −1.
+    """
 
     start: int
     stop: int
     steps: tuple[Step, ...]
-    turn: int = 1
+    direction: int = 1
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A whole all-reduce."""
+    """A complete all-reduce."""
 
     servers: int
     elements: int
@@ -85,7 +89,7 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Of the longest process."""
+        """Number of steps of the longest process."""
         return max((len(process.steps) for process in self.processes), default=0)
 
     @property
@@ -94,11 +98,11 @@ class Schedule:
 
 
 def cut(start: Numbers, stop: Numbers, parts: int, part: Numbers | int) -> tuple[Numbers, Numbers]:
-    """That part of so many, as equal as they can be, of the elements from start to stop."""
+    """Return one of `parts` parts, as equal as possible, of the elements from start to stop."""
     size = stop - start
     return start + size * part // parts, start + size * (part + 1) // parts
 
 
 def step(adds: bool, columns: Sequence[Sequence[Numbers]]) -> Step:
-    """Of several lots of transfers."""
+    """Return a step of several groups of transfers, each given as its columns."""
     return Step(adds, *(np.concatenate(column) for column in zip(*columns, strict=True))).without_empty()

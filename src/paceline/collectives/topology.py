@@ -1,7 +1,7 @@
-"""Server-centric networks (HiPS, section 3.1): servers with several NICs, who pass on what is not for them.
+"""Server-centric networks (HiPS, section 3.1): servers with several NICs that forward data for one another.
 
-A server has an address ⟨a_{h−1} … a_0⟩, one digit for each level. Those who differ in digit l alone are its peers at
-level l. Every link is directed, and has a rate of its own each way, as a full-duplex cable has.
+A server has an address ⟨a_{h−1} … a_0⟩, with one digit for each level. Servers that differ in digit l alone are peers
+at level l. Every link is directed: each way of a cable has the full rate, as in a full-duplex cable.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
-MAX_SERVERS = 1 << 20  # servers
+MAX_SERVERS = 1 << 20
 
 
 class TopologyError(ValueError):
-    """There is no such network. The message says what to do."""
+    """The network does not exist. The message says what to do."""
 
 
 class Cable(NamedTuple):
-    """From a port of a node to a port of another. Nodes from `servers` on are switches."""
+    """A cable from a port of a node to a port of another. Nodes from number `servers` on are switches."""
 
     node: int
     port: int
@@ -32,78 +32,80 @@ class Cable(NamedTuple):
 
 
 class Topology(ABC):
-    """Servers, numbered from 0, and how they are joined."""
+    """Servers, numbered from 0, and the cables between them."""
 
     name: str
-    sizes: tuple[int, ...]  # n of each level, level 0 first
-    ports: int  # NICs of a server
-    rings_both_ways: bool = False  # can a server send to both its neighbours of a level at full rate?
+    sizes: tuple[int, ...]  # n, the size of a group, at each level; level 0 first
+    ports: int  # NICs of each server
+    rings_both_ways: bool = False  # can a server send to both neighbours of a ring at full rate?
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
         for size in self.sizes:
             if size < 2:
-                raise TopologyError(f"A group has at least 2 servers, not {size}.")
+                raise TopologyError(f"A group must have at least 2 servers; got {size}.")
         if not self.sizes:
-            raise TopologyError("A network has at least one level.")
+            raise TopologyError("A network must have at least one level; got none.")
         self.servers = math.prod(self.sizes)
         if self.servers > MAX_SERVERS:
-            raise TopologyError(f"{self.servers:,} servers are too many; at most {MAX_SERVERS:,} are.")
+            raise TopologyError(f"A network can have at most {MAX_SERVERS:,} servers; {self.servers:,} are too many.")
         self._weights = [math.prod(self.sizes[:level]) for level in range(len(self.sizes))]
 
     @property
     def levels(self) -> int:
-        """h."""
+        """h, the number of digits of an address."""
         return len(self.sizes)
 
     @property
-    def turns(self) -> tuple[int, ...]:
-        """The ways round a ring that are worth going at the same time."""
+    def directions(self) -> tuple[int, ...]:
+        """The directions round a ring that are worth using at the same time."""
         return (1, -1) if self.rings_both_ways else (1,)
 
     def digit(self, server: int, level: int) -> int:
-        """a_level."""
+        """Return the digit a_level of a server's address."""
         return server // self._weights[level] % self.sizes[level]
 
     def address(self, server: int) -> tuple[int, ...]:
-        """⟨a_{h−1} … a_0⟩."""
+        """Return the address ⟨a_{h−1} … a_0⟩ of a server."""
         return tuple(self.digit(server, level) for level in reversed(range(self.levels)))
 
     def server(self, address: Sequence[int]) -> int:
-        """Who has that address."""
+        """Return the server with this address."""
         return sum(digit * weight for digit, weight in zip(reversed(address), self._weights, strict=True))
 
     def peer(self, server: int, level: int, digit: int) -> int:
-        """The peer with that digit at that level; the server itself has one of them."""
+        """Return the peer of a server with this digit at this level. It is the server itself for its own digit."""
         return server + (digit - self.digit(server, level)) * self._weights[level]
 
     def peers(self, server: int, level: int) -> list[int]:
-        """All with whom it shares a group at that level, itself included, in order."""
+        """Return the members of a server's group at this level in order, the server included."""
         return [self.peer(server, level, digit) for digit in range(self.sizes[level])]
 
-    def port(self, level: int, turn: int = 1) -> int:
-        """The NIC with which a server sends to its peers of a level; in a ring, to the next that way round."""
+    def port(self, level: int, direction: int = 1) -> int:
+        """Return the NIC by which a server sends to its peers of a level; in a ring, to the next in this direction."""
         return level
 
     @property
     @abstractmethod
     def cables(self) -> list[Cable]:
-        """Every cable once."""
+        """All cables, each once."""
 
     @abstractmethod
-    def hops(self, a: int, b: int, turn: int = 1) -> list[tuple[int, int]]:
-        """A shortest route: the nodes from which it goes on, and the ports by which. turn: where both ways round are as
-        short, that one."""
+    def hops(self, a: int, b: int, direction: int = 1) -> list[tuple[int, int]]:
+        """Return a shortest route, as pairs of a node and the port by which the route leaves it.
+
+        direction: which way to go round a ring where both are equally short.
+        """
 
     @cached_property
     def links(self) -> dict[tuple[int, int], int]:
-        """(node, port) → number of the directed link that leaves there."""
+        """(node, port) → number of the directed link that leaves by that port."""
         ends = [end for cable in self.cables for end in ((cable.node, cable.port), (cable.other, cable.other_port))]
         return {end: number for number, end in enumerate(ends)}
 
     @cached_property
     def _ahead(self) -> dict[tuple[int, int], int]:
-        """(node, port) → the node at the other end."""
+        """(node, port) → the node at the other end of the cable."""
         ahead = {}
         for node, port, other, other_port in self.cables:
             ahead[node, port] = other
@@ -111,22 +113,24 @@ class Topology(ABC):
         return ahead
 
     def beyond(self, node: int, port: int) -> int:
-        """Who is at the other end of that port's cable."""
+        """Return the node at the other end of a port's cable."""
         return self._ahead[node, port]
 
-    def route(self, a: int, b: int, turn: int = 1) -> list[int]:
-        """The numbers of the links between two servers."""
+    def route(self, a: int, b: int, direction: int = 1) -> list[int]:
+        """Return the numbers of the links on the route between two servers."""
         links = self.links
-        return [links[hop] for hop in self.hops(a, b, turn)]
+        return [links[hop] for hop in self.hops(a, b, direction)]
 
-    def passed(self, a: int, b: int, turn: int = 1) -> int:
-        """How often it is from one server to another on the way, by cable or over switches."""
-        return sum(node < self.servers for node, _ in self.hops(a, b, turn))
+    def server_hops(self, a: int, b: int, direction: int = 1) -> int:
+        """Return how many times the route goes from one server to the next, by cable or over switches."""
+        return sum(node < self.servers for node, _ in self.hops(a, b, direction))
 
-    def gray(self, slowest: int) -> list[int]:
-        """All servers in such an order that neighbours, also the last and the first, differ in one digit, by one.
-        Digits change the more seldom the nearer their level is to the slowest, counted upwards."""
-        order = [(slowest - 1 - place) % self.levels for place in range(self.levels)]  # level: quickest first
+    def gray_order(self, slowest: int) -> list[int]:
+        """Return all servers in an order in which neighbours, also the last and the first, differ by one in one digit.
+
+        Digits change more rarely the nearer their level is to `slowest`, counted upwards.
+        """
+        order = [(slowest - 1 - place) % self.levels for place in range(self.levels)]  # levels, fastest digit first
         found = []
         for counts in product(*(range(self.sizes[level]) for level in reversed(order))):
             digits = [0] * self.levels
@@ -139,7 +143,7 @@ class Topology(ABC):
 
 
 class BCube(Topology):
-    """BCube(n, k) of Guo et al. 2009: k + 1 levels; a NIC of each server at each level, a switch for each group."""
+    """BCube(n, k) of Guo et al. 2009: k + 1 levels. Each server has a NIC at each level, each group has a switch."""
 
     def __init__(self, n: int, levels: int) -> None:
         super().__init__([n] * _levels(levels))
@@ -159,7 +163,7 @@ class BCube(Topology):
             for server in range(self.servers)
         ]
 
-    def hops(self, a: int, b: int, turn: int = 1) -> list[tuple[int, int]]:
+    def hops(self, a: int, b: int, direction: int = 1) -> list[tuple[int, int]]:
         found = []
         for level in range(self.levels):
             if (digit := self.digit(b, level)) != self.digit(a, level):
@@ -169,7 +173,7 @@ class BCube(Topology):
 
 
 class Torus(Topology):
-    """Rings in each dimension, and no switches. A server has two ports for each: 2l onwards, 2l + 1 backwards."""
+    """Rings in each dimension, without switches. A server has two ports for level l: 2l forwards, 2l + 1 backwards."""
 
     rings_both_ways = True
 
@@ -177,11 +181,11 @@ class Torus(Topology):
         super().__init__(sizes)
         self.name, self.ports = "Torus " + "×".join(map(str, reversed(self.sizes))), 2 * len(self.sizes)
 
-    def port(self, level: int, turn: int = 1) -> int:
-        return 2 * level + (turn < 0)
+    def port(self, level: int, direction: int = 1) -> int:
+        return 2 * level + (direction < 0)
 
-    def _next(self, server: int, level: int, turn: int) -> int:
-        return self.peer(server, level, (self.digit(server, level) + turn) % self.sizes[level])
+    def _next(self, server: int, level: int, direction: int) -> int:
+        return self.peer(server, level, (self.digit(server, level) + direction) % self.sizes[level])
 
     @property
     def cables(self) -> list[Cable]:
@@ -191,11 +195,11 @@ class Torus(Topology):
             for server in range(self.servers)
         ]
 
-    def hops(self, a: int, b: int, turn: int = 1) -> list[tuple[int, int]]:
+    def hops(self, a: int, b: int, direction: int = 1) -> list[tuple[int, int]]:
         found = []
         for level, size in enumerate(self.sizes):
             ahead = (self.digit(b, level) - self.digit(a, level)) % size
-            way = turn if 2 * ahead == size else 1 if 2 * ahead < size else -1
+            way = direction if 2 * ahead == size else 1 if 2 * ahead < size else -1
             for _ in range(min(ahead, size - ahead)):
                 found.append((a, 2 * level + (way < 0)))
                 a = self._next(a, level, way)
@@ -203,8 +207,11 @@ class Torus(Topology):
 
 
 class DCell(Topology):
-    """DCell(n, k) of Guo et al. 2008: n servers on a switch; and at each further level as many of what there was as it
-    has servers, and one more, each joined to each other by one cable between two servers."""
+    """DCell(n, k) of Guo et al. 2008: n servers on a switch form a cell of level 0.
+
+    A cell of the next level has one more cell of the level below than that has servers. Each two of these are joined by
+    one cable between two servers.
+    """
 
     def __init__(self, n: int, levels: int) -> None:
         sizes = [n]
@@ -218,8 +225,8 @@ class DCell(Topology):
         self.name, self.ports = f"DCell({n}, {levels - 1})", levels
 
     def _across(self, server: int, level: int) -> int:
-        """Who is at the other end of a server's cable of that level, of 1 or more."""
-        inside = self._weights[level]  # servers of a cell of the level below
+        """Return the server at the other end of a server's cable of this level, which is 1 or more."""
+        inside = self._weights[level]  # servers in a cell of the level below
         base, cell, uid = server - server % (inside * self.sizes[level]), self.digit(server, level), server % inside
         other, its = (uid + 1, cell) if uid >= cell else (uid, cell - 1)
         return base + other * inside + its
@@ -238,7 +245,7 @@ class DCell(Topology):
     def _all(self) -> range:
         return range(self.servers)
 
-    def hops(self, a: int, b: int, turn: int = 1) -> list[tuple[int, int]]:
+    def hops(self, a: int, b: int, direction: int = 1) -> list[tuple[int, int]]:
         found, ways = [], self._towards(b)
         while a != b:
             found.append((a, ways[a]))
@@ -246,8 +253,10 @@ class DCell(Topology):
         return found
 
     def _towards(self, target: int) -> dict[int, int]:
-        """By which port each node sends what is for that server: breadth-first, since its paper's own routes are not
-        always the shortest."""
+        """Return the port by which each node sends data towards a server.
+
+        The search is breadth-first, since the routes of the DCell paper are not always the shortest.
+        """
         if target not in self._ways:
             ways, left = {target: -1}, deque([target])
             while left:
@@ -264,7 +273,7 @@ class DCell(Topology):
 
     @cached_property
     def _beside(self) -> dict[int, list[tuple[int, int]]]:
-        """Of each node: who is joined to it, and by which of their ports."""
+        """Node → the nodes that are joined to it, with the ports of theirs that lead to it."""
         beside: dict[int, list[tuple[int, int]]] = {}
         for node, port, other, other_port in self.cables:
             beside.setdefault(node, []).append((other, other_port))
@@ -273,16 +282,16 @@ class DCell(Topology):
 
 
 class FatTree(Topology):
-    """The fat tree of Al-Fares et al. 2008, for comparison: switches with k ports, k³/4 servers with one NIC each."""
+    """The fat tree of Al-Fares et al. 2008, for comparison: k-port switches, and k³/4 servers with one NIC each."""
 
     def __init__(self, k: int) -> None:
         if k < 4 or k % 2:
-            raise TopologyError(f"A fat tree's switches have an even number of ports, 4 or more, not {k}.")
+            raise TopologyError(f"The switches of a fat tree must have an even number of ports, at least 4; got {k}.")
         self._half = k // 2
         super().__init__([self._half, self._half, k])
         self.name, self.ports = f"fat tree of {k}-port switches", 1
 
-    def port(self, level: int, turn: int = 1) -> int:
+    def port(self, level: int, direction: int = 1) -> int:
         return 0
 
     @property
@@ -301,9 +310,11 @@ class FatTree(Topology):
             found.append(Cable(above, half + core, top, pod))
         return found
 
-    def hops(self, a: int, b: int, turn: int = 1) -> list[tuple[int, int]]:
-        """Up as far as needed, by what the receiver's address says, so that receivers do not get into each other's
-        way; and down."""
+    def hops(self, a: int, b: int, direction: int = 1) -> list[tuple[int, int]]:
+        """Return the route up as far as needed, and down again.
+
+        The receiver's address decides the way up, so that transfers to different receivers do not share links there.
+        """
         half, first = self._half, self.servers
         if a == b:
             return []
@@ -321,11 +332,11 @@ class FatTree(Topology):
 
 def _levels(levels: int) -> int:
     if levels < 1:
-        raise TopologyError(f"A network has at least one level, not {levels}.")
+        raise TopologyError(f"A network must have at least one level; got {levels}.")
     return levels
 
 
-#: By name: of n and the number of levels.
+#: Kinds of networks by name, made from n and the number of levels.
 KINDS: dict[str, Callable[[int, int], Topology]] = {
     "bcube": BCube,
     "dcell": DCell,
@@ -335,15 +346,18 @@ KINDS: dict[str, Callable[[int, int], Topology]] = {
 
 
 def topology(kind: str, n: int = 0, levels: int = 2, sizes: Sequence[int] = ()) -> Topology:
-    """A network by its name. sizes: of a torus with dimensions of different lengths, the first level's last."""
+    """Return a network by the name of its kind.
+
+    sizes: the dimensions of a torus, if their lengths differ. The size of level 0 comes last.
+    """
     if kind not in KINDS:
         near = get_close_matches(kind, KINDS, 1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
         raise TopologyError(f"There is no topology {kind!r}; there are {', '.join(KINDS)}.{meant}")
     if sizes:
         if kind != "torus":
-            raise TopologyError(f"Only a torus has sizes; give n and levels of a {kind}.")
+            raise TopologyError(f"Only a torus has sizes; give n and levels for a {kind}.")
         return Torus(list(reversed(sizes)))
     if n < 2:
-        raise TopologyError(f"n is the number of servers in a group, at least 2, not {n}.")
+        raise TopologyError(f"n is the number of servers in a group and must be at least 2; got {n}.")
     return KINDS[kind](n, levels)

@@ -1,8 +1,8 @@
-"""Convolutions as matrix products, so that those of many clients, each with weights of its own, are one product.
+"""Convolutions as matrix products, for many clients at once, each with its own weights.
 
-Under `torch.func.vmap` a convolution becomes a grouped one, which GPUs are slow at; a product of matrices becomes a
-batch of products, which they are quick at. The image is laid out once for each place of the kernel and takes that much
-more memory: right for small images and small kernels.
+Under `torch.func.vmap` a convolution becomes a grouped one, at which GPUs are slow. A matrix product becomes a batch of
+products, at which they are fast. The image is copied once for each place of the kernel, and takes that much more
+memory. This suits small images and small kernels.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ from torch.nn import functional as F
 
 
 def as_products(network: nn.Module) -> nn.Module:
-    """A network that does the same, with parameters of the same names, and no convolution that can be helped."""
+    """Return an equivalent network that uses matrix products instead of convolutions where it can.
+
+    Its parameters have the same names.
+    """
     network = copy.deepcopy(network)
     for name, layer in list(network.named_modules()):
-        if isinstance(layer, nn.Conv2d) and _plain(layer):
+        if isinstance(layer, nn.Conv2d) and _can_be_product(layer):
             within, _, last = name.rpartition(".")
             setattr(network.get_submodule(within), last, Product(layer))
     return network
 
 
-def _plain(layer: nn.Conv2d) -> bool:
+def _can_be_product(layer: nn.Conv2d) -> bool:
     return layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros" and layer.padding != "same"
 
 
 class Product(nn.Module):
-    """Does as the convolution it is made of."""
+    """A layer that computes a convolution as a matrix product, with the weights of a Conv2d."""
 
     def __init__(self, of: nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias = of.weight, of.bias
         self._kernel, self._stride = of.kernel_size, of.stride
-        self._padding = (0, 0) if isinstance(of.padding, str) else of.padding  # "valid" is none
+        self._padding = (0, 0) if isinstance(of.padding, str) else of.padding  # "valid" means none
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         count, channels, height, width = images.shape
@@ -48,9 +51,9 @@ class Product(nn.Module):
             for top in range(tall)
             for left in range(wide)
         ]
-        # Channels first: one matrix for the whole batch, and the next layer takes it as it is.
+        # Channels first: one matrix for the whole batch, in the layout that the next layer uses.
         laid_out = torch.stack([place.transpose(0, 1) for place in places], 1).view(channels * tall * wide, -1)
-        found = (self.weight.flatten(1) @ laid_out).to(images.dtype)  # batch norm under vmap takes no mixture
+        found = (self.weight.flatten(1) @ laid_out).to(images.dtype)  # batch norm under vmap needs a single type
         if self.bias is not None:
             found = found + self.bias[:, None]
         return found.view(-1, count, rows, columns).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of things to do, keyed by (time, sequence number), so that equal times keep their order."""
+"""Virtual time: a heap of calls, ordered by time and sequence number, so calls at equal times keep their order."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Clock:
-    """Runs what it was asked to run, in order of time."""
+    """Runs scheduled calls in order of time."""
 
     __slots__ = ("_heap", "_sequence", "now", "pops", "running")
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.pops = 0  # how many things were taken off the heap
+        self.pops = 0  # calls taken off the heap
         self.running = True
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._sequence = 0
@@ -25,7 +25,7 @@ class Clock:
         heappush(self._heap, (time, self._sequence, do, argument))
 
     def run(self, most: int) -> bool:
-        """Do up to `most` things. False when there is nothing left to do, or `running` was cleared."""
+        """Run up to `most` calls. Return False when none is left, or `running` was cleared."""
         heap, pop = self._heap, heappop
         left = most
         while heap and self.running and left:

@@ -13,28 +13,28 @@ from paceline.observe.driver import Fault
 from paceline.simulate import units
 from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec
 
-MAX_SIGMA = 3.0  # of jitter; beyond that a mean says nothing any more
-MAX_MU = 10.0  # of a log-normal delay: six hours
+MAX_SIGMA = 3.0  # of jitter; with more, a mean has no meaning
+MAX_MU = 10.0  # of a log-normal delay; exp(10) s is six hours
 
 
 class ClusterError(ValueError):
-    """A cluster that cannot be read. The message names the file, the key, and what was expected."""
+    """A cluster that cannot be read. The message names the file, the key, and the expected value."""
 
 
 def builtin_names() -> list[str]:
-    """The clusters that come with paceline."""
+    """Return the names of the built-in clusters."""
     folder = resources.files("paceline.simulate") / "clusters"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def describe(name: str) -> str:
-    """What a built-in cluster is, in a line."""
+    """Return one line that describes a built-in cluster."""
     text = (resources.files("paceline.simulate") / "clusters" / f"{name}.toml").read_text()
     return text.splitlines()[0].lstrip("# ")
 
 
 def load_cluster(name: str) -> ClusterSpec:
-    """A built-in cluster by name, or one described in a TOML file."""
+    """Return a built-in cluster by its name, or the cluster in a TOML file."""
     if name in builtin_names():
         text = (resources.files("paceline.simulate") / "clusters" / f"{name}.toml").read_text()
         return parse_cluster(text, name, name)
@@ -52,7 +52,7 @@ def load_cluster(name: str) -> ClusterSpec:
 
 
 def parse_cluster(text: str, name: str, source: str) -> ClusterSpec:
-    """The cluster that a TOML text describes; `source` is named in errors."""
+    """Return the cluster that a TOML text describes. Errors mention `source`."""
     try:
         root = _Table(tomllib.loads(text), source, "")
     except tomllib.TOMLDecodeError as error:
@@ -69,7 +69,7 @@ def parse_cluster(text: str, name: str, source: str) -> ClusterSpec:
             jitter=_jitter(table),
         )
         workers += [worker] * table.get("count", _count, _COUNT, 1)
-        table.done()
+        table.check_all_read()
     spec = ClusterSpec(
         name=name,
         model_bytes=model.get("bytes", _size, 'a size greater than 0, such as 552e6 or "552MB"'),
@@ -84,7 +84,7 @@ def parse_cluster(text: str, name: str, source: str) -> ClusterSpec:
         faults=tuple(_fault(table, len(workers)) for table in fault_tables),
     )
     for table in (model, servers, root):
-        table.done()
+        table.check_all_read()
     return spec
 
 
@@ -95,14 +95,18 @@ _SECONDS = 'a time of at least 0, such as "50us" or "0.2s"'
 
 
 class _Table:
-    """A TOML table that knows its place in the file and which of its keys were asked for."""
+    """A TOML table that knows its place in the file, and which of its keys were read."""
 
     def __init__(self, values: Mapping[str, Any], source: str, path: str) -> None:
         self._values, self._source, self._path = values, source, path
-        self._asked: list[str] = []
+        self._known: list[str] = []
 
     def get(self, key: str, read: Callable[[Any], Any], expected: str, default: Any = _MISSING) -> Any:
-        self._asked.append(key)
+        """Return the value of a key, converted by `read`.
+
+        Raise ClusterError if the value is wrong, or if the key is missing and has no default.
+        """
+        self._known.append(key)
         if key not in self._values:
             if default is _MISSING:
                 raise self._error(key, f"is missing; expected {expected}")
@@ -114,22 +118,24 @@ class _Table:
             raise self._error(key, f"is {value!r}; expected {expected}") from None
 
     def table(self, key: str, default: Mapping[str, Any] | None = None) -> _Table:
+        """Return the table under a key."""
         path = f"{self._path}{key}."
         return _Table(self.get(key, _mapping, "a table", _MISSING if default is None else default), self._source, path)
 
     def tables(self, key: str, needed: bool = True) -> list[_Table]:
+        """Return the tables in the array under a key."""
         values = self.get(
             key, _list_of_tables, f"one or more tables, each headed [[{key}]]", _MISSING if needed else []
         )
         return [_Table(value, self._source, f"{key}[{i}].") for i, value in enumerate(values)]
 
-    def done(self) -> None:
-        """Whoever described the cluster meant every key; none may go unread."""
+    def check_all_read(self) -> None:
+        """Raise ClusterError if a key was not read: it may be misspelt."""
         for key in self._values:
-            if key not in self._asked:
-                close = difflib.get_close_matches(key, self._asked, n=1)
+            if key not in self._known:
+                close = difflib.get_close_matches(key, self._known, n=1)
                 hint = f"did you mean {close[0]!r}? " if close else ""
-                raise self._error(key, f"is not known; {hint}expected one of {', '.join(self._asked)}")
+                raise self._error(key, f"is not known; {hint}expected one of {', '.join(self._known)}")
 
     def _error(self, key: str, what: str) -> ClusterError:
         return ClusterError(f"{self._source}: {self._path}{key} {what}.")
@@ -152,7 +158,7 @@ def _jitter(table: _Table) -> Jitter:
             mean=inner.get("mean", _seconds, _SECONDS),
             deviation=inner.get("deviation", _seconds, _SECONDS, 0.0),
         )
-    inner.done()
+    inner.check_all_read()
     return jitter
 
 
@@ -165,7 +171,7 @@ def _fault(table: _Table, workers: int) -> Fault:
         kind=kind,
         seconds=table.get("seconds", _seconds, _SECONDS) if kind in ("pause", "cut") else 0.0,
     )
-    table.done()
+    table.check_all_read()
     return fault
 
 

@@ -1,4 +1,4 @@
-"""A cluster as the TOML text that `read` reads."""
+"""A cluster as TOML text, as `cluster_reader` reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec
 
 
 def as_toml(spec: ClusterSpec, about: str = "") -> str:
-    """The description of a cluster, headed by a line about it. Whether servers are colocated is not part of one."""
+    """Return the description of a cluster as TOML, headed by the comment `about`.
+
+    A description does not say whether servers are colocated.
+    """
     lines = [f"# {line}".rstrip() for line in about.splitlines()]
     lines += [
         *([""] if lines else []),
@@ -54,7 +57,7 @@ def _jitter(jitter: Jitter) -> str:
 
 
 def _rate(rate: float) -> str:
-    """As people write it where that is exact, else in bytes per second."""
+    """Return a rate as people write it if that is exact, else in bytes per second."""
     for unit, bits in (("Gbit", 1e9), ("Mbit", 1e6), ("kbit", 1e3)):
         text = f"{8 * rate / bits:g}"
         if "e" not in text and float(text) >= 1 and float(text) * bits / 8 == rate:

@@ -10,23 +10,24 @@ from paceline.simulate.cluster import Cluster
 from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec
 
 BATCH = 32
-LINK = 1e9  # bytes per second, of workers and servers alike
+LINK = 1e9  # bytes per second, of workers and servers
 
 
 def simulated(policy: Policy, job: Job) -> list[Event]:
-    """Drive a policy through a job on a small simulated cluster; its whole trace."""
+    """Drive a policy through a job on a small simulated cluster. Return the whole trace."""
     return _run(policy, job, cluster_for(job))
 
 
 def colocated(policy: Policy, job: Job) -> list[Event]:
-    """As `simulated`, with a server beside each worker."""
+    """Do the same as `simulated`, with a server beside each worker."""
     return _run(policy, job, cluster_for(job).colocated())
 
 
 def cluster_for(job: Job) -> ClusterSpec:
-    """A cluster whose workers take as long as the job says, give or take 10%.
+    """Return a cluster whose workers take as long as the job says, with a jitter of 10%.
 
-    Sending the model takes a worker a tenth of what the slowest computes, and the lease is three times that.
+    A worker sends the model in a tenth of the slowest worker's compute time. The lease is three times that compute
+    time.
     """
     slowest = max(job.compute_seconds)
     jitter = Jitter("lognormal", 0.1)

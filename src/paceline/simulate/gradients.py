@@ -1,12 +1,13 @@
-"""Losses and gradients of many workers at once, each from weights of its own.
+"""Losses and gradients of many workers at once, each computed from its own weights.
 
-Workers that compute at the same virtual time are handed over together, because that is what makes it quick:
- - on a GPU each has a copy of the network whose forward and backward pass are one captured graph, and the graphs run
-   side by side, on a stream each. One after the other, Python and the launching of kernels would be all that counts;
- - on a CPU their weights are stacked and go through one `vmap`, where the layers are matrix products. Convolutions are
-   taken one after the other: stacked, they are grouped convolutions, which are slower than that.
+Gradients of workers that compute at the same virtual time are computed together, because that is fast:
 
-Whichever way, a worker's result depends on its weights and samples alone: batch norm looks at its own batch.
+- On a GPU each has a copy of the network whose forward and backward pass are one captured graph. The graphs run side by
+  side, on a stream each. One after the other, they would take as long as Python and the launches of kernels take.
+- On a CPU their weights are stacked and go through one `vmap`, if the layers are matrix products. Networks with
+  convolutions are computed one after the other, because stacked convolutions are grouped ones, which are slower.
+
+Either way, the result of a worker depends on its weights and samples alone. Batch norm uses the worker's own batch.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from paceline.simulate.task import Precision
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-SLOTS = 8  # graphs side by side; more are no quicker, and each needs memory of its own
-MAX_GRAPHS = 64  # captured: where batches are tuned there may be many sizes; beyond that, none are
+SLOTS = 8  # graphs side by side; more are no faster, and each needs its own memory
+MAX_GRAPHS = 64  # captured graphs in all; tuned batches may have many sizes, and the rest run without a graph
 
 
 @dataclass(eq=False)
 class GradientJob:
-    """A gradient to be computed, or a model to be trained: from these weights, of these samples."""
+    """A gradient to compute, or a model to train, from these weights and samples."""
 
     weights: torch.Tensor
     samples: torch.Tensor
     gradient: torch.Tensor | None = None
-    model: torch.Tensor | None = None  # made of them, where there is local training or models are pushed
+    model: torch.Tensor | None = None  # the resulting model, if there is local training or models are pushed
     loss: float = float("nan")
 
 
 class Gradients:
-    """Computes jobs. `fetch` gives inputs and labels of samples, on the device where the weights are."""
+    """Computes gradients. `fetch` returns the inputs and labels of samples, on the device of the weights."""
 
     def __init__(
         self,
@@ -52,34 +53,34 @@ class Gradients:
         together: bool = True,
         precision: Precision = "float32",
     ) -> None:
-        """together: False takes jobs one after the other, always; to compare with."""
+        """together: compute several jobs at once where that is faster. False is for comparison."""
         network = copy.deepcopy(network).to(device).train()
         torch.func.replace_all_batch_norm_modules_(network)  # no running statistics: a pure function of the weights
         self.network, self._fetch, self._device = network, fetch, device
-        self.judge = Scorer(loss, device, precision)
+        self.scorer = Scorer(loss, device, precision)
         self.layout = layout_of(network)
-        self._one = Slot(network, self.judge, fetch)
+        self._single_slot = Slot(network, self.scorer, fetch)
         self._slots: list[Slot] = []
         self._streams: list[torch.cuda.Stream] = []
         self._graphs = 0
         if not together:
-            self._way = self._in_turn
+            self._compute = self._in_turn
         elif device.type == "cuda":
-            self._way = self._side_by_side
+            self._compute = self._side_by_side
         elif has_convolutions(network):
-            self._way = self._in_turn
+            self._compute = self._in_turn
         else:
-            self._way = self._stacked
+            self._compute = self._stacked
 
     def compute(self, jobs: Sequence[GradientJob]) -> None:
-        """Fill in the jobs' losses and gradients."""
+        """Set the losses and gradients of the jobs."""
         if jobs:
-            losses = self._way(jobs)
+            losses = self._compute(jobs)
             for job, loss in zip(jobs, losses.tolist(), strict=True):
                 job.loss = loss
 
     def _in_turn(self, jobs: Sequence[GradientJob]) -> torch.Tensor:
-        return torch.stack([self._one.compute(job) for job in jobs])
+        return torch.stack([self._single_slot.compute(job) for job in jobs])
 
     def _stacked(self, jobs: Sequence[GradientJob]) -> torch.Tensor:
         of_size: dict[int, list[int]] = {}
@@ -95,19 +96,19 @@ class Gradients:
         weights, samples = (
             torch.stack(each) for each in zip(*((job.weights, job.samples) for job in jobs), strict=True)
         )
-        gradients, losses = stacked_gradients(self.network, self.judge, self._fetch, weights, samples)
+        gradients, losses = stacked_gradients(self.network, self.scorer, self._fetch, weights, samples)
         for job, gradient in zip(jobs, gradients, strict=True):
             job.gradient = gradient
         return losses
 
     def _side_by_side(self, jobs: Sequence[GradientJob]) -> torch.Tensor:
         while len(self._slots) < min(len(jobs), SLOTS):
-            self._slots.append(Slot(copy.deepcopy(self.network), self.judge, self._fetch))
+            self._slots.append(Slot(copy.deepcopy(self.network), self.scorer, self._fetch))
             self._streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
         main = torch.cuda.current_stream()
         losses = torch.empty(len(jobs), device=self._device)
         streams = self._streams[: len(jobs)]
-        for index, job in enumerate(jobs):  # captures first: nothing else may run meanwhile
+        for index, job in enumerate(jobs):  # captures first: nothing else may run during a capture
             slot = self._slots[index % SLOTS]
             if len(job.samples) not in slot.graphs and self._graphs < MAX_GRAPHS:
                 self._graphs += 1
@@ -125,7 +126,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Scorer:
-    """What a network's answers are worth, computed with so much precision."""
+    """Computes the loss of a network, with the given precision."""
 
     loss: Loss
     device: torch.device
@@ -134,7 +135,7 @@ class Scorer:
     def __call__(
         self, network: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
-        # The cache would keep weights in bfloat16 from one pass to the next, which a captured graph must not rely on.
+        # The cache would keep bfloat16 weights from one pass to the next, on which a captured graph must not rely.
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16", cache_enabled=False
         ):
@@ -142,10 +143,10 @@ class Scorer:
 
 
 class Slot:
-    """A copy of the network whose weights lie in one flat row, and their gradients in another."""
+    """A copy of the network whose weights are one flat tensor, and whose gradients are another."""
 
-    def __init__(self, network: torch.nn.Module, judge: Scorer, fetch: Fetch) -> None:
-        self._network, self._judge, self._fetch = network, judge, fetch
+    def __init__(self, network: torch.nn.Module, scorer: Scorer, fetch: Fetch) -> None:
+        self._network, self._scorer, self._fetch = network, scorer, fetch
         layout = layout_of(network)
         device = next(network.parameters()).device
         self.weights = torch.zeros(layout.size, device=device)
@@ -155,30 +156,32 @@ class Slot:
             views[name].copy_(parameter.data)
             parameter.data, parameter.grad = views[name], gradients[name]
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
-        self._pool: Any = None  # of memory, one for all of a slot's graphs: they run one after the other
+        self._pool: Any = None  # memory shared by the graphs of this slot, which run one after the other
 
     def compute(self, job: GradientJob) -> torch.Tensor:
+        """Set the gradient of a job, and return its loss."""
         self.weights.copy_(job.weights)
-        loss = self.passed(job.samples)
+        loss = self.forward_backward(job.samples)
         job.gradient = self.gradient.clone()
         return loss
 
     def capture(self, job: GradientJob, stream: torch.cuda.Stream) -> None:
-        """Make a graph for batches as large as this one."""
+        """Capture a graph for batches of this size."""
         samples = job.samples.clone()
         self.weights.copy_(job.weights)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):  # cuDNN and cuBLAS want to have seen it once
-                self.passed(samples)
+            for _ in range(2):  # cuDNN and cuBLAS need a warm-up
+                self.forward_backward(samples)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self._pool, stream):
-            loss = self.passed(samples)
+            loss = self.forward_backward(samples)
         self._pool = graph.pool()
         self.graphs[len(samples)] = (graph, samples, loss)
 
     def replay(self, job: GradientJob) -> torch.Tensor:
+        """Do the same as `compute`, with the captured graph if there is one for this batch size."""
         captured = self.graphs.get(len(job.samples))
         if captured is None:
             return self.compute(job)
@@ -189,48 +192,51 @@ class Slot:
         job.gradient = self.gradient.clone()
         return loss
 
-    def passed(self, samples: torch.Tensor) -> torch.Tensor:
-        """A pass there and back: leaves the gradient of these samples, and returns their loss."""
+    def forward_backward(self, samples: torch.Tensor) -> torch.Tensor:
+        """Run a forward and a backward pass. Store the gradient of these samples, and return their loss."""
         self.gradient.zero_()
         inputs, labels = self._fetch(samples)
-        if inputs.is_cuda and inputs.dim() == 4:  # a tenth to a quarter quicker there
+        if inputs.is_cuda and inputs.dim() == 4:  # 10 to 25% faster there
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        loss = self._judge(self._network, inputs, labels)
+        loss = self._scorer(self._network, inputs, labels)
         torch.autograd.backward(loss)
         return loss.detach()
 
 
 def stacked_gradients(
-    network: torch.nn.Module, judge: Scorer, fetch: Fetch, weights: torch.Tensor, samples: torch.Tensor
+    network: torch.nn.Module, scorer: Scorer, fetch: Fetch, weights: torch.Tensor, samples: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of several models at once: their weights are the rows of one tensor, each one's samples those of the other."""
+    """Return the gradients and losses of several models at once.
+
+    Row i of `weights` is the weights of model i, and row i of `samples` its samples.
+    """
     layout, count = layout_of(network), len(weights)
     inputs, labels = (each.reshape(count, -1, *each.shape[1:]) for each in fetch(samples.reshape(-1)))
 
     def loss(flat: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return judge(partial(torch.func.functional_call, network, _views(flat, layout)), inputs, labels)
+        return scorer(partial(torch.func.functional_call, network, _views(flat, layout)), inputs, labels)
 
     gradients, losses = torch.func.vmap(torch.func.grad_and_value(loss))(weights, inputs, labels)
     return gradients, losses.detach()
 
 
 def has_convolutions(network: torch.nn.Module) -> bool:
-    """Stacked, they would be grouped convolutions, which a CPU is slow at."""
+    """Return whether the network has convolutions. Stacked, they become grouped ones, at which a CPU is slow."""
     return any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in network.modules())
 
 
 def layout_of(network: torch.nn.Module) -> Layout:
-    """Where each parameter lies in the flat row."""
+    """Return the place of each parameter in the flat tensor."""
     return Layout(tuple(Tensor(name, tuple(each.shape)) for name, each in network.named_parameters()))
 
 
 def flat(network: torch.nn.Module) -> torch.Tensor:
-    """The network's parameters in one row; a copy."""
+    """Return a copy of the network's parameters as one flat tensor."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in network.parameters()])
 
 
 def load(network: torch.nn.Module, weights: torch.Tensor) -> None:
-    """Give the network these weights."""
+    """Copy flat weights into the network."""
     with torch.no_grad():
         for name, view in _views(weights, layout_of(network)).items():
             network.get_parameter(name).copy_(view)

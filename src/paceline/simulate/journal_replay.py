@@ -1,7 +1,7 @@
-"""A real run's journal, told again in virtual time: the simulator's clock and ledger, and a fresh policy.
+"""The journal of a real run, replayed in virtual time with the simulator's clock, a ledger and a fresh policy.
 
-The policy is a pure state machine, so what it decides here is what it decided there. A difference is a bug: a policy
-that looks at more than it is told, or a driver that tells it something else.
+A policy is a pure state machine, so it must make the same decisions again. A difference is a bug: either the policy
+depends on more than its inputs, or the driver gave it other inputs than it recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.simulate.clock import Clock
 
 
 def retell(lines: Iterable[str], observer: Observer | None = None) -> tuple[int, Difference | None]:
-    """How many decisions were made again, and the first that came out otherwise."""
+    """Return the number of decisions that were made again, and the first difference, if there is one."""
     policy, entries = read(lines)
     ledger, clock = Ledger(policy, observer or Observer()), Clock()
     count = 0

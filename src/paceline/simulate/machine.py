@@ -1,10 +1,10 @@
-"""One worker's machine in a simulated cluster: what it is doing, and what holds it up."""
+"""The machine of one worker in a simulated cluster: the state of its iteration, its transfers and its faults."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
+from paceline.simulate.clock import Clock
 from paceline.simulate.cluster_spec import WorkerSpec, chance_of
 from paceline.simulate.network import DIRECTIONS, Direction, Flow, Network, Port
 
@@ -12,9 +12,11 @@ NEVER = -1.0
 
 
 class Machine:
-    """A worker's machine."""
+    """The machine of one worker, with its transfers."""
 
     __slots__ = (
+        "_clock",
+        "_network",
         "base_version",
         "batch",
         "compute_ends",
@@ -23,59 +25,85 @@ class Machine:
         "cut_until",
         "expected",
         "flows",
-        "go",
         "granted_version",
         "halted",
         "incarnation",
         "iteration",
         "member",
-        "mute",
         "number",
         "paused_until",
         "ports",
         "pull_at",
-        "pushed_at",
         "random",
-        "returning",
+        "resets",
         "silent_since",
         "spec",
-        "stops",
+        "unannounced",
         "up",
         "version",
     )
 
-    def __init__(self, number: int, spec: WorkerSpec, network: Network, seed: int) -> None:
+    def __init__(self, number: int, spec: WorkerSpec, clock: Clock, network: Network, seed: int) -> None:
         self.number = number
-        self.ports: dict[Direction, Port] = {way: network.port(number, way) for way in DIRECTIONS}
         self.spec = spec
+        self._clock, self._network = clock, network
+        self.ports: dict[Direction, Port] = {way: network.port(number, way) for way in DIRECTIONS}
         self.random = chance_of(number, seed)
         self.incarnation = 0
-        self.connection = number  # of this incarnation, to the job
+        self.connection = number  # the number under which the job knows this incarnation
         self.up = True
         self.member = False
         self.paused_until = self.cut_until = 0.0
-        self.silent_since = 0.0  # while paused or cut
-        self.stops = 0  # how often what was under way was forgotten
+        self.silent_since = 0.0  # while it is paused or cut off
+        self.resets = 0
+        self.flows: dict[Direction, Flow] = {}  # the newest transfer in each direction
+        self.halted: list[tuple[Direction, float, Callable[[Machine], None]]] = []  # transfers on a link that is cut
         self.start()
 
     def start(self) -> None:
-        """Begin with nothing."""
+        """Begin a new incarnation, without a model."""
         self.iteration = 0
         self.batch = self.spec.batch
-        self.version = -1  # of the model it has
+        self.version = -1  # of the model that the machine has
         self.base_version = self.granted_version = 0
-        self.expected: int | None = None  # staleness, of what it will make of the version it was granted
+        self.expected: int | None = None  # staleness of the update computed from the granted version
         self.compute_seconds = 0.0
-        self.pushed_at = NEVER
-        self.flows: dict[Direction, Flow] = {}  # the last in each direction
-        self.halted: list[tuple[Direction, float, Callable[[Machine], None]]] = []  # transfers on a link that is cut
-        self.stop()
+        self.reset()
 
-    def stop(self) -> None:
-        """Forget what was under way."""
-        self.stops += 1
+    def reset(self) -> None:
+        """Forget the iteration under way, with its transfers."""
+        self.resets += 1
         self.compute_ends = self.pull_at = NEVER
-        self.mute = False  # has it computed while its link was cut?
-        self.returning: Literal["no", "coming", "back"] = "no"  # streamed: the slices that were pushed
-        self.go = False  # streamed: it is granted, and waits for the last slice
+        self.unannounced = False  # is a gradient ready that the job cannot hear of, because the link is cut?
+        for flow in self.flows.values():
+            self._network.stop(flow)
+        self.flows.clear()
         self.halted.clear()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the machine sends no heartbeats."""
+        return not self.up or self._clock.now < max(self.paused_until, self.cut_until)
+
+    # Transfers
+
+    def transfer(self, direction: Direction, size: float, done: Callable[[Machine], None]) -> None:
+        """Carry bytes between this machine and the servers, then call `done(machine)`."""
+        if self._clock.now < self.cut_until:
+            self.halted.append((direction, size, done))
+        else:
+            self.flows[direction] = self.ports[direction].start(size, done, self)
+
+    def halt_transfers(self) -> None:
+        """Stop the transfers under way, because the link is cut. `resume_transfers` continues them."""
+        for direction, flow in self.flows.items():
+            if not flow.is_over:
+                done = flow.done
+                self.halted.append((direction, self._network.stop(flow), done))
+        self.flows.clear()
+
+    def resume_transfers(self) -> None:
+        """Continue the halted transfers with the bytes that they still have to carry."""
+        halted, self.halted = self.halted, []
+        for direction, size, done in halted:
+            self.transfer(direction, size, done)

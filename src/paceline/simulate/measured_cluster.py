@@ -1,4 +1,4 @@
-"""Clusters made of what was measured: how long a step takes on one machine, and which links there are."""
+"""Clusters made from measurements: the time of a step on one machine, and the rates of links."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from dataclasses import dataclass, replace
 
 from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec
 
-LATENCY = 50e-6  # seconds, one way, where nobody has measured it
-APPLY = 10e9  # bytes per second
+LATENCY = 50e-6  # seconds, one way, if it was not measured
+APPLY_RATE = 10e9  # bytes per second
 LEASE = 30.0
-QUIET = 0.005  # a spread below this is none
+NO_JITTER_BELOW = 0.005  # a spread below this counts as no jitter
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """One iteration of one machine."""
+    """The measured time of one iteration on one machine."""
 
     seconds: float
     batch: int
-    jitter: float  # relative spread
+    jitter: float  # relative standard deviation
     model_bytes: float
 
     @property
     def spread(self) -> Jitter:
-        return Jitter("lognormal", self.jitter) if self.jitter >= QUIET else Jitter()
+        """The measured jitter, as the description of a worker has it."""
+        return Jitter("lognormal", self.jitter) if self.jitter >= NO_JITTER_BELOW else Jitter()
 
 
 def cluster_of(
     name: str, step: StepTime, links: Sequence[float], servers: int, server_link: float, latency: float = LATENCY
 ) -> ClusterSpec:
-    """Workers with these links, all as fast as the machine that was measured."""
+    """Return a cluster of workers with these links, all as fast as the measured machine."""
     workers = tuple(WorkerSpec(link, step.batch, step.batch / step.seconds, jitter=step.spread) for link in links)
-    return ClusterSpec(name, step.model_bytes, servers, server_link, latency, APPLY, LEASE, workers)
+    return ClusterSpec(name, step.model_bytes, servers, server_link, latency, APPLY_RATE, LEASE, workers)
 
 
 def measured_as(spec: ClusterSpec, step: StepTime) -> ClusterSpec:
-    """A cluster's links and proportions, with the model and the computing that were measured.
+    """Return a cluster with its links and proportions, but with the measured model and compute time.
 
-    The cluster's first worker counts as the machine that was measured, and the others keep their speed relative to it.
-    A worker whose jitter is described keeps that. Faults are left out: advice is for a day on which nothing breaks.
+    The first worker of the cluster counts as the measured machine. The others keep their speed relative to it. A worker
+    that is described with jitter keeps it. Faults are left out, because advice is for a run without any.
     """
     own = [worker.compute_seconds() / worker.batch for worker in spec.workers]
     workers = tuple(

@@ -1,4 +1,4 @@
-"""Faults from a seed: the same seed breaks the same things at the same times."""
+"""Random faults from a seed. The same seed breaks the same machines at the same times."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from paceline.simulate.cluster_spec import ClusterSpec, limit_seconds
 
 
 def chaos(spec: ClusterSpec, count: int, iterations: int, seed: int) -> ClusterSpec:
-    """The same cluster with `count` more faults, spread over a run of so many iterations.
+    """Return the same cluster with `count` more faults, spread over a run of this number of iterations.
 
-    A killed worker comes back after a while. Pauses and cuts last from a moment to twice the lease.
+    A killed worker rejoins after a while. Pauses and cuts last up to twice the lease.
     """
     draw = random.Random(f"{seed}:faults")
     span = iterations * limit_seconds(spec, streamed=False)

@@ -1,4 +1,4 @@
-"""What becomes of tensors in a simulated cluster."""
+"""The model of a simulated cluster: what the cluster needs from one that holds tensors."""
 
 from __future__ import annotations
 
@@ -10,33 +10,47 @@ from paceline.policies import Apply, Keep, Update
 
 
 class SimulatedModel(Protocol):
-    """What becomes of tensors. Without one, updates are only counted."""
+    """A model that a simulated cluster trains. Without one, updates are only counted."""
 
-    over: Any  # once this is true, the run is
+    over: Any  # the run ends once this is true
     momentum: float  # of the optimizer
 
     def grant(self, worker: int, staleness: int | None) -> None:
-        """A worker may go on; staleness: that the policy expects of its next update, counted from now."""
+        """Note a Grant to a worker.
+
+        staleness: the staleness that the policy expects of the worker's next update, counted from now.
+        """
 
     def pull(self, worker: int, staleness: int | None) -> None:
-        """A worker is given the newest weights; staleness: of the update it will make of them, where it is known."""
+        """Give a worker the newest weights.
 
-    def compute(self, worker: int, batch: int) -> None: ...
+        staleness: that of the update which the worker will compute from them, if it is known.
+        """
+
+    def compute(self, worker: int, batch: int) -> None:
+        """Let a worker compute from the weights that it has."""
+
     def loss(self, worker: int) -> float | None:
-        """Of what a worker has computed; asked for where the policy wants to know."""
+        """Return the loss of what a worker has computed. It is called only if the policy uses the loss."""
 
-    def arrive(self, update: Identity) -> None: ...
+    def arrive(self, update: Identity) -> None:
+        """Note that an update has arrived."""
+
     def drop(self, worker: int) -> None:
-        """What a worker was computing or pushing will not arrive."""
+        """Forget the gradient that a worker is computing or pushing."""
 
-    def keep(self, keep: Keep) -> None: ...
-    def discard(self, update: Update) -> None: ...
+    def keep(self, keep: Keep) -> None:
+        """Keep an update in a slot."""
+
+    def discard(self, update: Update) -> None:
+        """Forget an update that has arrived."""
+
     def apply(self, apply: Apply, time: float) -> Sequence[float]:
-        """Change the model. Where the policy compares updates: the cosine of each with their mean."""
+        """Change the model. Return the cosine of each update with their mean, if the policy compares updates."""
 
 
 class CountedModel:
-    """Stands where a model would, for who wants to know in which order things happen: all of this comes to nothing."""
+    """A model that does nothing. Subclasses record the order of events."""
 
     over, momentum = False, 0.0
 

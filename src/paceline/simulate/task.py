@@ -1,4 +1,4 @@
-"""What is trained, how, and until when; and what a training comes to."""
+"""A training task, its goal and its outcome."""
 
 from __future__ import annotations
 
@@ -18,42 +18,40 @@ from paceline.observe.summary import Report
 from paceline.workloads.data import Data, load
 from paceline.workloads.networks import parameters_of
 
-#: What networks compute in. bfloat16 rounds, and is up to twice as quick on a GPU; it is for those alone.
+#: The number format in which networks compute. bfloat16 rounds, is up to twice as fast, and needs a GPU.
 Precision = Literal["float32", "bfloat16"]
 
 
 class TrainingError(ValueError):
-    """One sentence that says what to do."""
+    """A training that cannot be set up. The message is one sentence that says what to do."""
 
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """How a federated client trains by itself, between two exchanges with the server."""
+    """How a federated client trains by itself between two exchanges with the server."""
 
     steps: int  # τ
     batch: int
-    proximal: float = 0.0  # FedProx's μ: how much it is held to where it began
+    proximal: float = 0.0  # FedProx's μ: how strongly a client is held to the weights it began with
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and how. Two runs of one Task under one schedule are the same run."""
+    """What is trained, and how. Two runs of one Task with the same schedule are the same run."""
 
     network: str
     data: Data
     optimizer: OptimizerSpec
     seed: int = 0
-    decay: tuple[tuple[float, float], ...] = ()  # from which epoch on the learning rate is times what
-    correct: Asked = "none"  # how staleness is corrected for
+    decay: tuple[tuple[float, float], ...] = ()  # (epoch from which on, factor of the learning rate)
+    correct: Asked = "none"  # how to correct for staleness
     device: str = "cpu"
-    together: bool = True  # compute what is due at the same time together
-    local: LocalSettings | None = (
-        None  # how clients train by themselves, with this optimizer; None: they push gradients
-    )
-    precision: Precision = "float32"  # of passes through the network; weights and their updates are float32 always
+    together: bool = True  # compute gradients that are due at the same time together
+    local: LocalSettings | None = None  # local training of clients with this optimizer; None: workers push gradients
+    precision: Precision = "float32"  # of passes through the network; weights and their updates are always float32
 
     def rate(self, epochs: float) -> float:
-        """The learning rate after so many epochs."""
+        """Return the learning rate after this number of epochs."""
         (settings, *_) = self.optimizer.settings_of_groups
         rate = float(settings.get("lr") or 0.0)  # type: ignore[arg-type]
         return rate * math.prod(times for since, times in self.decay if epochs >= since)
@@ -63,9 +61,10 @@ class Task:
 class Goal:
     """When a run has learned enough.
 
-    loss: the mean training loss of a round's updates, as workers saw it, has been at most `value` for `hold` rounds. A
-    round is as many updates as there are workers, under every policy.
-    accuracy: on the test set, at least `value`, once every `every` rounds.
+    loss: the mean training loss of a round's updates, as the workers computed it, was at most `value` for `hold`
+    rounds. Under every policy a round is as many updates as there are workers.
+
+    accuracy: the accuracy on the test set is at least `value`. It is tested every `every` rounds.
     """
 
     kind: Literal["loss", "accuracy"]
@@ -77,7 +76,7 @@ class Goal:
         return f"{self.kind} {self.value:g}"
 
     def nearer(self, best: float | None, value: float) -> float:
-        """Of two losses or accuracies the one that is nearer to the goal, or beyond it."""
+        """Return whichever of two losses or accuracies is nearer to the goal, or further beyond it."""
         if best is None:
             return value
         return max(best, value) if self.kind == "accuracy" else min(best, value)
@@ -85,19 +84,21 @@ class Goal:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Where a run was after a round."""
+    """The state of a run after a round."""
 
     seconds: float
     samples: int
-    loss: float  # mean of the round's updates
+    loss: float  # mean over the round's updates
     accuracy: float | None = None
 
 
 @dataclass
 class TrainingOutcome:
-    """What a run came to. `reached` is None where its goal was not reached: then `best` says how near it came.
+    """The outcome of a run.
 
-    best: the lowest loss or the highest accuracy, whichever the goal asks for; None if there was neither.
+    reached: the point at which the goal was reached, or None.
+
+    best: the lowest loss or the highest accuracy, whichever the goal is about; None if neither was measured.
     """
 
     policy: str
@@ -107,8 +108,8 @@ class TrainingOutcome:
     ended: Literal["goal", "rounds", "budget", "diverged", "interrupted"] = "rounds"
     curve: list[CurvePoint] = field(default_factory=list)
     updates: int = 0
-    staleness: float = 0.0  # mean of the updates applied so far
-    tested: tuple[float, float] | None = None  # loss and accuracy on the test set, at the end
+    staleness: float = 0.0  # mean over the updates applied so far
+    tested: tuple[float, float] | None = None  # loss and accuracy on the test set at the end
     report: Report | None = None
 
 
@@ -124,12 +125,12 @@ def task_of(
     device: str,
     precision: str = "float32",
 ) -> Task:
-    """A Task from names. What is wrong with any of them: ValueError with one sentence, before anything runs."""
+    """Return a Task from names. Raise ValueError, with one sentence, if one of them is wrong."""
     device_named(device)
     if precision not in get_args(Precision):
-        raise TrainingError(f"There is no precision {precision!r}; say {' or '.join(get_args(Precision))}.")
+        raise TrainingError(f"There is no precision {precision!r}; choose {' or '.join(get_args(Precision))}.")
     if precision != "float32" and not device.startswith("cuda"):
-        raise TrainingError(f"On {device} gradients are computed in float32; {precision} is for --device cuda.")
+        raise TrainingError(f"On {device} gradients are computed in float32; {precision} needs --device cuda.")
     spec = OptimizerSpec(optimizer, (settings,))
     make_optimizer(spec, [[]])
     data = load(dataset, folder)
@@ -141,13 +142,13 @@ def task_of(
 
 
 def device_named(name: str) -> torch.device:
-    """The device, if it is there. Else: one sentence."""
+    """Return a device by its name. Raise TrainingError if it is not available."""
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise TrainingError(f"There is no device {name!r}; say cpu or cuda.") from None
+        raise TrainingError(f"There is no device {name!r}; choose cpu or cuda.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("There is no CUDA device here; say --device cpu.")
+        raise TrainingError("There is no CUDA device here; use --device cpu.")
     if device.type not in ("cpu", "cuda"):
-        raise TrainingError(f"Training is simulated on cpu or cuda, not on {name!r}.")
+        raise TrainingError(f"Gradients can be computed on cpu or cuda, not on {name!r}.")
     return device

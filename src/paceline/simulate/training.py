@@ -1,10 +1,10 @@
 """Real training under the virtual clock: time is simulated, gradients are not.
 
-Every gradient is computed with the very weights that its worker would have pulled at that virtual moment, from its own
-samples, and applied in the order and with the staleness that the policy really produced. So what a scheme costs in
-samples shows beside what it saves in seconds.
+Every gradient is computed from the weights that its worker would have pulled at that virtual moment, with the worker's
+own samples. It is applied in the order and with the staleness that the policy produces. So the samples that a policy
+costs show up beside the seconds that it saves.
 
-Gradients wait until an Apply needs one of them; then all that are due are computed together (`gradients.py`).
+Gradients are computed when an Apply needs one of them: then all that are due are computed together (`gradients`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from paceline.simulate.local_training import LocalTraining
 from paceline.simulate.task import CurvePoint, Goal, Task, TrainingError, TrainingOutcome, device_named
 from paceline.workloads.networks import accuracy, loss, make
 
-DIVERGED = 1e3  # times the loss of the first round: beyond it, or at NaN, nothing will come of it
-CALIBRATED = 2048  # samples that batch norm's statistics are taken from before a test
-TESTED = 1000  # samples tested at once
+DIVERGED_FACTOR = 1e3  # a loss above this many times that of the first round, or NaN, ends the run
+CALIBRATION_SAMPLES = 2048  # samples for the statistics of batch norm before a test
+TEST_BATCH = 1000  # samples in one batch of a test
 
 
 class Training:
-    """The model behind a simulated cluster: what pulls give, what workers compute, what Applies change."""
+    """The model behind a simulated cluster: what pulls return, what workers compute, and what Applies change."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Training:
         compares: bool = False,
         shares: Shares | None = None,
     ) -> None:
-        """shares: whose samples are which, where they are not simply dealt out."""
+        """shares: the samples of each worker. By default samples are dealt out evenly."""
         self.task, self._mixes, self._goal, self._compares = task, mixes, goal, compares
         self._correct = chosen(task.correct, task.optimizer)
         self.momentum = momentum_of(task.optimizer)
@@ -60,10 +60,10 @@ class Training:
         self._tested = copy.deepcopy(self._network).to(self._device)
         self._gradients = Gradients(self._network, loss, self._fetch, self._device, task.together, task.precision)
         layout, local = self._gradients.layout, task.local
-        # After local training what is pushed is how far the model has come: the server adds it up.
-        self._locals = (
+        # After local training, workers push the change of their model, and the server adds it.
+        self._local_training = (
             LocalTraining(
-                self._gradients.network, self._gradients.judge, self._fetch, local, task.optimizer, task.together
+                self._gradients.network, self._gradients.scorer, self._fetch, local, task.optimizer, task.together
             )
             if local
             else None
@@ -72,50 +72,56 @@ class Training:
         self.slice.weights.copy_(flat(self._network))
         self.samples = shares or Shares.dealt(len(task.data.labels), workers, task.seed)
         self.version = 0
-        self._newest: torch.Tensor | None = None  # a copy of the weights, if anybody has pulled them as they are
-        self._held: dict[WorkerId, torch.Tensor] = {}  # by who pulled them
-        self._turns: dict[WorkerId, int] = {}  # Applies in a round, as the last Grant told
+        self._newest: torch.Tensor | None = None  # a copy of the newest weights, if a worker has pulled them unchanged
+        self._pulled: dict[WorkerId, torch.Tensor] = {}  # worker → the weights that it has pulled
+        self._turns: dict[WorkerId, int] = {}  # worker → Applies in a round, according to its last Grant
         self._computing: dict[WorkerId, GradientJob] = {}
         self._arrived: dict[Identity, GradientJob] = {}
-        self._kept: dict[int, Identity] = {}  # slot → the update there
-        self._due: list[GradientJob] = []  # without a gradient so far
-        self._local: dict[WorkerId, Slice] = {}  # where models are mixed: what workers step with by themselves
-        # What it comes to
+        self._kept: dict[int, Identity] = {}  # slot → the update in it
+        self._due: list[GradientJob] = []  # jobs whose gradient is not computed yet
+        self._local_optimizers: dict[WorkerId, Slice] = {}  # worker → its own optimizer, if models are mixed
+        # The outcome
         self.outcome = TrainingOutcome("", goal)
         self.over: Literal["goal", "diverged"] | None = None
-        self.seen = 0  # samples that changed the model
+        self.seen = 0  # samples that have changed the model
         self._window: deque[float] = deque(maxlen=workers)
         self._in_round = 0
-        self._first: float | None = None
-        self._below = 0  # updates in a row after which the loss was low enough
+        self._first_loss: float | None = None
+        self._low_updates = 0  # number of updates in a row with a low enough loss
 
-    # What the cluster tells
+    # Events of the cluster
 
     def grant(self, worker: WorkerId, staleness: int | None) -> None:
-        """It may go on; staleness: that the policy expects of its next update, counted from now."""
+        """Note a Grant to a worker.
+
+        staleness: the staleness that the policy expects of the worker's next update, counted from now.
+        """
         self._turns[worker] = 1 if staleness is None else staleness + 1
 
     def pull(self, worker: WorkerId, staleness: int | None) -> None:
-        """It is given the weights as they are now; staleness: of the update it will make of them, if that is known."""
+        """Give a worker the weights as they are now, or as they are predicted to be when its update is applied.
+
+        staleness: that of the update which the worker will compute from them, if it is known.
+        """
         if self._correct != "none" and staleness:
-            self._held[worker] = self.slice.ahead(staleness, self._correct)
+            self._pulled[worker] = self.slice.ahead(staleness, self._correct)
         else:
             if self._newest is None:
                 self._newest = self.slice.weights.clone()
-            self._held[worker] = self._newest
+            self._pulled[worker] = self._newest
 
     def compute(self, worker: WorkerId, batch: int) -> None:
-        """It begins to compute."""
+        """Let a worker begin to compute with the weights that it has pulled."""
         local = self.task.local
         samples = self.samples.take(worker, local.steps * local.batch if local else batch).to(self._device)
-        job = GradientJob(self._held[worker], samples.view(local.steps, local.batch) if local else samples)
+        job = GradientJob(self._pulled[worker], samples.view(local.steps, local.batch) if local else samples)
         self._computing[worker] = job
         self._due.append(job)
 
     def loss(self, worker: WorkerId) -> float | None:
-        """Of what it has computed."""
+        """Return the loss of what a worker has computed; None for local training."""
         job = self._computing[worker]
-        if self._locals:  # what clients train by themselves is computed when it is needed
+        if self._local_training:  # local training is computed when it is needed
             return None
         if job.gradient is None:
             self._gradients.compute(self._due)
@@ -123,28 +129,30 @@ class Training:
         return job.loss
 
     def arrive(self, update: Identity) -> None:
-        """What it computed is in."""
+        """Note that the update of a worker has arrived."""
         self._arrived[update] = self._computing.pop(update.worker)
 
     def drop(self, worker: WorkerId) -> None:
-        """What it was computing will not come."""
+        """Forget the gradient that a worker is computing or pushing."""
         job = self._computing.pop(worker, None)
         if job in self._due:
             self._due.remove(job)
 
     def keep(self, keep: Keep) -> None:
+        """Keep an update in a slot. It replaces the update that was there."""
         old = self._kept.get(keep.slot)
         if old:
             self._arrived.pop(old, None)
         self._kept[keep.slot] = identity_of(keep.update)
 
     def discard(self, update: Update) -> None:
+        """Forget an update that has arrived."""
         job = self._arrived.pop(identity_of(update), None)
         if job in self._due:
             self._due.remove(job)
 
     def apply(self, apply: Apply, time: float) -> list[float]:
-        """Make the next version of the model. Where the policy compares: the updates' cosines with their mean."""
+        """Make the next version of the model. Return the cosines of the updates, if the policy compares them."""
         if self.over:
             return []
         kept = set(self._kept.values())
@@ -153,13 +161,13 @@ class Training:
             key = identity_of(update)
             jobs.append(self._arrived[key] if key in kept else self._arrived.pop(key))
         rate = self.task.rate(self.seen / len(self.task.data.labels))
-        self._work(apply, jobs, rate)
+        self._compute_pushed(apply, jobs, rate)
         pushed = [job.gradient for job in jobs if job.gradient is not None]
         compared = self._compares and len(jobs) > 1
         cosines = products(pushed, apply.weights).cosines() if compared else []
         if apply.mix is None:
             turns = max(self._turns.get(update.worker, 1) for update in apply.updates)
-            self.slice.step(pushed, apply.weights, [1.0 if self._locals else rate], self._correct, turns)
+            self.slice.step(pushed, apply.weights, [1.0 if self._local_training else rate], self._correct, turns)
         else:
             models = [job.model for job in jobs if job.model is not None]
             self.slice.mix(models, apply.weights, apply.mix)
@@ -169,13 +177,13 @@ class Training:
         self.version += 1
         return cosines
 
-    def _work(self, apply: Apply, jobs: list[GradientJob], rate: float) -> None:
-        """See that what these workers push is there."""
+    def _compute_pushed(self, apply: Apply, jobs: list[GradientJob], rate: float) -> None:
+        """Compute the gradients or models of these jobs, if they are not there yet."""
         if any(job.gradient is None for job in jobs):
-            if self._locals:
-                # A GPU does many at once, so all that are due, though some may come to nothing; a CPU only these.
+            if self._local_training:
+                # A GPU computes many at once, so it computes all that are due, even if some are never used.
                 due = self._due if self._device.type == "cuda" else [job for job in jobs if job.gradient is None]
-                self._locals.compute(due, rate)
+                self._local_training.compute(due, rate)
                 for job in due:
                     assert job.model is not None
                     job.gradient = job.weights - job.model
@@ -186,20 +194,20 @@ class Training:
         if self._mixes:
             for update, job in zip(apply.updates, jobs, strict=True):
                 if job.model is None:
-                    job.model = self._step_at(update.worker, job)
+                    job.model = self._local_step(update.worker, job)
 
-    def _step_at(self, worker: WorkerId, job: GradientJob) -> torch.Tensor:
-        """The model that a worker makes of what it pulled, by a step of an optimizer of its own."""
-        if worker not in self._local:
+    def _local_step(self, worker: WorkerId, job: GradientJob) -> torch.Tensor:
+        """Return the model that a worker makes of its weights, by one step of its own optimizer."""
+        if worker not in self._local_optimizers:
             layout = self._gradients.layout
-            self._local[worker] = Slice(layout, 0, layout.size, self.task.optimizer, self._device)
-        local = self._local[worker]
+            self._local_optimizers[worker] = Slice(layout, 0, layout.size, self.task.optimizer, self._device)
+        local = self._local_optimizers[worker]
         local.weights.copy_(job.weights)
         assert job.gradient is not None
         local.step([job.gradient], [1.0], [self.task.rate(self.seen / len(self.task.data.labels))])
         return local.weights.clone()
 
-    # What it comes to
+    # The outcome
 
     def _count(self, update: Update, job: GradientJob, time: float) -> None:
         outcome, goal = self.outcome, self._goal
@@ -213,16 +221,16 @@ class Training:
         tested: float | None = None
         if whole and self._in_round >= len(self._window):
             self._in_round = 0
-            self._first = self._first or mean
+            self._first_loss = self._first_loss or mean
             if goal and goal.kind == "accuracy" and (len(outcome.curve) + 1) % goal.every == 0:
                 _, tested = self.test()
             outcome.curve.append(CurvePoint(time, self.seen, mean, tested))
-        if not math.isfinite(mean) or (self._first and mean > DIVERGED * self._first):
+        if not math.isfinite(mean) or (self._first_loss and mean > DIVERGED_FACTOR * self._first_loss):
             self.over = "diverged"
         elif goal and goal.kind == "loss" and whole:
             outcome.best = goal.nearer(outcome.best, mean)
-            self._below = self._below + 1 if mean <= goal.value else 0
-            if self._below >= goal.hold * len(self._window):
+            self._low_updates = self._low_updates + 1 if mean <= goal.value else 0
+            if self._low_updates >= goal.hold * len(self._window):
                 self._reach(CurvePoint(time, self.seen, mean))
         elif goal and tested is not None:
             outcome.best = goal.nearer(outcome.best, tested)
@@ -233,10 +241,10 @@ class Training:
         self.outcome.reached, self.over = point, "goal"
 
     def test(self) -> tuple[float, float]:
-        """Loss and accuracy on the test set, of the newest weights.
+        """Return the loss and the accuracy of the newest weights on the test set.
 
-        Batch norm's statistics are taken anew from training samples with these very weights (Wu and Johnson 2021 call
-        it precise): there are none that could be as stale as an update.
+        The statistics of batch norm are computed from training samples with these weights ("precise" batch norm; Wu and
+        Johnson 2021). There are no running statistics, which could be as stale as an update.
         """
         network, data = self._tested, self._data
         load(network, self.slice.weights)
@@ -246,13 +254,13 @@ class Training:
                 network.train()
                 for norm in norms:
                     norm.reset_running_stats()
-                    norm.momentum = None  # a plain mean over the batches that follow
-                for part in torch.split(data.inputs[:CALIBRATED], 256):
+                    norm.momentum = None  # a plain mean over the following batches
+                for part in torch.split(data.inputs[:CALIBRATION_SAMPLES], 256):
                     network(data.prepared(part))
             network.eval()
             losses, right = 0.0, 0.0
             for inputs, labels in zip(
-                *(torch.split(each, TESTED) for each in (data.test_inputs, data.test_labels)), strict=True
+                *(torch.split(each, TEST_BATCH) for each in (data.test_inputs, data.test_labels)), strict=True
             ):
                 output = network(data.prepared(inputs))
                 losses += float(loss(output, labels)) * len(labels)
@@ -264,28 +272,28 @@ class Training:
 
 
 class Shares:
-    """Who gets which samples: each worker has a share of its own, shuffled anew each time it has gone through it."""
+    """The samples of each worker. A worker goes through its share in a new random order each time."""
 
     def __init__(self, shares: Sequence[torch.Tensor], seed: int) -> None:
-        self._share = list(shares)
-        self._chance = [torch.Generator().manual_seed(seed * 1_000_003 + worker + 1) for worker in range(len(shares))]
-        self._left = [torch.empty(0, dtype=torch.int64) for _ in shares]
+        self._shares = list(shares)
+        self._random = [torch.Generator().manual_seed(seed * 1_000_003 + worker + 1) for worker in range(len(shares))]
+        self._upcoming = [torch.empty(0, dtype=torch.int64) for _ in shares]
 
     @classmethod
     def dealt(cls, samples: int, workers: int, seed: int) -> Shares:
-        """Shuffled and dealt out, to each as many as to the others."""
+        """Return shares of equal size, shuffled and dealt out."""
         if samples < workers:
-            raise TrainingError(f"There are {samples} samples for {workers} workers; give each at least one.")
+            raise TrainingError(f"There are {samples} samples for {workers} workers; each worker needs at least one.")
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
         return cls([order[worker::workers] for worker in range(workers)], seed)
 
     def take(self, worker: WorkerId, count: int) -> torch.Tensor:
-        """The worker's next samples."""
-        left = self._left[worker]
+        """Return the next samples of a worker."""
+        left = self._upcoming[worker]
         while len(left) < count:
-            share = self._share[worker]
-            left = torch.cat([left, share[torch.randperm(len(share), generator=self._chance[worker])]])
-        self._left[worker] = left[count:]
+            share = self._shares[worker]
+            left = torch.cat([left, share[torch.randperm(len(share), generator=self._random[worker])]])
+        self._upcoming[worker] = left[count:]
         return left[:count]
 
 
@@ -302,13 +310,13 @@ def train(
     shares: Shares | None = None,
     observer: Observer | None = None,
 ) -> TrainingOutcome:
-    """Train on a simulated cluster until the goal is reached, or for so many rounds or virtual seconds.
+    """Train on a simulated cluster until the goal is reached, or for `rounds` rounds or `budget` virtual seconds.
 
-    Interrupted by Ctrl-C, it still says what was reached. `progress` hears of the outcome as it grows, `observer` of
-    all that happens. shares: whose samples are which, where they are not simply dealt out.
+    Return the outcome, even after Ctrl-C. `progress` is called with the outcome as it grows. `observer` observes all
+    events. shares: the samples of each worker. By default they are dealt out evenly.
     """
     if task.device.startswith("cuda"):
-        torch.set_float32_matmul_precision("high")  # as torch does with convolutions anyway: TF32
+        torch.set_float32_matmul_precision("high")  # TF32, which torch uses for convolutions anyway
     training = Training(task, len(spec.workers), policy.mixes, goal, policy.compares, shares)
     cluster = Cluster(spec, policy, rounds, task.seed, streamed, observer, training)
     outcome = training.outcome

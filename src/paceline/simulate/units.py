@@ -10,7 +10,7 @@ _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
 
 
 def size(value: object) -> float:
-    """Bytes: a number, or a text such as "552MB"."""
+    """Return a size in bytes, from a number or a text such as "552MB"."""
     if isinstance(value, str):
         amount, unit = _split(value)
         match = re.fullmatch(r"(k|K|M|G|T|Ki|Mi|Gi|)B", unit)
@@ -21,7 +21,7 @@ def size(value: object) -> float:
 
 
 def rate(value: object) -> float:
-    """Bytes per second: a number, or a text such as "10Gbit" or "488MB/s"."""
+    """Return a rate in bytes per second, from a number or a text such as "10Gbit" or "488MB/s"."""
     if isinstance(value, str):
         amount, unit = _split(value)
         match = re.fullmatch(r"(k|K|M|G|T|)(bit|bps|B)(/s)?", unit)
@@ -32,7 +32,7 @@ def rate(value: object) -> float:
 
 
 def seconds(value: object) -> float:
-    """Seconds: a number, or a text such as "50us"."""
+    """Return a time in seconds, from a number or a text such as "50us"."""
     if isinstance(value, str):
         amount, unit = _split(value)
         if unit in _TIME:
@@ -49,6 +49,7 @@ def _split(text: str) -> tuple[float, str]:
 
 
 def plain(value: object) -> float:
+    """Return a finite number as a float. Raise ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(value)
     return float(value)

@@ -1,8 +1,8 @@
-"""The order in which a policy lets updates change the model, and when; without any tensors.
+"""The order in which a policy lets updates change the model, and when. No tensors are involved.
 
-What a run learns depends on that order alone: on who applied what, in which order, from which version. Two runs with
-the same order learn the same, however different their times. So BSP and pipelined BSP are trained once and timed
-twice, and so is a scheme whose order jitter does not change.
+The outcome of a training depends on that order alone: which updates were applied, and which version each was computed
+from. Two runs with the same order learn the same, however different their times. So BSP and pipelined BSP are trained
+once and timed twice, and so is any policy whose order does not change with jitter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from paceline.simulate.simulated_model import CountedModel
 
 @dataclass(frozen=True)
 class UpdateSchedule:
-    """A run without its gradients."""
+    """A run without gradients."""
 
-    order: str  # equal where the order is
-    seconds: tuple[float, ...]  # when each update had changed the model
-    staleness: tuple[int, ...]  # of each update
+    order: str  # a hash; two runs with equal hashes learn the same
+    seconds: tuple[float, ...]  # when each update changed the model
+    staleness: tuple[int, ...]  # of each update, in the same order
     report: Report
 
     @property
@@ -32,15 +32,15 @@ class UpdateSchedule:
         return sum(self.staleness) / max(len(self.staleness), 1)
 
 
-class _Notes(CountedModel):
-    """Notes what it is told."""
+class _OrderRecorder(CountedModel):
+    """Records the order of the updates in place of a model."""
 
     def __init__(self) -> None:
         self.order = hashlib.blake2b(digest_size=16)
         self.seconds: list[float] = []
         self.staleness: list[int] = []
         self._version = 0
-        self._expected: dict[int, int] = {}  # by worker; weights may be handed out as they are expected to be
+        self._expected: dict[int, int] = {}  # worker → staleness for which its weights are predicted; −1: unknown
 
     def pull(self, worker: int, staleness: int | None) -> None:
         self._expected[worker] = -1 if staleness is None else staleness
@@ -53,7 +53,7 @@ class _Notes(CountedModel):
             together.append(struct.pack("<qqqqqd", *identity, expected, weight))
             self.seconds.append(time)
             self.staleness.append(self._version - update.base_version)
-        # In which order those that are applied together are added up makes no difference.
+        # The order of updates within one Apply makes no difference.
         self.order.update(b"".join((*sorted(together), struct.pack("<d", -1.0 if apply.mix is None else apply.mix))))
         self._version += 1
         return []
@@ -62,7 +62,7 @@ class _Notes(CountedModel):
 def update_schedule(
     spec: ClusterSpec, policy: Policy, rounds: int, seed: int = 0, streamed: bool = False
 ) -> UpdateSchedule:
-    """Simulate so many rounds, a round being as many updates as there are workers."""
-    notes = _Notes()
-    result = Cluster(spec, policy, rounds, seed, streamed, model=notes).run()
-    return UpdateSchedule(notes.order.hexdigest(), tuple(notes.seconds), tuple(notes.staleness), result.report)
+    """Simulate `rounds` rounds, each of as many updates as there are workers. Return the schedule of the updates."""
+    recorder = _OrderRecorder()
+    result = Cluster(spec, policy, rounds, seed, streamed, model=recorder).run()
+    return UpdateSchedule(recorder.order.hexdigest(), tuple(recorder.seconds), tuple(recorder.staleness), result.report)

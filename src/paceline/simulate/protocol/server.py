@@ -1,4 +1,4 @@
-"""The server's process: a real JobState, shards that count, and checkpoints that outlive it."""
+"""The process of the server: a real JobState, shards that count samples, and checkpoints that outlive the process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paceline.job.membership import Stage
 from paceline.observe.observer import Recorder
 from paceline.simulate.protocol.shard import SimulatedShard
 from paceline.simulate.protocol.transport import SimulatedConnection, SimulatedProcess
-from paceline.simulate.protocol.worker import WelcomeTerms
+from paceline.simulate.protocol.worker import SimulatedWelcome
 
 if TYPE_CHECKING:
     from paceline.simulate.protocol.run import SimulatedCheckpoint, World
 
-BEAT_SECONDS = 1.0  # between two signs of life of a shard
-LAST_WORDS = (instructions.SendRefused, instructions.SendExpelled, instructions.SendLeave, instructions.HangUp)
-TO_SHARDS = (
+BEAT_SECONDS = 1.0  # between two heartbeats of a shard
+FINAL_MESSAGES = (instructions.SendRefused, instructions.SendExpelled, instructions.SendLeave, instructions.HangUp)
+ORDERS_TO_SHARDS = (
     instructions.OrderApply,
     instructions.OrderStream,
     instructions.OrderDiscard,
@@ -31,15 +31,15 @@ TO_SHARDS = (
 
 
 class SimulatedShardProcess:
-    """A shard's process."""
+    """The process of a shard."""
 
     def __init__(self, server: SimulatedServer, number: int, pieces: int, counts: list[dict[int, int]]) -> None:
         self.process = SimulatedProcess(server.process.clock)
         self.shard = SimulatedShard(number, pieces, self._tell, counts)
         self._giver: tuple[int, int] | None = None
-        self._begins: list[tuple[tuple[int, int], Callable[[str], None]]] = []
-        self._given: set[tuple[int, int]] = set()
-        self.connection = SimulatedConnection(0, self, server, server.chance)
+        self._offers: list[tuple[tuple[int, int], Callable[[str], None]]] = []
+        self._given_by: set[tuple[int, int]] = set()
+        self.connection = SimulatedConnection(0, self, server, server.rng)
         self._beat()
 
     def _beat(self) -> None:
@@ -49,21 +49,21 @@ class SimulatedShardProcess:
     def _tell(self, kind: str, what: Any) -> None:
         self.connection.send(self, (self.shard.number, kind, what))
 
-    def begin(self, who: tuple[int, int], answer: Callable[[str], None]) -> None:
-        """The weights that the model begins with, from an incarnation of a worker; taken from its giver alone."""
-        if not self.shard.accepts(Identity(*who, 0)):
+    def begin(self, giver: tuple[int, int], answer: Callable[[str], None]) -> None:
+        """Take the initial weights from an incarnation of a worker. They are used only if that one is to give them."""
+        if not self.shard.accepts(Identity(*giver, 0)):
             answer("expelled")
             return
-        self._begins.append((who, answer))
+        self._offers.append((giver, answer))
         self._take_weights()
 
     def _take_weights(self) -> None:
-        for who, answer in [each for each in self._begins if each[0] == self._giver]:
-            if who not in self._given:
-                self._given.add(who)
-                self._tell("begun", who)
+        for giver, answer in [each for each in self._offers if each[0] == self._giver]:
+            if giver not in self._given_by:
+                self._given_by.add(giver)
+                self._tell("begun", giver)
             answer("begun")
-        self._begins = [each for each in self._begins if each[0] != self._giver]
+        self._offers = [each for each in self._offers if each[0] != self._giver]
 
     def received(self, connection: SimulatedConnection, message: Any) -> None:
         if isinstance(message, instructions.OrderInitialWeights):
@@ -77,24 +77,24 @@ class SimulatedShardProcess:
 
 
 class SimulatedServer:
-    """One process of the server. It lives in generations: when a shard is lost, a new one begins."""
+    """A process of the server. When it loses a shard, it begins a new generation."""
 
-    def __init__(self, world: World, chance: random.Random) -> None:
-        self.world, self.chance = world, chance
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self.world, self.rng = world, rng
         self.process = SimulatedProcess(world.clock)
         self.state: JobState
-        self.holders: list[SimulatedShardProcess] = []
+        self.shard_processes: list[SimulatedShardProcess] = []
         self._connections: dict[int, SimulatedConnection] = {}
         self._wake = 0
-        self._incarnation = 0  # of generations in this process
-        self._parts: dict[int, list[dict[int, int]]] = {}  # shard → what it has written of the checkpoint under way
+        self._generation = 0  # number of generations that this process has begun
+        self._parts: dict[int, list[dict[int, int]]] = {}  # shard → its part of the checkpoint that is being written
         self._snapshot: Mapping[str, Any] = {}
         self.begin(world.newest, None, {})
 
     def begin(
         self, restored: SimulatedCheckpoint | None, awaited: frozenset[int] | None, incarnations: Mapping[int, int]
     ) -> None:
-        """Begin a generation."""
+        """Begin a generation, restored from a checkpoint or fresh."""
         setting = self.world.setting
         policy = policies.make(setting.policy)
         policy.streamed = setting.streamed and policy.streamable
@@ -114,20 +114,22 @@ class SimulatedServer:
         trace = self.world.begin_trace(restored.version if restored else 0)
         snapshot = restored.snapshot if restored else None
         self.state = self.world.make_state(policy, config, Recorder(trace.append), snapshot, self.process.clock.now)
-        self._incarnation += 1
+        self._generation += 1
         self._streams, self._gated = streams, policy.streamed and policy.takes_turns
         pieces = setting.pieces if streams else 1
         counts = restored.counts if restored else [[] for _ in range(setting.shards)]
-        self.holders = [SimulatedShardProcess(self, number, pieces, counts[number]) for number in range(setting.shards)]
-        for holder in self.holders:
-            holder.shard.streams = streams
+        self.shard_processes = [
+            SimulatedShardProcess(self, number, pieces, counts[number]) for number in range(setting.shards)
+        ]
+        for shard_process in self.shard_processes:
+            shard_process.shard.streams = streams
         self._tell(events.ModelDescribed(0.9))
         if restored:
-            for holder in self.holders:
-                holder.shard.version = restored.version
+            for shard_process in self.shard_processes:
+                shard_process.shard.version = restored.version
             for number in range(setting.shards):
                 self._tell(events.ShardLoaded(number))
-        self._tick(self._incarnation, self.process.clock.now)
+        self._tick(self._generation, self.process.clock.now)
 
     # Events in, instructions out
 
@@ -135,7 +137,7 @@ class SimulatedServer:
         state = self.state
         for instruction in state.handle(event, self.process.clock.now):
             self.world.log(self.process.clock.now, event, instruction)
-            if self.state is state:  # else this generation has failed meanwhile
+            if self.state is state:  # otherwise this generation has failed meanwhile
                 self._carry_out(instruction)
             if isinstance(instruction, instructions.SendResumed) and isinstance(event, events.WorkerResumed):
                 self.world.resumed(event.worker, event.generation, state.config.generation)
@@ -143,8 +145,8 @@ class SimulatedServer:
     def _carry_out(self, instruction: Any) -> None:
         match instruction:
             case instructions.SendWelcome(to, worker, incarnation):
-                who = (worker, incarnation, self.state.config.generation)
-                self._send(to, WelcomeTerms(*who, self._gated, self._streams, tuple(self.holders)))
+                identity = (worker, incarnation, self.state.config.generation)
+                self._send(to, SimulatedWelcome(*identity, self._gated, self._streams, tuple(self.shard_processes)))
             case instructions.OrderSave(version, snapshot):
                 self._parts, self._snapshot = {}, snapshot
                 self._to_shards(instruction)
@@ -153,24 +155,24 @@ class SimulatedServer:
             case instructions.OrderInitialWeights():
                 self._to_shards(instruction)
             case instructions.StoreCheckpoint(version):
-                self.process.after(self.chance.uniform(0.0, 0.5), lambda: self._store(version))
+                self.process.after(self.rng.uniform(0.0, 0.5), lambda: self._store(version))
             case instructions.SetTimer(time):
                 self._wake += 1
-                number, life = self._wake, self._incarnation
+                number, generation = self._wake, self._generation
                 wait = max(0.0, time - self.process.clock.now)
-                self.process.after(wait, lambda: self._woke(number, life))
+                self.process.after(wait, lambda: self._woke(number, generation))
             case instructions.JobDone():
-                self._save_and_end(self._incarnation, asked=False)
+                self._save_and_end(self._generation)
             case instructions.FailGeneration():
                 self.restart()
             case instructions.LogLine() | instructions.OrderAdd() | instructions.ForgetCheckpoint():
                 pass
-            case _ if isinstance(instruction, TO_SHARDS):
+            case _ if isinstance(instruction, ORDERS_TO_SHARDS):
                 self._to_shards(instruction)
             case _:
                 if not isinstance(instruction, instructions.HangUp):
                     self._send(instruction.to, instruction)
-                if isinstance(instruction, LAST_WORDS):
+                if isinstance(instruction, FINAL_MESSAGES):
                     connection = self._connections.pop(instruction.to, None)
                     if connection:
                         connection.close(self)
@@ -181,33 +183,33 @@ class SimulatedServer:
 
     def _to_shards(self, order: Any) -> None:
         shard = getattr(order, "shard", None)
-        for holder in self.holders if shard is None else [self.holders[shard]]:
-            holder.connection.send(self, order)
+        for shard_process in self.shard_processes if shard is None else [self.shard_processes[shard]]:
+            shard_process.connection.send(self, order)
 
-    def _tick(self, life: int, due: float) -> None:
-        if life == self._incarnation:
+    def _tick(self, generation: int, due: float) -> None:
+        if generation == self._generation:
             before = self.state.roster.present()
             self._tell(events.TimePassed(due))
-            if life != self._incarnation:
-                return  # a shard was lost
+            if generation != self._generation:
+                return  # a shard was lost, and a new generation has begun
             for member in before:
                 if member.stage is Stage.GONE:
                     self.world.given_up(member.worker)
             pause = self.state.leases.tick_seconds
             then = self.process.clock.now + pause
-            self.process.after(pause, lambda: self._tick(life, then))
+            self.process.after(pause, lambda: self._tick(generation, then))
 
-    def _woke(self, number: int, life: int) -> None:
-        if number == self._wake and life == self._incarnation:
+    def _woke(self, number: int, generation: int) -> None:
+        if number == self._wake and generation == self._generation:
             self._tell(events.TimerFired())
 
     def _store(self, version: int) -> None:
         error = self.world.store(version, self._snapshot, [self._parts[number] for number in sorted(self._parts)])
         self._tell(events.CheckpointStored(version, error))
 
-    def _save_and_end(self, life: int, asked: bool) -> None:
-        """Everybody has left: write a last checkpoint, and end."""
-        if life != self._incarnation:
+    def _save_and_end(self, generation: int) -> None:
+        """Write a last checkpoint, and end. All workers have left."""
+        if generation != self._generation:
             return
         saved = self.state.checkpoints.saved if self.state.checkpoints else None
         if not self.state.is_saving:
@@ -215,7 +217,7 @@ class SimulatedServer:
                 self.world.end()
                 return
             self._tell(events.SaveRequested())
-        self.process.after(0.1, lambda: self._save_and_end(life, asked=True))
+        self.process.after(0.1, lambda: self._save_and_end(generation))
 
     # Connections
 
@@ -224,7 +226,7 @@ class SimulatedServer:
 
     def received(self, connection: SimulatedConnection, message: Any) -> None:
         if connection.number == 0:
-            if any(holder.connection is connection for holder in self.holders):
+            if any(shard_process.connection is connection for shard_process in self.shard_processes):
                 self._from_shard(*message)
         elif connection.number in self._connections:
             self._tell(message)
@@ -244,7 +246,7 @@ class SimulatedServer:
 
     def lost(self, connection: SimulatedConnection) -> None:
         if connection.number == 0:
-            if any(holder.connection is connection for holder in self.holders):
+            if any(shard_process.connection is connection for shard_process in self.shard_processes):
                 self.restart()
         elif self._connections.pop(connection.number, None):
             self._tell(events.ConnectionLost(connection.number))
@@ -252,27 +254,27 @@ class SimulatedServer:
     # Faults
 
     def lose_shard(self, number: int) -> None:
-        """A shard's process dies."""
-        holder = self.holders[number % len(self.holders)]
-        holder.process.kill()
-        holder.connection.close(holder)
+        """Kill the process of a shard."""
+        shard_process = self.shard_processes[number % len(self.shard_processes)]
+        shard_process.process.kill()
+        shard_process.connection.close(shard_process)
 
     def restart(self) -> None:
-        """A shard is lost: go back to the last checkpoint, in a new generation."""
+        """Return to the last checkpoint in a new generation, because a shard was lost."""
         expected, incarnations = self.state.roster.expected, self.state.incarnations
         self._end_generation()
         self.begin(self.world.newest, expected, incarnations)
         self.world.restart_workers()
 
     def _end_generation(self) -> None:
-        for holder in self.holders:
-            holder.process.kill()
-        self.holders = []
+        for shard_process in self.shard_processes:
+            shard_process.process.kill()
+        self.shard_processes = []
         for connection in self._connections.values():
             connection.close(self)
         self._connections = {}
 
     def kill(self) -> None:
-        """The process dies, and its shards with it."""
+        """Kill the process, with its shards."""
         self._end_generation()
         self.process.kill()

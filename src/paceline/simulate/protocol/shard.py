@@ -1,7 +1,8 @@
 """A shard without tensors: it counts how often each sample has changed each of its pieces of the model.
 
-It keeps the promises of a real shard: an update is applied once, in the order of the log, and a fenced incarnation is
-refused. Streamed, each piece is applied by itself, as soon as all updates of its Stream have sent it.
+It keeps the promises of a real shard: an update is applied once, in the order of the log, and an update of a fenced
+incarnation is refused. Streamed updates are applied piece by piece: a piece of a Stream is applied when all of the
+Stream's updates have sent it.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from typing import Any
 from paceline.job import Identity, instructions
 from paceline.job.identity import identity_of
 
-Answer = Callable[[str], None]  # tells the worker: "pushed", "returned" or "expelled"
+Answer = Callable[[str], None]  # answers the worker with "pushed", "returned" or "expelled"
 
 
 @dataclass
 class StreamProgress:
-    """A Stream of the log, as far as it is not done."""
+    """A Stream of the log that is not complete."""
 
     updates: set[Identity]
     in_order: bool
-    left: int  # pieces that are not done with it
+    left: int  # pieces that have not applied it
 
 
 @dataclass
 class SimulatedPiece:
-    """A piece of the model."""
+    """One piece of the model."""
 
     counts: dict[int, int] = field(default_factory=dict)  # sample → how often it has changed this piece
     held: dict[Identity, tuple[tuple[int, ...], Answer]] = field(default_factory=dict)
-    next: int = 0  # the entry whose turn it is
-    loose: list[StreamProgress] = field(default_factory=list)  # complete, and bound to no order
-    newest: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker → its last update that was applied
+    next: int = 0  # index of the next entry to apply
+    loose: list[StreamProgress] = field(default_factory=list)  # entries that are not bound to the order
+    newest: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker → its last applied update
     last: dict[int, tuple[int, ...]] = field(default_factory=dict)  # worker → the samples of that update
 
     def apply(self, samples: tuple[int, ...]) -> None:
@@ -41,39 +42,45 @@ class SimulatedPiece:
             self.counts[sample] = self.counts.get(sample, 0) + 1
 
     def take_back(self, update: Identity) -> None:
-        """An update will never be whole. If this piece has it already, its samples do not count."""
+        """Take back the samples of an update that will never be complete, if this piece has applied it."""
         if self.newest.get(update.worker) == _key(update):
             for sample in self.last.pop(update.worker, ()):
                 self.counts[sample] -= 1
 
 
 class SimulatedShard:
-    """One shard of one generation."""
+    """A shard in one generation."""
 
     def __init__(
         self, number: int, pieces: int, tell: Callable[[str, Any], None], counts: list[dict[int, int]]
     ) -> None:
-        """tell(kind, what): tells the coordinator. counts: of each piece, from a checkpoint."""
+        """tell(kind, what): sends a message to the coordinator.
+
+        counts: the counts of each piece, from a checkpoint; or empty.
+        """
         self.number, self._tell = number, tell
         self.pieces = [SimulatedPiece(dict(counts[piece]) if counts else {}) for piece in range(pieces)]
         self.version = 0
         self.streams = False
-        self.order: list[int] = []  # versions that were applied, in order
+        self.order: list[int] = []  # applied versions, in order of application
         self._fence: dict[int, int] = {}
-        self._newest: dict[int, tuple[int, int]] = {}  # worker → its newest update that is in
+        self._newest: dict[int, tuple[int, int]] = {}  # worker → its newest update that has arrived
         self._waiting: dict[Identity, tuple[int, ...]] = {}
         self._kept: dict[int, tuple[Identity, tuple[int, ...]]] = {}
         self._pulls: list[tuple[int, Answer]] = []
         self._entries: list[StreamProgress] = []
         self._entry_of: dict[Identity, StreamProgress] = {}
         self._pieces_in: dict[Identity, int] = {}
-        self._gone: dict[int, tuple[int, int]] = {}  # worker → its newest update that was dropped
+        self._gone: dict[int, tuple[int, int]] = {}  # worker → its newest dropped update
 
     def accepts(self, update: Identity) -> bool:
         return update.incarnation >= self._fence.get(update.worker, 0)
 
     def pull(self, version: int, answer: Answer) -> None:
-        """Answer when there is this version. Streamed, a piece has all that was ordered before."""
+        """Answer a pull once there is this version.
+
+        If updates are streamed, a piece has everything that was ordered before, so the answer is immediate.
+        """
         if self.streams:
             answer("weights")
             return
@@ -89,7 +96,7 @@ class SimulatedShard:
     # Whole updates
 
     def push(self, update: Identity, samples: tuple[int, ...], answer: Answer) -> None:
-        """A whole update is in. Sent twice, it counts once."""
+        """Take a whole update. An update that is sent twice counts once."""
         if not self.accepts(update):
             answer("expelled")
             return
@@ -100,7 +107,7 @@ class SimulatedShard:
         answer("pushed")
 
     def carry_out(self, order: Any) -> None:
-        """The log goes on."""
+        """Carry out an order of the coordinator."""
         match order:
             case instructions.OrderApply(version, decision):
                 self.order.append(version)
@@ -146,7 +153,7 @@ class SimulatedShard:
     # Streamed updates
 
     def push_piece(self, update: Identity, number: int, samples: tuple[int, ...], answer: Answer) -> None:
-        """A piece of an update is in. It is returned when it is applied, or will never be."""
+        """Take a piece of an update. Answer once it is applied, or never will be."""
         piece = self.pieces[number]
         if not self.accepts(update):
             answer("expelled")

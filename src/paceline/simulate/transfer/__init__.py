@@ -1,1 +1,1 @@
-"""How updates travel in a simulated cluster: as a whole, streamed or pipelined."""
+"""How gradients and models travel in a simulated cluster: as a whole, streamed, or pipelined."""

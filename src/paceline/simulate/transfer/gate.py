@@ -1,10 +1,10 @@
-"""Transfers in turn: where a policy paces its workers, the servers' links are not shared but handed on.
+"""A gate in front of the servers' links. Where a policy paces its workers, transfers pass it one after the other.
 
-With K servers several transfers are in flight at once: each visits the servers one after the other, and the next
-follows one server behind. So a transfer holds the gate for as long as it would take at the servers' full rate,
-S/(K·B); then the next may begin, while the first still runs at the rate of its worker's own link. Each server sees the
-same order and one transfer at a time, and no server stands idle while somebody waits. Members of one group's turn go
-together.
+With K servers, several transfers are in flight at once: each visits the servers one after the other, and the next
+transfer follows one server behind. A transfer holds the gate for as long as it would take at the full rate of all
+servers, S/(K·B). Then the next one begins, while the first still runs at the rate of its worker's own link. So each
+server sees the same order and one transfer at a time, and no server is idle while a transfer waits. The members of one
+group's turn pass together.
 """
 
 from __future__ import annotations
@@ -19,39 +19,40 @@ T = TypeVar("T")
 
 
 class LinkGate(Generic[T]):
-    """First come, first served, one direction."""
+    """Admits transfers in one direction, first come, first served."""
 
     def __init__(self, clock: Clock, holds: float, begin: Callable[[T], None]) -> None:
         self._clock = clock
-        self._holds = holds  # seconds that one transfer holds the gate
+        self._holds = holds  # seconds for which one transfer holds the gate
         self._begin = begin
         self._queue: deque[tuple[int, T]] = deque()
-        self._turn = -1  # whose turn the last one through was part of
+        self._turn = -1  # the turn of the last transfer that has passed
         self._free_at = 0.0
-        self._waking = False
+        self._timer_set = False
 
-    def enter(self, turn: int, who: T) -> None:
-        """Begin now, or when those before have passed."""
+    def enter(self, turn: int, transfer: T) -> None:
+        """Begin a transfer: now if its turn is passing or the gate is free, else after the transfers before it."""
         if turn == self._turn:
             self._free_at = max(self._free_at, self._clock.now) + self._holds
-            self._begin(who)
+            self._begin(transfer)
         else:
-            self._queue.append((turn, who))
-            if not self._waking:
-                self._next(None)
+            self._queue.append((turn, transfer))
+            if not self._timer_set:
+                self._admit(None)
 
-    def leave(self, who: T) -> None:
-        """Who waits here waits no longer."""
-        self._queue = deque(entry for entry in self._queue if entry[1] is not who)
+    def leave(self, transfer: T) -> None:
+        """Remove a transfer from the queue, if it is there."""
+        self._queue = deque(entry for entry in self._queue if entry[1] is not transfer)
 
-    def _next(self, _: None) -> None:
-        self._waking = False
+    def _admit(self, _: None) -> None:
+        """Begin the transfers whose time has come, and set a timer for the next."""
+        self._timer_set = False
         now = self._clock.now
         while self._queue:
             if now < self._free_at and self._queue[0][0] != self._turn:
-                self._waking = True
-                self._clock.at(self._free_at, self._next)
+                self._timer_set = True
+                self._clock.at(self._free_at, self._admit)
                 return
-            self._turn, who = self._queue.popleft()
+            self._turn, transfer = self._queue.popleft()
             self._free_at = max(self._free_at, now) + self._holds
-            self._begin(who)
+            self._begin(transfer)

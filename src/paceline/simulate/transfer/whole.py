@@ -1,0 +1,100 @@
+"""Whole transfers: an update counts once all of it has arrived, and a worker computes once it has the whole model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.job import instructions
+from paceline.simulate.machine import NEVER, Machine
+from paceline.simulate.transfer.gate import LinkGate
+
+if TYPE_CHECKING:
+    from paceline.simulate.cluster import Cluster
+
+
+class WholeTransfer:
+    """Carries each gradient and each model as a whole. Streamed and pipelined transfers override some steps of this."""
+
+    def __init__(self, cluster: Cluster, in_turn: bool) -> None:
+        """in_turn: transfers pass a gate one after the other, instead of sharing the servers' links."""
+        self._cluster, self._clock, self._servers = cluster, cluster.clock, cluster.servers
+        self._ledger, self._model, self._observer = cluster.state.ledger, cluster.model, cluster.transfer_observer
+        spec = cluster.spec
+        self._model_bytes, self._apply_seconds = spec.model_bytes, spec.apply_seconds
+        self._push_gate: LinkGate[Machine] | None = None
+        self._pull_gate: LinkGate[Machine] | None = None
+        if in_turn:
+            occupies = cluster.network.occupies
+            self._push_gate = LinkGate(cluster.clock, occupies(spec.model_bytes, "in"), self._begin_push)
+            self._pull_gate = LinkGate(cluster.clock, occupies(spec.model_bytes, "out"), self._begin_pull)
+
+    # Membership
+
+    def enter_round(self, machine: Machine) -> None:
+        """Count a granted worker in, whether or not its machine is up. Only pipelined transfers need this."""
+
+    def abandon(self, machine: Machine) -> None:
+        """Forget the iteration that a worker has under way."""
+        if self._push_gate and self._pull_gate:
+            self._push_gate.leave(machine)
+            self._pull_gate.leave(machine)
+
+    def leave(self, machine: Machine) -> None:
+        """Forget a worker that is no longer a member."""
+
+    # Pulls
+
+    def granted(self, machine: Machine) -> None:
+        """Bring the newest model to a granted worker, and let it compute."""
+        if machine.version == self._ledger.version:
+            self._cluster.compute(machine)
+            return
+        now, busy = self._clock.now, self._servers.busy_until
+        request_arrives = now + self._cluster.message_seconds
+        machine.pull_at = request_arrives if request_arrives > busy else busy
+        if machine.pull_at > now:
+            self._clock.at(machine.pull_at, self._pull, machine)
+        else:
+            self._pull(machine)
+
+    def _pull(self, machine: Machine) -> None:
+        if machine.pull_at != self._clock.now:
+            return  # the iteration was abandoned
+        machine.pull_at = NEVER
+        if self._pull_gate:
+            self._pull_gate.enter(machine.granted_version, machine)
+        else:
+            self._begin_pull(machine)
+
+    def _begin_pull(self, machine: Machine) -> None:
+        self._servers.catch_up(self._clock.now)
+        version = self._servers.version
+        if machine.expected is not None:  # so far counted from the version that was the newest at the Grant
+            machine.expected -= version - machine.granted_version
+        machine.granted_version = version
+        if self._model:
+            self._model.pull(machine.number, machine.expected)
+        if self._observer:
+            self._observer.pulling(self._clock.now, machine.number)
+        machine.transfer("out", self._model_bytes, self._cluster.model_arrived)
+
+    # Pushes
+
+    def push(self, machine: Machine) -> None:
+        """Carry the gradient of a worker to the servers."""
+        if self._push_gate:
+            self._push_gate.enter(machine.base_version, machine)
+        else:
+            self._begin_push(machine)
+
+    def _begin_push(self, machine: Machine) -> None:
+        if self._observer:
+            self._observer.pushing(self._clock.now, machine.number)
+        self._send_gradient(machine)
+
+    def _send_gradient(self, machine: Machine) -> None:
+        machine.transfer("in", self._model_bytes, self._cluster.update_arrived)
+
+    def apply(self, order: instructions.OrderApply) -> None:
+        """Let the servers apply updates that have arrived, in one optimizer step."""
+        self._servers.apply(self._servers.work(self._apply_seconds), order.version, order.decision)
