@@ -1,9 +1,10 @@
-"""The coordinator alone: R²SP's order for a data plane that is plain torch.distributed.
+"""Use only paceline's coordinator: R²SP decides the order of exchanges that torch.distributed makes.
 
 paceline run --servers 0 --workers 4 --policy r2sp examples/coordinate.py
 
-One more process keeps the weights, and exchanges them for gradients by send and recv. Nothing in it knows of paceline.
-The workers ask before each exchange, and so they come one after the other, evenly gapped, instead of all at once.
+A separate process holds the weights and exchanges them for gradients with send and recv; it does not use paceline.
+The workers call `proceed` before each exchange. They therefore exchange one after another, evenly spaced, instead of
+all at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch.nn import functional as F
 import paceline
 from paceline.workloads.data import load
 
-STEPS, BATCH, RATE = 60, 32, 0.2
+STEPS, BATCH_SIZE, LEARNING_RATE = 60, 32, 0.2
+PIXELS, CLASSES = 64, 10
 RENDEZVOUS = Path(tempfile.gettempdir()) / f"paceline-example-{os.environ.get('PACELINE_CONNECT', 'alone')}"
 
 
@@ -28,15 +30,21 @@ def connect(rank: int, size: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{RENDEZVOUS}", rank=rank, world_size=size)
 
 
-def keep_weights(workers: int, weights: torch.Tensor) -> None:
-    """The data plane's server: whoever sends a gradient gets the new weights."""
+def serve_weights(workers: int, weights: torch.Tensor) -> None:
+    """Apply each gradient that arrives, and send the new weights back to its sender."""
     connect(workers, workers + 1)
     gradient = torch.empty_like(weights)
     for _ in range(workers * STEPS):
         sender = dist.recv(gradient)
-        weights -= RATE / workers * gradient
+        weights -= LEARNING_RATE / workers * gradient
         dist.send(weights, sender)
     dist.destroy_process_group()
+
+
+def scores(weights: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """Return the output of a linear model whose last row of weights is the bias."""
+    matrix = weights.view(PIXELS + 1, CLASSES)
+    return images @ matrix[:PIXELS] + matrix[PIXELS]
 
 
 def main() -> None:
@@ -45,31 +53,30 @@ def main() -> None:
     digits = load("digits")
     images, labels = digits.inputs.flatten(1) / 255, digits.labels
     workers, rank = int(os.environ.get("PACELINE_WORKERS", "1")), int(os.environ.get("PACELINE_WORKER", "0"))
-    weights = torch.zeros(65 * 10)
-    keeper = mp.get_context("fork").Process(target=keep_weights, args=(workers, weights.clone()))
+
+    weights = torch.zeros((PIXELS + 1) * CLASSES)
+    server = mp.get_context("fork").Process(target=serve_weights, args=(workers, weights.clone()))
     if rank == 0:
-        keeper.start()
-    connect(rank, workers + 1)  # before we wait for a first permission: all must come to this
+        server.start()
+    connect(rank, workers + 1)  # before the first turn, because all processes must connect
 
     with paceline.coordinate() as pace:
-        chosen = torch.Generator().manual_seed(rank)
+        generator = torch.Generator().manual_seed(rank)
         for _ in range(STEPS):
-            batch = torch.randint(len(labels), (BATCH,), generator=chosen)
-            mine = weights.clone().requires_grad_()
-            matrix = mine.view(65, 10)
-            loss = F.cross_entropy(images[batch] @ matrix[:64] + matrix[64], labels[batch])
+            batch = torch.randint(len(labels), (BATCH_SIZE,), generator=generator)
+            local = weights.clone().requires_grad_()
+            loss = F.cross_entropy(scores(local, images[batch]), labels[batch])
             loss.backward()
-            pace.proceed(batch_size=BATCH, loss=loss.item())  # wait for our turn
-            dist.send(mine.grad, workers)
+            pace.proceed(batch_size=BATCH_SIZE, loss=loss.item())  # wait for this worker's turn
+            dist.send(local.grad, workers)
             dist.recv(weights, workers)
 
     if rank == 0:
-        keeper.join()
+        server.join()
         RENDEZVOUS.unlink(missing_ok=True)
-        matrix = weights.view(65, 10)
-        scores = digits.test_inputs.flatten(1) / 255 @ matrix[:64] + matrix[64]
-        right = (scores.argmax(1) == digits.test_labels).float().mean().item()
-        print(f"accuracy on digits not trained on: {right:.1%}")
+        predicted = scores(weights, digits.test_inputs.flatten(1) / 255).argmax(1)
+        accuracy = (predicted == digits.test_labels).float().mean().item()
+        print(f"accuracy on the test set: {accuracy:.1%}")
     dist.destroy_process_group()
 
 

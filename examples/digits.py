@@ -1,7 +1,7 @@
-"""Handwritten digits, which come with paceline, with a small convolutional network.
+"""Train a small convolutional network on the handwritten digits that come with paceline.
 
 python examples/digits.py                                                   # alone
-paceline run --workers 4 --policy r2sp:weights=mean examples/digits.py      # together
+paceline run --workers 4 --policy r2sp:weights=mean examples/digits.py      # four workers
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.workloads.data import load
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=0.05)
@@ -45,13 +45,15 @@ def main() -> None:
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             session.step(loss)
-        session.finish()  # wait for the others, and have the last model
-        if session.is_first:
+
+        session.finish()  # wait for the other workers, and pull the final model
+        if session.is_main:
             model.eval()
             with torch.no_grad():
-                right = (model(digits.test_inputs / 255).argmax(1) == digits.test_labels).float().mean().item()
-            session.measured("accuracy", right)
-            print(f"accuracy on digits not trained on: {right:.1%}")
+                predicted = model(digits.test_inputs / 255).argmax(1)
+            accuracy = (predicted == digits.test_labels).float().mean().item()
+            session.log(accuracy=accuracy)
+            print(f"accuracy on the test set: {accuracy:.1%}")
 
 
 if __name__ == "__main__":

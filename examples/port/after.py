@@ -1,7 +1,7 @@
 """Classify handwritten digits with a small convolutional network.
 
-The data is MNIST in the files it is published in, in a folder given with --data. Without one, the small digits that
-come with scikit-learn are used instead, enlarged to the same size.
+--data names a folder with the four files of MNIST. Without it, the script trains on the small digits of scikit-learn,
+enlarged to the same size.
 """
 
 import argparse
@@ -26,8 +26,8 @@ class MNIST(Dataset):
 
     @staticmethod
     def read(path, header):
-        zipped = path.with_name(path.name + ".gz")
-        raw = gzip.decompress(zipped.read_bytes()) if zipped.exists() else path.read_bytes()
+        compressed = path.with_name(path.name + ".gz")
+        raw = gzip.decompress(compressed.read_bytes()) if compressed.exists() else path.read_bytes()
         return np.frombuffer(raw, np.uint8, offset=header)
 
     def __len__(self):
@@ -92,17 +92,17 @@ def test(model, device, test_loader):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Digits with a convolutional network")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="folder with the four MNIST files")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--test-batch-size", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--lr", type=float, default=1.0)
-    parser.add_argument("--gamma", type=float, default=0.7, help="what the learning rate is multiplied by each epoch")
+    parser.add_argument("--gamma", type=float, default=0.7, help="factor of the learning rate after each epoch")
     parser.add_argument("--no-cuda", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-interval", type=int, default=10)
-    parser.add_argument("--save-model", metavar="FILE", help="where to save the trained model")
+    parser.add_argument("--save-model", metavar="FILE", help="save the trained model to this file")
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
@@ -126,7 +126,7 @@ def main():
         test(model, device, test_loader)
         scheduler.step()
 
-    if args.save_model and session.is_first:
+    if args.save_model and session.is_main:
         torch.save(model.state_dict(), args.save_model)
 
 

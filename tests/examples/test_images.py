@@ -1,4 +1,4 @@
-"""The images example reads what it says it reads."""
+"""The images example reads its data sets and trains."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def idx(values: Any) -> bytes:
     return b"\0\0\x08" + bytes([values.ndim]) + sizes + bytes(values.tobytes())
 
 
-def mnist(folder: Path, zipped: bool) -> tuple[Any, Any]:
+def mnist(folder: Path, compressed: bool) -> tuple[Any, Any]:
     pixels, labels = RANDOM.integers(0, 256, (40, 28, 28), np.uint8), np.arange(40, dtype=np.uint8) % 10
     for part in ("train", "t10k"):
         for name, values in ((f"{part}-images-idx3-ubyte", pixels), (f"{part}-labels-idx1-ubyte", labels)):
-            if zipped:
+            if compressed:
                 (folder / f"{name}.gz").write_bytes(gzip.compress(idx(values)))
             else:
                 (folder / name).write_bytes(idx(values))
@@ -59,14 +59,14 @@ def cifar(folder: Path, binary: bool) -> tuple[Any, Any]:
 
 
 def restored(dataset: Any) -> Any:
-    """Back from normalized: up to a shift and a scale for each channel."""
+    """Normalize the pixels again, so that a shift and a scale of each channel make no difference."""
     pixels = dataset.tensors[0].numpy()
     return (pixels - pixels.mean((0, 2, 3), keepdims=True)) / pixels.std((0, 2, 3), keepdims=True)
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-def test_mnist_is_read(tmp_path: Path, zipped: bool) -> None:
-    pixels, labels = mnist(tmp_path, zipped)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_mnist_is_read(tmp_path: Path, compressed: bool) -> None:
+    pixels, labels = mnist(tmp_path, compressed)
     training, tests = images.read(tmp_path)
     assert training.tensors[0].shape == (40, 1, 28, 28) and training.tensors[1].tolist() == labels.tolist()
     expected = (pixels - pixels.mean()) / pixels.std()
@@ -89,22 +89,22 @@ class Evil:
         return os.system, ("true",)
 
 
-def test_a_pickle_that_would_run_code_is_not_read(tmp_path: Path) -> None:
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({b"data": Evil()}))
-    with pytest.raises(pickle.UnpicklingError, match="has no use for"):
+    with pytest.raises(pickle.UnpicklingError, match="must not contain"):
         images.read(tmp_path)
 
 
 def test_a_folder_without_data_is_an_error_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="neither MNIST's four IDX files nor CIFAR-10's batches"):
+    with pytest.raises(SystemExit, match="neither the four IDX files of MNIST nor the batches of CIFAR-10"):
         images.read(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((2, 28, 28), np.uint8))[:-1])
-    with pytest.raises(ValueError, match="is cut short"):
+    with pytest.raises(ValueError, match="is incomplete"):
         images.read(tmp_path)
 
 
 def test_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    mnist(tmp_path, zipped=False)
+    mnist(tmp_path, compressed=False)
     saved = tmp_path / "model.pt"
     arguments = ["--epochs", "2", "--batch-size", "16", "--width", "2", "--amp", "--save", str(saved)]
     monkeypatch.setattr(sys, "argv", ["images.py", str(tmp_path), *arguments])

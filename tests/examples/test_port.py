@@ -1,4 +1,4 @@
-"""A script in the form most people have, before and after: how much changed, and does it train?"""
+"""A typical training script before and after porting: the size of the change, and that both versions train."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ QUICK = ["--epochs", "1", "--log-interval", "1000"]
 
 
 def difference() -> list[str]:
-    """As `diff -U1` shows it, without line numbers."""
+    """Return the output of `diff -U1` without line numbers."""
     lines = difflib.unified_diff(BEFORE.read_text().splitlines(), AFTER.read_text().splitlines(), n=1, lineterm="")
     return ["@@" if line.startswith("@@") else line for line in list(lines)[2:]]
 
 
 def test_no_more_than_six_lines_change() -> None:
-    """Counted strictly: each line that goes, and each that comes."""
+    """Removed and added lines both count."""
     changed = [line for line in difference() if line[0] in "+-"]
     assert 0 < len(changed) <= 6
     assert "paceline" not in BEFORE.read_text()
 
 
-def test_the_guide_shows_the_true_difference() -> None:
+def test_the_guide_shows_the_current_difference() -> None:
     shown = re.search(r"```diff\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
     assert shown is not None
     assert [line.rstrip() for line in shown[1].splitlines()] == [line.rstrip() for line in difference()]
 
 
 def trained(command: list[str], saved: Path) -> float:
-    """The best accuracy that a run printed; it must have saved its model, too."""
+    """Run a script, check that it has saved its model, and return the best accuracy that it printed."""
     command = [*command, *QUICK, "--save-model", str(saved)]
     run = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=240)
     assert run.returncode == 0, run.stderr
@@ -54,11 +54,11 @@ def trained(command: list[str], saved: Path) -> float:
 @pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [AFTER, BEFORE], ids=["after", "before"])
-def test_before_and_after_both_train_alone(script: Path, tmp_path: Path) -> None:
+def test_both_versions_train_alone(script: Path, tmp_path: Path) -> None:
     assert trained([str(script)], tmp_path / "model.pt") > 70
 
 
 @pytest.mark.slow
-def test_after_trains_together(tmp_path: Path) -> None:
+def test_the_ported_version_trains_with_several_workers(tmp_path: Path) -> None:
     command = ["-m", "paceline", "run", "--workers", "2", "--policy", "r2sp:weights=mean", str(AFTER)]
     assert trained(command, tmp_path / "together.pt") > 50

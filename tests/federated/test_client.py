@@ -1,4 +1,4 @@
-"""Clients of a federation on a real server: sockets, and torch."""
+"""Clients of a federation on a real server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batches(samples: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def taken(rounds: int) -> list[torch.Tensor]:
-    """Each client's samples of all rounds, as a simulated federation would take them."""
+    """Return each client's samples of all rounds, in the order of a simulated federation."""
     shares = Shares.dealt(len(DIGITS.labels), CLIENTS, 1)
     return [
         torch.cat([shares.take(client, STEPS * BATCH).view(STEPS, BATCH) for _ in range(rounds)])
@@ -41,7 +41,7 @@ def taken(rounds: int) -> list[torch.Tensor]:
 
 
 def federated(policy: str, rounds: int, momentum: float = 0.0, proximal: float = 0.0, **more: Any) -> torch.Tensor:
-    """The global model after so many rounds of four clients."""
+    """Return the global model after this number of rounds of four clients."""
     samples, models = taken(rounds), [model() for _ in range(CLIENTS)]
     with job(policy, shards=2, workers=CLIENTS, **more) as running:
 
@@ -64,7 +64,7 @@ def federated(policy: str, rounds: int, momentum: float = 0.0, proximal: float =
 
 
 @pytest.mark.parametrize(("momentum", "proximal"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.3)])
-def test_a_real_federation_learns_what_a_simulated_one_does(momentum: float, proximal: float) -> None:
+def test_a_real_federation_learns_the_same_model_as_a_simulated_one(momentum: float, proximal: float) -> None:
     from paceline.model.optimizer_spec import OptimizerSpec
     from paceline.simulate.cluster import Cluster
     from simulate.test_local_training import federation
@@ -76,8 +76,8 @@ def test_a_real_federation_learns_what_a_simulated_one_does(momentum: float, pro
     assert torch.allclose(found, training.slice.weights, atol=5e-5)
 
 
-def test_models_can_be_pushed_instead_of_changes() -> None:
-    """With one group they come to the same: everyone begins with the same model."""
+def test_pushing_models_instead_of_differences_gives_the_same_result_for_one_group() -> None:
+    """All clients of a group start each round with the same model."""
     changes = federated("fl-r2sp:groups=1,fraction=1,filter=false", 3)
     models = federated("fl-r2sp:groups=1,fraction=1,filter=false,moves=model", 3)
     assert torch.allclose(changes, models, atol=5e-5)
@@ -91,7 +91,7 @@ def test_groups_take_turns_on_a_real_server(tmp_path: Path) -> None:
     assert found.job["memory"]["T"] > 0
 
 
-def test_batch_norms_statistics_are_averaged() -> None:
+def test_statistics_of_batch_norm_are_averaged() -> None:
     samples, models = taken(2), [model("resnet20") for _ in range(2)]
     with job("bsp:weights=mean", workers=2) as running:
         running.work(
@@ -117,7 +117,7 @@ def test_a_client_with_another_model_is_refused() -> None:
         first.run(1)
 
 
-def test_an_update_that_is_not_a_number_is_refused_and_changes_nothing() -> None:
+def test_an_update_with_nan_is_refused_and_changes_nothing() -> None:
     with job("bsp:weights=mean", workers=1) as running:
         bad = [(torch.full((1, *DIGITS.inputs.shape[1:]), float("nan")), torch.zeros(1, dtype=torch.int64))]
         with pytest.raises(ConnectionError, match="NaN or infinity"):
@@ -126,27 +126,27 @@ def test_an_update_that_is_not_a_number_is_refused_and_changes_nothing() -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "error"),
     [
-        ({"steps": 0}, "at least one step"),
-        ({"samples": 0}, "at least one sample"),
-        ({"proximal": -1.0}, "at least 0"),
-        ({"samples": None}, "Say with samples="),
-        ({"connect": None}, "Say with connect="),
+        ({"steps": 0}, "steps must be at least 1; got 0"),
+        ({"samples": 0}, "samples must be at least 1; got 0"),
+        ({"proximal": -1.0}, "proximal must be at least 0"),
+        ({"samples": None}, "with samples="),
+        ({"connect": None}, "with connect="),
         ({"connect": "nowhere"}, "host:port"),
     ],
 )
-def test_what_makes_no_sense_is_said_before_anything_is_sent(
-    settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+def test_wrong_settings_are_refused_before_connecting(
+    settings: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PACELINE_CONNECT", raising=False)
-    asked: dict[str, Any] = {"connect": "127.0.0.1:1", "samples": 4} | settings
-    with pytest.raises(ValueError, match=said):
-        FederatedClient(model(), batches(taken(1)[0]), **asked)
+    options: dict[str, Any] = {"connect": "127.0.0.1:1", "samples": 4} | settings
+    with pytest.raises(ValueError, match=error):
+        FederatedClient(model(), batches(taken(1)[0]), **options)
 
 
-def test_a_generator_cannot_be_gone_through_again() -> None:
+def test_a_generator_of_batches_is_refused_when_it_is_used_up() -> None:
     with job("bsp:weights=mean", workers=1) as running:
         once = (batch for batch in batches(taken(1)[0]))
-        with pytest.raises(ValueError, match="so give a list"):
+        with pytest.raises(ValueError, match="so pass a list"):
             FederatedClient(model(), once, connect=running.address, steps=3, samples=1).run(5)

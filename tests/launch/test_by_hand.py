@@ -1,4 +1,4 @@
-"""`paceline serve` and `work`, other hosts, Ctrl-C and mistakes: with workers that need no torch, so it is quick."""
+"""`paceline serve` and `work`, other hosts, Ctrl-C and wrong arguments. The workers here do not import torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def paceline(*arguments: object, **more: str) -> subprocess.CompletedProcess[str
 
 
 class Background:
-    """A command that runs beside the test, and what it has said so far."""
+    """A command that runs in the background, and its output so far."""
 
     def __init__(self, *arguments: object, **more: str) -> None:
         pipe = subprocess.PIPE
@@ -50,7 +50,7 @@ class Background:
             command(*arguments), stdout=pipe, stderr=pipe, text=True, env=LOCAL | more, start_new_session=True
         )
         self.lines: list[str] = []
-        self._told = threading.Condition()
+        self._new_line = threading.Condition()
         self._readers = [
             threading.Thread(target=self._read, args=(stream,), daemon=True)
             for stream in (self.process.stdout, self.process.stderr)
@@ -61,29 +61,34 @@ class Background:
     def _read(self, stream: object) -> None:
         with stream:  # type: ignore[attr-defined]
             for line in stream:  # type: ignore[attr-defined]
-                with self._told:
+                with self._new_line:
                     self.lines.append(line.rstrip("\n"))
-                    self._told.notify_all()
+                    self._new_line.notify_all()
 
-    def says(self, text: str, seconds: float = 60.0) -> str:
-        """The first line with this text, when it comes."""
+    def wait_for(self, text: str, seconds: float = 60.0) -> str:
+        """Wait for the first line that contains this text, and return it."""
         end = time.monotonic() + seconds
-        with self._told:
+        with self._new_line:
             while True:
                 found = next((line for line in self.lines if text in line), None)
                 if found is not None:
                     return found
-                assert time.monotonic() < end, f"{text!r} was not said, but {self.lines}"
-                self._told.wait(1.0)
+                assert time.monotonic() < end, f"{text!r} is not in {self.lines}"
+                self._new_line.wait(1.0)
+
+    def address(self) -> str:
+        """Wait until a server listens, and return its address."""
+        return self.wait_for("Listening on ").removeprefix("Listening on ").rstrip(".")
 
     def ends(self, seconds: float = 60.0) -> int:
+        """Wait until the command has ended, and return its exit code."""
         code = self.process.wait(seconds)
         for reader in self._readers:
             reader.join(seconds)
         return code
 
     def children(self) -> list[int]:
-        """Every process that came of this one."""
+        """Return the ids of all processes that this one started, directly or indirectly."""
         return _descendants(self.process.pid)
 
 
@@ -118,7 +123,7 @@ def all_gone(pids: list[int], seconds: float = 20.0) -> bool:
 
 @pytest.fixture
 def started() -> Iterator[list[Background]]:
-    """What a test starts is stopped, whatever happens."""
+    """A list of commands that are killed at the end of the test."""
     running: list[Background] = []
     yield running
     for each in running:
@@ -136,36 +141,38 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_serve_here_and_work_there(script: Path, tmp_path: Path, started: list[Background]) -> None:
+def test_serve_and_work_are_separate_commands(script: Path, tmp_path: Path, started: list[Background]) -> None:
     token = tmp_path / "token"
     token.write_text("a-long-enough-secret\n")
     server = Background("serve", "--servers", 0, "--workers", 2, "-p", "bsp", "--token-file", token)
     started.append(server)
-    where = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
+    where = server.address()
     ran = paceline("work", "--connect", where, "--workers", 2, "--token-file", token, script, 5)
     assert ran.returncode == 0, ran.stderr
-    assert all(f"worker {number} of ? is done" in ran.stdout for number in (0, 1)), "numbered as they came"
+    assert all(f"worker {number} of ? is done" in ran.stdout for number in (0, 1)), (
+        "numbered in the order in which they joined"
+    )
     assert server.ends() == 0
     assert any("updates" in line and "10" in line for line in server.lines), server.lines
 
 
-def test_a_launchers_rank_is_the_workers_number(script: Path, started: list[Background]) -> None:
-    """As under Slurm: each task runs `paceline work`, and knows who it is and how many there are."""
+def test_the_rank_that_a_launcher_sets_is_the_workers_number(script: Path, started: list[Background]) -> None:
+    """Under Slurm, each task runs `paceline work` and knows its rank and the number of tasks."""
     server = Background("serve", "--servers", 0, "-p", "bsp", SLURM_NTASKS="2", SLURM_PROCID="0")
     started.append(server)
-    where = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
+    where = server.address()
     workers = [
         Background("work", "--connect", where, script, 3, SLURM_NTASKS="2", SLURM_PROCID=rank) for rank in ("4", "7")
     ]
     started.extend(workers)
     for rank, worker in zip((4, 7), workers, strict=True):
-        worker.says(f"worker {rank} of ? is done")
+        worker.wait_for(f"worker {rank} of ? is done")
         assert worker.ends() == 0
     assert server.ends() == 0
 
 
 def test_other_hosts_are_reached_over_ssh(script: Path, tmp_path: Path) -> None:
-    """With an ssh that runs the command here, and checks that the token is nowhere on the command line."""
+    """This ssh runs the command locally. The token must not be part of the command line."""
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/hosts\necho "$4" >> {tmp_path}/commands\nexec sh -c "$4"\n')
@@ -180,9 +187,9 @@ def test_other_hosts_are_reached_over_ssh(script: Path, tmp_path: Path) -> None:
     assert "PACELINE_TOKEN=" not in (tmp_path / "commands").read_text()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_one_signal_stops_everything(how: signal.Signals, script: Path, started: list[Background]) -> None:
-    """Ctrl-C, and even a kill that nobody can catch, leave no process behind."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_one_signal_stops_all_processes(sent: signal.Signals, script: Path, started: list[Background]) -> None:
+    """Ctrl-C, and even SIGKILL, which a process cannot catch, leave no process behind."""
     job = Background("run", "--servers", 0, "--workers", 2, script, 100000, 0.01)
     started.append(job)
     end = time.monotonic() + 60
@@ -190,21 +197,21 @@ def test_one_signal_stops_everything(how: signal.Signals, script: Path, started:
         time.sleep(0.05)
     pids = job.children()
     assert len(pids) >= 3
-    time.sleep(0.3)  # let them be at it; right or wrong does not depend on it
-    job.process.send_signal(how)
+    time.sleep(0.3)  # let them start training; the result does not depend on it
+    job.process.send_signal(sent)
     code = job.ends()
-    assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[how]
+    assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
     assert all_gone(pids), "a process was left behind"
     assert not any("Traceback" in line for line in job.lines), job.lines
 
 
-def test_a_job_that_crashes_for_good_shows_the_traceback_once_more(tmp_path: Path) -> None:
+def test_a_job_that_crashes_too_often_ends_with_the_traceback(tmp_path: Path) -> None:
     script = tmp_path / "crash.py"
     script.write_text("import paceline\npaceline.coordinate()\nraise ValueError('the reason')\n")
     ran = paceline("run", "--servers", 0, "--workers", 1, "--restarts", 1, "--lease", 1, script)
     assert ran.returncode == 1
-    assert ran.stderr.count("it is started again") == 1
-    assert "Its last words:" in ran.stderr
+    assert ran.stderr.count("restarting it") == 1
+    assert "Its last output:" in ran.stderr
     assert ran.stderr.rstrip().endswith("ValueError: the reason")
 
 
@@ -220,16 +227,16 @@ def test_ranks_of_one_worker_are_started_together(tmp_path: Path) -> None:
     )
     ran = paceline("run", "--servers", 0, "--workers", 2, "--ranks-per-worker", 2, script)
     assert ran.returncode == 0, ran.stderr
-    told = sorted(line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("["))
-    assert [line[:3] for line in told] == [["0", "0", "2"], ["0", "1", "2"], ["1", "0", "2"], ["1", "1", "2"]]
-    assert told[0][3] == told[1][3] != told[2][3] == told[3][3], "a meeting place for each worker"
+    printed = sorted(line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("["))
+    assert [line[:3] for line in printed] == [["0", "0", "2"], ["0", "1", "2"], ["1", "0", "2"], ["1", "1", "2"]]
+    assert printed[0][3] == printed[1][3] != printed[2][3] == printed[3][3], "a port for each worker"
 
 
-# What a person sees
+# Output
 
 
-def test_on_a_terminal_there_is_a_table_and_then_a_summary(script: Path) -> None:
-    """Under a terminal of our own: the table is drawn while the job runs, and is gone when it has ended."""
+def test_a_terminal_shows_a_table_and_then_a_summary(script: Path) -> None:
+    """In a pseudo-terminal, the table is drawn while the job runs and removed at its end."""
     here, there = pty.openpty()
     with os.fdopen(here, "rb", buffering=0) as screen:
         job = subprocess.Popen(
@@ -241,7 +248,7 @@ def test_on_a_terminal_there_is_a_table_and_then_a_summary(script: Path) -> None
         )
         os.close(there)
         shown = b""
-        with contextlib.suppress(OSError):  # the end, on Linux
+        with contextlib.suppress(OSError):  # Linux raises it at the end
             while data := screen.read(4096):
                 shown += data
         assert job.wait(60) == 0
@@ -249,7 +256,7 @@ def test_on_a_terminal_there_is_a_table_and_then_a_summary(script: Path) -> None
     assert re.search(r"worker +state +iteration +samples/s +waiting +staleness +loss", text)
     assert "computing" in text or "waiting" in text
     assert re.search(r"updates +60", text), "the closing summary"
-    assert text.count("is done") == 2, "what the script printed came through"
+    assert text.count("is done") == 2, "the output of the script is shown"
 
 
 def test_a_trace_that_opens_in_perfetto(script: Path, tmp_path: Path) -> None:
@@ -259,14 +266,14 @@ def test_a_trace_that_opens_in_perfetto(script: Path, tmp_path: Path) -> None:
     events = json.loads(trace.read_text())["traceEvents"]
     named = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert {"bsp | worker 0", "bsp | worker 1"} <= named
-    assert sum(event["ph"] == "X" for event in events) >= 2 * 5, "a slice for each iteration at least"
+    assert sum(event["ph"] == "X" for event in events) >= 2 * 5, "at least one slice for each iteration"
     assert {path.name for path in tmp_path.iterdir()} == {script.name, trace.name}
 
 
 def test_a_job_is_watched_from_another_terminal(script: Path, started: list[Background]) -> None:
     server = Background("serve", "--servers", 0, "--workers", 1, "-p", "asp")
     started.append(server)
-    where = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
+    where = server.address()
     watching = Background("watch", where)
     started.append(watching)
     ran = paceline("work", "--connect", where, script, 40, 0.1)
@@ -275,15 +282,16 @@ def test_a_job_is_watched_from_another_terminal(script: Path, started: list[Back
     assert watching.ends() == 0
     counted = re.search(r"^updates +(\d+)", "\n".join(watching.lines), re.MULTILINE)
     assert counted, watching.lines
-    assert 0 < int(counted[1]) <= 40, "from when it began to watch"
+    assert 0 < int(counted[1]) <= 40, "counted from the start of watching"
 
 
-# Mistakes: one sentence, a code that is not 0, nothing left behind
+# Wrong arguments
 
 
-def refused(ran: subprocess.CompletedProcess[str], why: str, code: int = 2) -> None:
+def refused(ran: subprocess.CompletedProcess[str], reason: str, code: int = 2) -> None:
+    """Check that a command printed one sentence with the reason, and ended with the code."""
     assert ran.returncode == code, ran.stderr
-    assert why in ran.stderr
+    assert reason in ran.stderr
     assert "Traceback" not in ran.stderr
     assert len(ran.stderr.strip().splitlines()) == 1, ran.stderr
 
@@ -291,11 +299,11 @@ def refused(ran: subprocess.CompletedProcess[str], why: str, code: int = 2) -> N
 def test_a_port_in_use(script: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        refused(paceline("serve", "--servers", 0, "--port", port), f"127.0.0.1:{port} cannot be listened on")
+        refused(paceline("serve", "--servers", 0, "--port", port), f"Cannot listen on 127.0.0.1:{port}")
 
 
-def test_an_open_door_without_a_token(script: Path) -> None:
-    refused(paceline("serve", "--servers", 0, "--host", "0.0.0.0"), "needs a token, or anybody could join")
+def test_a_public_address_without_a_token(script: Path) -> None:
+    refused(paceline("serve", "--servers", 0, "--host", "0.0.0.0"), "needs a token, so that strangers cannot join")
 
 
 def test_a_token_that_is_too_short_or_missing(tmp_path: Path) -> None:
@@ -304,33 +312,33 @@ def test_a_token_that_is_too_short_or_missing(tmp_path: Path) -> None:
     refused(paceline("serve", "--servers", 0, "--token-file", tmp_path / "none"), "cannot be read")
 
 
-def test_a_policy_that_cannot_work_with_so_few(script: Path) -> None:
+def test_a_policy_that_needs_more_workers(script: Path) -> None:
     refused(
         paceline("run", "--workers", 2, "-p", "ksync:k=3", script, 1),
-        "ksync:k=3 needs 3 workers or more, and there are 2; use --workers 3.",
+        "ksync:k=3 needs at least 3 workers, and there are 2; use --workers 3.",
     )
 
 
-def test_a_policy_that_there_is_not(script: Path) -> None:
+def test_an_unknown_policy(script: Path) -> None:
     refused(paceline("run", "-p", "r2ps", script, 1), "Did you mean 'r2sp'?")
 
 
-def test_a_checkpoint_that_is_missing(script: Path, tmp_path: Path) -> None:
+def test_a_missing_checkpoint(script: Path, tmp_path: Path) -> None:
     refused(paceline("run", "--resume", tmp_path / "none", script, 1), "There is no checkpoint at")
     assert not (tmp_path / "none").exists()
 
 
-def test_how_often_without_where(script: Path) -> None:
+def test_a_checkpoint_interval_without_a_folder(script: Path) -> None:
     refused(paceline("run", "--checkpoint-every", "10", script, 1), "--checkpoint-every needs --checkpoint")
 
 
-def test_how_often_that_makes_no_sense(script: Path, tmp_path: Path) -> None:
+def test_a_wrong_checkpoint_interval(script: Path, tmp_path: Path) -> None:
     for wrong in ("often", "-3s"):
         ran = paceline("run", "--checkpoint", tmp_path / "job", f"--checkpoint-every={wrong}", script, 1)
         refused(ran, f"not '{wrong}'")
 
 
-def test_an_address_that_is_none(script: Path) -> None:
+def test_a_wrong_address(script: Path) -> None:
     refused(paceline("work", "--connect", "somewhere", script, 1), "written host:port, not 'somewhere'")
 
 
@@ -338,7 +346,7 @@ def test_tls_without_a_key(tmp_path: Path) -> None:
     refused(paceline("serve", "--servers", 0, "--tls-ca", tmp_path / "ca.pem"), "give --tls-cert and --tls-key")
 
 
-def test_nobody_to_watch() -> None:
+def test_watching_an_address_without_a_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     refused(paceline("watch", f"127.0.0.1:{port}"), "cannot be watched")

@@ -1,4 +1,4 @@
-"""`--correct` from end to end: workers train on predictions, and what everybody has in the end is the model itself."""
+"""`--correct` end to end: workers train on predicted weights, and all of them end with the model itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from launch.test_by_hand import paceline
-from paceline.launch.server_process import ServeOptions
 
 TRAINS = """
 import os, sys
@@ -19,7 +18,7 @@ import torch
 import paceline
 from paceline.model.optimizer import without_compiler
 
-without_compiler()  # nobody compiles here, and to import it takes each process two seconds
+without_compiler()  # importing torch's compiler takes two seconds in each process
 torch.manual_seed(0)
 x, y = torch.randn(180, 6), torch.randint(0, 3, (180,))
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
@@ -51,7 +50,7 @@ def loaded(path: Path) -> dict[str, Any]:
     [("full", "whole"), pytest.param("auto", "streamed", marks=pytest.mark.matrix)],
     ids=lambda value: value,
 )
-def test_in_the_end_every_worker_has_what_is_exported(correct: str, apply: str, tmp_path: Path, script: Path) -> None:
+def test_every_worker_ends_with_the_exported_model(correct: str, apply: str, tmp_path: Path, script: Path) -> None:
     options: list[object] = ["--workers", 2, "--servers", 2, "-p", "r2sp:weights=mean"]
     options += ["--correct", correct, "--apply", apply]
     options += ["--record-updates", tmp_path / "record"] if apply == "whole" else []
@@ -62,7 +61,7 @@ def test_in_the_end_every_worker_has_what_is_exported(correct: str, apply: str, 
     for number in range(2):
         mine = loaded(tmp_path / f"worker-{number}.pt")
         assert mine.keys() == exported.keys()
-        assert all(torch.equal(mine[name], exported[name]) for name in mine), "that is a prediction"
+        assert all(torch.equal(mine[name], exported[name]) for name in mine), "a worker ended with predicted weights"
     if apply == "whole":
         replayed = paceline("replay", tmp_path / "record")
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
@@ -71,7 +70,7 @@ def test_in_the_end_every_worker_has_what_is_exported(correct: str, apply: str, 
 
 @pytest.mark.matrix
 @pytest.mark.slow
-def test_an_optimizer_that_is_not_known_ends_the_job_with_a_sentence(tmp_path: Path, script: Path) -> None:
+def test_an_optimizer_that_cannot_be_corrected_ends_the_job_with_one_sentence(tmp_path: Path, script: Path) -> None:
     common = ("run", "--workers", 2, "-p", "r2sp", "--restarts", 0)
     refused = paceline(*common, "--correct", "full", script, tmp_path, OPTIMIZER="RMSprop")
     assert refused.returncode == 1
@@ -83,20 +82,14 @@ def test_an_optimizer_that_is_not_known_ends_the_job_with_a_sentence(tmp_path: P
 
 
 @pytest.mark.parametrize("command", ["run", "serve"])
-def test_a_misspelt_correction_is_answered_with_the_right_ones(command: str, script: Path) -> None:
+def test_a_wrong_correction_is_answered_with_the_valid_ones(command: str, script: Path) -> None:
     ran = paceline(command, "--correct", "ful", *([script] if command == "run" else []))
     assert ran.returncode == 2
     assert ran.stderr == "--correct must be auto, none, predict, round or full, not 'ful'.\n"
     assert not ran.stdout
 
 
-def test_where_workers_make_their_own_steps_it_is_said_that_nothing_comes_of_it(script: Path, tmp_path: Path) -> None:
+def test_a_correction_without_effect_gives_a_note(script: Path, tmp_path: Path) -> None:
     ran = paceline("serve", "-p", "safa", "--correct", "full", "--resume", tmp_path / "none")
     assert ran.returncode == 2
-    assert ran.stderr.startswith("Note: under safa workers make their own steps")
-
-
-def test_the_server_is_told() -> None:
-    arguments = ServeOptions("r2sp", correct="predict").arguments()
-    assert arguments[arguments.index("--correct") + 1] == "predict"
-    assert ServeOptions("r2sp").correct == "auto"
+    assert ran.stderr.startswith("Note: --correct has no effect, since workers make their own steps under safa.")

@@ -1,4 +1,4 @@
-"""The server's process, or a shard's, killed under a real `paceline run`: the job goes on and finishes."""
+"""If the process of the server or of a shard is killed under `paceline run`, the job continues and finishes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ pytest.importorskip("msgspec")
 
 from paceline.model import checkpoint
 
-#: Worker 0 kills the server's process, or a shard's, once: in the midst of training, or when it is over.
+#: Worker 0 kills the process of the server or of a shard once: during training, or at its end.
 KILLS = """
 import os, pathlib, signal, sys, time
 import torch
 import paceline
 from paceline.model.optimizer import without_compiler
 
-without_compiler()  # nobody compiles here, and to import it takes each process two seconds
-mark, whom, when, folder = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3], pathlib.Path(sys.argv[4])
+without_compiler()  # importing torch's compiler takes two seconds in each process
+mark, target, when, folder = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3], pathlib.Path(sys.argv[4])
 
 
 def children(pid):
@@ -36,7 +36,8 @@ def kill():
         time.sleep(0.01)
     commands = {pid: pathlib.Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getppid())}
     server = next(pid for pid, command in commands.items() if b"serve" in command)
-    os.kill(server if whom == "server" else children(children(server)[0])[0], signal.SIGKILL)  # of the fork server
+    shard = children(children(server)[0])[0]  # a child of the fork server
+    os.kill(server if target == "server" else shard, signal.SIGKILL)
 
 
 torch.manual_seed(0)
@@ -47,7 +48,7 @@ steps = 0
 for a, b in session.batches(torch.utils.data.TensorDataset(x, y), batch_size=8, epochs=4):
     torch.nn.functional.cross_entropy(model(a), b).backward()
     steps += 1
-    if when == "midst" and steps == 5:
+    if when == "training" and steps == 5:
         kill()
     session.step()
 if when == "end":
@@ -55,34 +56,26 @@ if when == "end":
 session.close()
 """
 
-MORE = [pytest.param(whom, "midst", marks=pytest.mark.matrix) for whom in ("server", "shard")]
+MORE = [pytest.param(target, "training", marks=pytest.mark.matrix) for target in ("server", "shard")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("whom", "when"), [("server", "end"), *MORE])
-def test_a_killed_server_is_started_again_and_every_sample_counts(tmp_path: Path, whom: str, when: str) -> None:
+@pytest.mark.parametrize(("target", "when"), [("server", "end"), *MORE])
+def test_a_killed_server_is_restarted_and_every_sample_counts(tmp_path: Path, target: str, when: str) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "checkpoints"
     script.write_text(KILLS)
     workers = "1" if when == "end" else "2"
     command = ["run", "--workers", workers, "--servers", "2", "-p", "asp", "--lease", "5"]
-    command += [
-        "--checkpoint",
-        str(folder),
-        "--checkpoint-every",
-        "10",
-        str(script),
-        str(tmp_path / "mark"),
-        whom,
-        when,
-    ]
+    command += ["--checkpoint", str(folder), "--checkpoint-every", "10"]
+    command += [str(script), str(tmp_path / "mark"), target, when, str(folder)]
     ran = subprocess.run(
-        [sys.executable, "-m", "paceline", *command, str(folder)],
+        [sys.executable, "-m", "paceline", *command],
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert ("started again" if whom == "server" else "Going back to version") in ran.stderr
+    assert ("restarting it" if target == "server" else "Going back to version") in ran.stderr
     samples = checkpoint.read(folder).job["samples"]
     assert (samples["trained"], samples["open"]) == (4 * 240, [])

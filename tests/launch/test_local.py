@@ -1,4 +1,4 @@
-"""Jobs of real processes on this machine: they finish, they survive a kill, and their errors are sentences."""
+"""Jobs of real processes on this machine: they finish, survive a kill, and report errors in one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import torch
 import paceline
 from paceline.model.optimizer import without_compiler
 
-without_compiler()  # nobody compiles here, and to import it takes each process two seconds
+without_compiler()  # importing torch's compiler takes two seconds in each process
 torch.manual_seed(0)
 x, y = torch.randn(240, 6), torch.randint(0, 3, (240,))
 model = torch.nn.Linear(6, 3)
@@ -43,8 +43,8 @@ with paceline.join(model, torch.optim.SGD(model.parameters(), lr=0.1)) as sessio
 """
 
 
-def called(pid: int) -> str:
-    """The name of a process, which a shard has from the fork server, and its command line."""
+def process_name(pid: int) -> str:
+    """Return the name of a process and its command line. The fork server sets the name of a shard."""
     return " ".join(Path(f"/proc/{pid}/{what}").read_text().replace("\0", " ") for what in ("comm", "cmdline"))
 
 
@@ -53,7 +53,7 @@ def paceline_run(*arguments: str, **variables: str) -> subprocess.CompletedProce
 
 
 def samples_applied(trace: Path) -> int:
-    """Samples whose update changed the model, each update once."""
+    """Return the number of samples whose updates changed the model."""
     waiting: dict[tuple[int, int], int] = {}
     total = 0
     for line in trace.read_text().splitlines():
@@ -78,7 +78,7 @@ def test_a_job_trains_on_every_sample_once_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_comes_back_and_no_sample_is_lost(tmp_path: Path) -> None:
+def test_a_killed_worker_is_restarted_and_no_sample_is_lost(tmp_path: Path) -> None:
     script, trace = tmp_path / "train.py", tmp_path / "trace.jsonl"
     script.write_text(TRAINS)
     ran = paceline_run(
@@ -86,7 +86,7 @@ def test_a_killed_worker_comes_back_and_no_sample_is_lost(tmp_path: Path) -> Non
         *(str(script), str(tmp_path / "mark"), "SIGKILL"),
     )
     assert ran.returncode == 0, ran.stderr
-    assert "Worker 1 was killed by SIGKILL; it is started again." in ran.stderr
+    assert "Worker 1 was killed by SIGKILL; restarting it." in ran.stderr
     events = [from_line(line) for line in trace.read_text().splitlines()]
     left = [event.time for event in events if isinstance(event, Left) and event.worker == 1]
     back = [event.time for event in events if isinstance(event, Joined) and event.worker == 1]
@@ -95,7 +95,7 @@ def test_a_killed_worker_comes_back_and_no_sample_is_lost(tmp_path: Path) -> Non
     assert samples_applied(trace) == 4 * 240
 
 
-def test_a_script_that_never_joins_is_told_so(tmp_path: Path) -> None:
+def test_a_script_that_never_joins_is_an_error(tmp_path: Path) -> None:
     script = tmp_path / "idle.py"
     script.write_text("print('nothing')\n")
     ran = paceline_run("--workers", "1", str(script))
@@ -110,17 +110,17 @@ def test_a_script_that_crashes_twice_ends_the_job(tmp_path: Path) -> None:
     ran = paceline_run("--workers", "1", "--restarts", "1", str(script))
     assert ran.returncode == 1
     assert ran.stderr.count("ended with exit code 3") == 2
-    assert "it is started again" in ran.stderr
+    assert "restarting it" in ran.stderr
 
 
-def test_a_missing_script_is_told_so(tmp_path: Path) -> None:
+def test_a_missing_script_is_an_error(tmp_path: Path) -> None:
     ran = paceline_run("--workers", "1", str(tmp_path / "none.py"))
     assert ran.returncode == 2
     assert "There is no script" in ran.stderr
 
 
 @pytest.mark.slow
-def test_a_job_is_gone_on_with_exported_and_replayed(tmp_path: Path) -> None:
+def test_a_job_is_resumed_exported_and_replayed(tmp_path: Path) -> None:
     script, job, record = tmp_path / "train.py", tmp_path / "job", tmp_path / "record"
     script.write_text(TRAINS)
     common = ("--workers", "2", "--servers", "2", "-p", "ssp")
@@ -160,34 +160,34 @@ def test_a_job_is_gone_on_with_exported_and_replayed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("who", "where"),
+    ("target", "servers"),
     [
         ("shard 1", ("--servers", 2)),
-        pytest.param("paceline serve", ("--servers", 2), marks=pytest.mark.matrix),
+        pytest.param("-m paceline.serve ", ("--servers", 2), marks=pytest.mark.matrix),
         pytest.param("paceline.serve.shard 1", ("--colocate", "--apply", "streamed"), marks=pytest.mark.matrix),
     ],
 )
-def test_a_killed_server_comes_back_and_training_goes_on(
-    who: str,
-    where: tuple[object, ...],
+def test_a_killed_server_is_restarted_and_training_continues(
+    target: str,
+    servers: tuple[object, ...],
     tmp_path: Path,
     started: list[Background],  # noqa: F811
 ) -> None:
     script, job = tmp_path / "train.py", tmp_path / "job"
     script.write_text(TRAINS)
     running = Background(
-        *("run", "--workers", 2, *where, "-p", "r2sp", "--lease", 5),
+        *("run", "--workers", 2, *servers, "-p", "r2sp", "--lease", 5),
         *("--checkpoint", job, "--checkpoint-every", 5, script, tmp_path / "mark"),
         SLEEP="0.05",
     )
     started.append(running)
     end = time.monotonic() + 120
-    while not list(job.glob("version-*[1-9]")):  # more than the first, of version 0
+    while not list(job.glob("version-*[1-9]")):  # later than version 0
         assert time.monotonic() < end, running.lines
         time.sleep(0.05)
-    os.kill(next(pid for pid in running.children() if who in called(pid)), signal.SIGKILL)
+    os.kill(next(pid for pid in running.children() if target in process_name(pid)), signal.SIGKILL)
     assert running.ends(180) == 0, "\n".join(running.lines)
-    assert any("started again" in line or "Going back to version" in line for line in running.lines)
+    assert any("restarting it" in line or "Going back to version" in line for line in running.lines)
     found = checkpoint.newest(job)
     assert found is not None
     assert found.job["samples"]["trained"] == 4 * 240
@@ -196,12 +196,12 @@ def test_a_killed_server_comes_back_and_training_goes_on(
 
 @pytest.mark.matrix
 @pytest.mark.slow
-def test_a_shard_beside_each_worker_by_hand(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
+def test_serve_and_work_with_a_shard_beside_each_worker(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
     script = tmp_path / "train.py"
     script.write_text(TRAINS)
     server = Background("serve", "--workers", 2, "--colocate", "--apply", "streamed", "-p", "r2sp")
     started.append(server)
-    connect = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
+    connect = server.address()
     workers = []
     for number in range(2):
         arguments = ("work", "--colocate", "--connect", connect, script, tmp_path / "mark")
@@ -213,12 +213,12 @@ def test_a_shard_beside_each_worker_by_hand(tmp_path: Path, started: list[Backgr
 
 @pytest.mark.matrix
 @pytest.mark.slow
-def test_a_shard_that_the_server_does_not_want_ends_its_worker(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
+def test_a_shard_that_the_server_refuses_ends_its_worker(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
     script = tmp_path / "train.py"
     script.write_text(TRAINS)
     server = Background("serve", "--workers", 1)
     started.append(server)
-    connect = server.says("Listening on ").removeprefix("Listening on ").rstrip(".")
+    connect = server.address()
     arguments = ("work", "--colocate", "--connect", connect, script, tmp_path / "mark")
     ran = paceline(*arguments, PACELINE_WORKER="0", SLEEP="1")
     assert ran.returncode == 1
@@ -231,7 +231,7 @@ def test_a_shard_beside_a_worker_without_a_number(tmp_path: Path) -> None:
     script.write_text(TRAINS)
     refused = paceline("work", "--colocate", "--connect", "127.0.0.1:1", script)
     assert refused.returncode == 2
-    assert "A shard has its worker's number" in " ".join(refused.stderr.split())
+    assert "a shard has the number of its worker" in " ".join(refused.stderr.split())
 
 
 def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
@@ -242,15 +242,17 @@ def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, start
     end = time.monotonic() + 60
     while len(running.children()) < 2 and time.monotonic() < end:
         time.sleep(0.05)
-    (server,) = [pid for pid in running.children() if "serve" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+    (server,) = [
+        pid for pid in running.children() if "paceline.serve" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    ]
     os.kill(server, signal.SIGKILL)
     assert running.ends() == 1
-    assert "there is no checkpoint to go back to: give --checkpoint" in running.lines[-1]
+    assert "there is no checkpoint to restart it from; use --checkpoint" in running.lines[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "error"),
     [
         pytest.param(
             ("torch.nn.Linear(6, 3)", "torch.nn.Flatten()"),
@@ -271,12 +273,12 @@ def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, start
     ],
     ids=["no parameters", "all frozen", "other models", "small dataset"],
 )
-def test_what_a_person_can_put_right_is_one_sentence(change: tuple[str, str], why: str, tmp_path: Path) -> None:
+def test_an_error_that_the_user_can_fix_is_one_sentence(change: tuple[str, str], error: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINS.replace(*change))
-    workers = "2" if "same model" in why else "1"
+    workers = "2" if "same model" in error else "1"
     ran = paceline_run("--workers", workers, "--restarts", "0", str(script), str(tmp_path / "mark"))
     assert ran.returncode == 1
-    assert why in ran.stderr.splitlines()[-1]
-    if "empty parameter list" not in why:  # that is torch's own, with a traceback
+    assert error in ran.stderr.splitlines()[-1]
+    if "empty parameter list" not in error:  # torch raises this one, with a traceback
         assert len(ran.stderr.splitlines()) == 1, ran.stderr

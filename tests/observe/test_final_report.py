@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""The final report of a run."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ def test_every_figure() -> None:
         "staleness  10.8, at most 15",
         "loss       0.431",
         "accuracy   97.5%",
-        "faults     workers lost twice, come back once",
+        "faults     workers lost twice, returned once",
     ]
 
 
-def test_what_is_not_known_or_did_not_happen_is_left_out() -> None:
-    said = "\n".join(lines(FinishedRun("bsp", REPORT, 1.0)))
+def test_figures_without_a_value_are_left_out() -> None:
+    text = "\n".join(lines(FinishedRun("bsp", REPORT, 1.0)))
     for word in ("loss", "accuracy", "faults", "discarded"):
-        assert word not in said
+        assert word not in text
 
 
-def test_a_run_in_which_nothing_happened() -> None:
+def test_a_run_without_updates() -> None:
     nothing = replace(REPORT, mean_iteration_seconds=0.0, blocking_seconds=0.0, updates=0, updates_by_worker={})
     assert "waiting    0% of the workers' time" in lines(FinishedRun("bsp", nothing, 0.0))
 
 
 @pytest.mark.parametrize(("workers", "named"), [(1, False), (2, True), (FEW, True), (FEW + 1, False)])
-def test_few_workers_are_named(workers: int, named: bool) -> None:
+def test_the_updates_of_a_few_workers_are_listed(workers: int, named: bool) -> None:
     report = replace(REPORT, updates_by_worker=dict.fromkeys(range(workers), 5))
     assert any(text.startswith("by worker") for text in lines(FinishedRun("bsp", report, 1.0))) is named
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_terminal_shows_the_same_and_cuts_nothing_off(width: int) -> None:
+def test_the_terminal_shows_the_same_figures_and_truncates_nothing(width: int) -> None:
     run = FinishedRun(LONG, replace(REPORT, lost=3), 12.34, 0.4)
     text = rendered(closing(run), width)
     assert max(len(row) for row in text) <= width
@@ -89,14 +89,14 @@ def test_runs_side_by_side() -> None:
     assert text[4].split() == ["r2sp", "97.5%", "12.3", "12,346", "0%", "10.8", "≤15", "1"]
 
 
-def test_a_column_with_nothing_in_it_is_left_out() -> None:
+def test_a_column_without_values_is_left_out() -> None:
     text = rendered(side_by_side([FinishedRun("bsp", REPORT, 20.0), FinishedRun("asp", REPORT, 20.0, loss=0.25)]))
     assert text[0].split() == ["policy", "loss", "seconds", "samples/s", "waiting", "staleness"]
     assert text[2].split()[:2] == ["bsp", "20.0"]
     assert text[3].split()[:2] == ["asp", "0.25"]
 
 
-def test_no_run_at_all() -> None:
+def test_a_table_without_runs() -> None:
     assert rendered(side_by_side([]))[0] == "policy"
 
 

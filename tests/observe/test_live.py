@@ -1,4 +1,4 @@
-"""A running job, as a table or a line shows it."""
+"""The live view of a running job, as a table or a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import NoReturn
 import pytest
 from rich.console import Console, RenderableType
 
-from paceline.observe.live import SMOOTH, Live, LiveWorker, line, table
+from paceline.observe.live import Live, LiveWorker, line, table
+from paceline.observe.live_state import MAX_METRICS, SMOOTH
 from paceline.observe.observer import Tee, replay
 from paceline.observe.summary import Summary
 from paceline.observe.trace import (
@@ -25,6 +26,7 @@ from paceline.observe.trace import (
     Joined,
     Kept,
     Left,
+    Measured,
     Progressed,
     Turned,
 )
@@ -46,7 +48,7 @@ def rendered(what: RenderableType, width: int = 80) -> list[str]:
 
 
 def iteration(worker: int, number: int, start: float, samples: int = 10, loss: float | None = None) -> list[Event]:
-    """Three seconds of computing, one of pushing; then it waits."""
+    """Return the events of an iteration: three seconds of computing and one of pushing. Then the worker waits."""
     return [
         Granted(start, worker, None, 0),
         Computed(start + 3, worker),
@@ -70,7 +72,7 @@ def iteration(worker: int, number: int, start: float, samples: int = 10, loss: f
         (Left(1, 0), "left"),
     ],
 )
-def test_what_a_worker_does(event: Event, state: str) -> None:
+def test_each_event_sets_the_state_of_its_worker(event: Event, state: str) -> None:
     live = watched(Joined(0, 0), Granted(0, 0, None, 0), event)
     assert live.workers[0].state == state
 
@@ -79,45 +81,47 @@ def test_a_worker_waits_for_a_grant_and_for_a_turn() -> None:
     live = watched(Joined(0, 0), Granted(0, 0, None, 0), Computed(3, 0), Turned(4, 0), Arrived(5, 0, 1, 8))
     worker = live.workers[0]
     assert worker.waiting_share(5) == pytest.approx(1 / 5)
-    assert worker.waiting_share(10) == pytest.approx(6 / 10), "it waits still"
+    assert worker.waiting_share(10) == pytest.approx(6 / 10), "it is still waiting"
     replay([Granted(10, 0, None, 0)], live)
     assert worker.waiting_share(12) == pytest.approx(6 / 12)
     assert live.waiting_share(12) == pytest.approx(6 / 12)
 
 
-def test_what_lies_far_back_is_forgotten() -> None:
+def test_rates_cover_only_the_recent_past() -> None:
     events: list[Event] = [Joined(0, 0)]
-    for number in range(1, 11):  # a hundred seconds with 6 of 10 seconds spent waiting
+    for number in range(1, 11):  # a hundred seconds, of which 60% are spent waiting
         events += iteration(0, number, start=10.0 * number, samples=10)
-    for number in range(11, 31):  # eighty with none
+    for number in range(11, 31):  # eighty seconds without waiting
         events += iteration(0, number, start=110.0 + 4 * (number - 11), samples=40)
     live = watched(*events)
     now = live.time
     assert now == 190.0
     assert live.workers[0].samples_per_second(now) == pytest.approx(10.0)
     assert live.workers[0].waiting_share(now) == 0.0
-    assert live.samples_per_second(now) == pytest.approx(10.0, rel=0.3), "an arrival more or less in the window"
+    assert live.samples_per_second(now) == pytest.approx(10.0, rel=0.3), (
+        "the window may contain one arrival more or less"
+    )
     assert live.waiting_share(now) == 0.0
 
 
-def test_long_iterations_are_measured_whole() -> None:
+def test_rates_are_measured_over_whole_iterations() -> None:
     events: list[Event] = [Joined(0, 0)]
     for number in range(1, 4):
         events += iteration(0, number, start=100.0 * number, samples=50)
     worker = watched(*events).workers[0]
     for now in (304.0, 350.0, 400.0):
-        assert worker.samples_per_second(now) == pytest.approx(50 / 100), "it is not late yet"
-    assert worker.samples_per_second(1000.0) < 0.1, "who hangs is seen to slow down"
+        assert worker.samples_per_second(now) == pytest.approx(50 / 100), "the next arrival is not overdue yet"
+    assert worker.samples_per_second(1000.0) < 0.1, "the rate of a worker that hangs falls"
 
 
-def test_a_worker_is_at_the_iteration_it_was_granted() -> None:
+def test_a_grant_starts_the_next_iteration() -> None:
     live = watched(Joined(0, 0), *iteration(0, 1, 0.0))
     assert live.workers[0].iteration == 1
     replay([Granted(5, 0, None, 0)], live)
     assert live.workers[0].iteration == 2
 
 
-def test_a_worker_that_comes_back_begins_anew() -> None:
+def test_a_worker_that_returns_starts_from_zero() -> None:
     live = watched(Joined(0, 0), *iteration(0, 1, 0.0), Left(5, 0), Joined(50, 0, 2))
     worker = live.workers[0]
     assert (worker.state, worker.incarnation, worker.iteration) == ("waiting", 2, 0)
@@ -126,7 +130,7 @@ def test_a_worker_that_comes_back_begins_anew() -> None:
     assert live.members == 1
 
 
-def test_staleness_and_loss_are_the_last_ones() -> None:
+def test_a_worker_shows_its_last_staleness_and_loss() -> None:
     live = watched(
         Joined(0, 0),
         *iteration(0, 1, 0.0, loss=2.5),
@@ -142,7 +146,7 @@ def test_staleness_and_loss_are_the_last_ones() -> None:
 
 
 @pytest.mark.parametrize("policy", names())
-def test_it_counts_what_the_report_counts(policy: str) -> None:
+def test_counts_equal_those_of_the_report(policy: str) -> None:
     spec = chaos(load_cluster("r2sp-b").with_jitter(0.1), count=5, iterations=12, seed=1)
     live, summary = Live(window=1e9), Summary()
     Cluster(spec, make(policy), 12, observer=Tee(live, summary)).run()
@@ -154,7 +158,7 @@ def test_it_counts_what_the_report_counts(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["bsp", "r2sp", "ssp"])
-def test_it_waits_as_much_as_the_report_says(policy: str) -> None:
+def test_the_waiting_share_equals_that_of_the_report(policy: str) -> None:
     live, summary = Live(window=1e9), Summary()
     Cluster(load_cluster("r2sp-b"), make(policy), 12, observer=Tee(live, summary)).run()
     report = summary.report()
@@ -165,7 +169,7 @@ def test_it_waits_as_much_as_the_report_says(policy: str) -> None:
     assert sum(each) / len(each) == pytest.approx(share)
 
 
-def test_a_discarded_update_is_no_update_and_a_kept_one_is_one() -> None:
+def test_a_kept_update_counts_once_and_a_discarded_one_does_not_count() -> None:
     live = watched(
         *(Joined(0, worker) for worker in range(2)),
         Arrived(4, 0, 1, 10),
@@ -194,24 +198,24 @@ def test_an_update_counts_for_the_incarnation_that_made_it() -> None:
     assert (both.updates, both.samples_per_second(5.0)) == pytest.approx((2, 40 / 5))
 
 
-def test_time_before_anybody_comes_does_not_count() -> None:
+def test_time_before_the_first_member_does_not_count() -> None:
     live = watched(Joined(100, 0), *iteration(0, 1, 100.0))
     assert live.samples_per_second(104.0) == pytest.approx(10 / 4)
 
 
-def test_how_far_it_is_and_how_long_it_takes_still() -> None:
+def test_progress_and_remaining_time() -> None:
     live = watched(Joined(0, 0))
     assert live.progress() is None
     assert live.seconds_left(1.0) is None
     replay([Progressed(0, 0, 0, 400)], live)
     assert live.progress() == 0.0
-    assert live.seconds_left(2.0) is None, "nothing is done yet, so who knows"
+    assert live.seconds_left(2.0) is None, "it cannot be estimated before something is done"
     replay([Progressed(5, 0, 100, 400)], live)
     assert live.progress() == 0.25
     assert live.seconds_left(5.0) == pytest.approx(15.0)
 
 
-def test_a_job_that_stands_still_is_seen_to_take_longer() -> None:
+def test_the_remaining_time_of_a_stalled_job_grows() -> None:
     live = watched(Joined(0, 0), *iteration(0, 1, 0.0), Progressed(4, 0, 10, 40))
     assert live.samples_per_second(40.0) < live.samples_per_second(4.0) / 9
     soon, late = live.seconds_left(4.0), live.seconds_left(40.0)
@@ -220,7 +224,7 @@ def test_a_job_that_stands_still_is_seen_to_take_longer() -> None:
     assert late > 9 * soon
 
 
-def test_the_jobs_loss_is_a_mean_of_recent_ones() -> None:
+def test_the_loss_of_the_job_is_a_mean_of_recent_losses() -> None:
     live = watched(Joined(0, 0), Arrived(1, 0, 1, 8, 4.0), Arrived(2, 0, 2, 8, 2.0), Arrived(3, 0, 3, 8))
     assert live.loss == pytest.approx(3.0)
     replay((Arrived(4, 0, number, 8, 1.0) for number in range(4, 4 + 10 * SMOOTH)), live)
@@ -228,7 +232,7 @@ def test_the_jobs_loss_is_a_mean_of_recent_ones() -> None:
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_broken_loss_shows_at_once_and_does_not_stay(broken: float) -> None:
+def test_a_loss_that_is_not_finite_shows_at_once_and_does_not_stay(broken: float) -> None:
     live = watched(Joined(0, 0), Arrived(1, 0, 1, 8, 4.0), Arrived(2, 0, 2, 8, broken))
     assert live.loss is not None
     assert not math.isfinite(live.loss)
@@ -237,7 +241,17 @@ def test_a_broken_loss_shows_at_once_and_does_not_stay(broken: float) -> None:
     assert live.loss == pytest.approx(1.5)
 
 
-def test_another_run_begins_from_nothing() -> None:
+def test_metrics_show_their_last_values() -> None:
+    live = watched(Joined(0, 0), Measured(1, 0, "accuracy", 0.5), Measured(2, 0, "val_loss", 1.25))
+    replay([Measured(3, 0, "cosine", 0.1), Measured(4, 0, "accuracy", 0.75)], live)
+    assert live.metrics == {"val_loss": 1.25, "accuracy": 0.75}, "the job itself reports cosines"
+    assert line(live).endswith("waiting 0%  val_loss 1.25  accuracy 0.75")
+    replay((Measured(5, 0, f"metric{number}", number) for number in range(100)), live)
+    assert list(live.metrics) == [f"metric{number}" for number in range(100 - MAX_METRICS, 100)]
+    assert len(rendered(table(live))[1]) <= 80
+
+
+def test_another_run_starts_from_zero() -> None:
     live = watched(Joined(0, 0), *iteration(0, 1, 0.0, loss=1.0), Began(0, "our lab", "bsp", "whole", 0))
     assert (live.policy, live.workers, live.updates, live.loss, live.time) == ("bsp", {}, 0, None, 0)
 
@@ -246,7 +260,7 @@ def test_another_run_begins_from_nothing() -> None:
 
 
 class Unread(dict[int, LiveWorker]):
-    """Workers of whom nobody may go through all."""
+    """A dictionary of workers that cannot be iterated over."""
 
     def __iter__(self) -> Iterator[int]:
         return self._refuse()
@@ -261,7 +275,7 @@ class Unread(dict[int, LiveWorker]):
         raise AssertionError("an event must not cost more with more workers")
 
 
-def test_no_event_goes_through_all_workers() -> None:
+def test_no_event_iterates_over_all_workers() -> None:
     live = Live(window=1.0)
     live.workers = Unread()
     spec = chaos(load_cluster("r2sp-b"), count=5, iterations=12, seed=1)
@@ -277,24 +291,24 @@ def test_no_event_goes_through_all_workers() -> None:
 @pytest.mark.parametrize("height", [1, 8, 24, 50])
 @pytest.mark.parametrize("workers", [1, 8, 10_000])
 @pytest.mark.parametrize("known", [False, True])
-def test_a_table_takes_no_more_room_than_there_is(height: int, workers: int, known: bool) -> None:
+def test_a_table_fits_in_its_height(height: int, workers: int, known: bool) -> None:
     live = Live("r2sp:tune_batches=true")
     for worker in reversed(range(workers)):
         live.joined(0.0, worker)
     if known:
         live.progressed(1.0, 0, 10, 40)
     text = rendered(table(live, height))
-    assert len(text) <= max(height, 7), "headings, and a worker, are always there"
+    assert len(text) <= max(height, 7), "headings and one worker are always shown"
     assert max(len(row) for row in text) <= 80
     shown = [row for row in text if row.endswith("%") and "waiting" in row and "samples" not in row]
-    assert [int(row.split()[0]) for row in shown] == list(range(len(shown))), "the first ones, in order"
+    assert [int(row.split()[0]) for row in shown] == list(range(len(shown))), "the first workers, in order"
     assert len(shown) == workers or text[-1] == f"and {workers - len(shown):,} more"
     assert shown
     if height == 24:
-        assert len(text) == 24 or len(shown) == workers, "and no room is wasted"
+        assert len(text) == 24 or len(shown) == workers, "all lines are used"
 
 
-def test_a_table_of_everything_fits_in_eighty_columns() -> None:
+def test_a_table_of_large_numbers_fits_in_eighty_columns() -> None:
     live = Live("r2sp:groups=auto,weights=mean")
     for worker in (0, 9_999):
         live.joined(0.0, worker)
@@ -311,7 +325,7 @@ def test_a_table_of_everything_fits_in_eighty_columns() -> None:
     assert text[-1].split() == ["9999", "waiting", "1,234,567", "8,100", "0%", "1234", "0.000123"]
 
 
-def test_who_has_left_has_no_rate() -> None:
+def test_a_worker_that_has_left_has_no_rate() -> None:
     live = watched(Joined(0, 0), *iteration(0, 1, 0.0, loss=0.5), Left(5, 0))
     assert rendered(table(live))[-1].split() == ["0", "left", "1", "0", "0.5"]
     assert "0 workers" in rendered(table(live))[0]
@@ -320,7 +334,7 @@ def test_who_has_left_has_no_rate() -> None:
 # A line
 
 
-def test_a_line_says_all_that_is_known() -> None:
+def test_a_line_has_all_known_figures() -> None:
     live = Live("r2sp")
     replay([Joined(0, 0), *iteration(0, 1, 0.0, samples=8000, loss=0.431), Granted(5, 0, None, 0)], live)
     replay([Progressed(8, 0, 400, 1000), Arrived(12, 0, 2, 8000), Applied(12, 2, (0,), (2,), (5,))], live)
@@ -330,14 +344,14 @@ def test_a_line_says_all_that_is_known() -> None:
     assert line(live, now=24.0).startswith("24.0 s  r2sp  2 updates  667 samples/s  waiting 54%")
 
 
-def test_a_line_leaves_out_what_is_not_known() -> None:
+def test_a_line_leaves_out_unknown_figures() -> None:
     assert line(Live()) == "0.0 s  0 updates  0 samples/s  waiting 0%"
 
 
 @pytest.mark.parametrize(
-    ("done", "said"),
+    ("done", "shown"),
     [(0, "0% done"), (1, "0% done, 17 min left"), (999, "99% done, 0 s left"), (1000, "100% done")],
 )
-def test_all_is_done_only_when_all_is_done(done: int, said: str) -> None:
+def test_the_share_is_rounded_down(done: int, shown: str) -> None:
     live = watched(Joined(0, 0), Progressed(1, 0, done, 1000))
-    assert line(live).endswith("  " + said)
+    assert line(live).endswith("  " + shown)

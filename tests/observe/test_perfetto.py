@@ -1,4 +1,4 @@
-"""Traces for ui.perfetto.dev."""
+"""The export for ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Line = dict[str, Any]
 
 def parsed(text: str) -> list[Line]:
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not valid JSON")
 
     whole = json.loads(text, parse_constant=refuse)
     assert whole.keys() == {"traceEvents"}
@@ -59,7 +59,7 @@ def written(events: Iterable[Event]) -> list[Line]:
 
 
 def simulated(policy: str, streamed: bool = False, faults: int = 0) -> tuple[list[Event], Report]:
-    """A run, and its report without a warm-up."""
+    """Simulate a run, and return its events and its report without a warm-up."""
     spec = load_cluster("r2sp-b").with_jitter(0.1)
     if faults:
         spec = chaos(spec, count=faults, iterations=8, seed=1)
@@ -82,16 +82,16 @@ def process_names(lines: list[Line]) -> dict[int, str]:
 
 
 def drawn(lines: list[Line], pid: int = 10) -> list[tuple[str, float, float, str]]:
-    """Lane, from when to when in seconds, and name, in order of time."""
-    made = [(line["cat"], line["ts"], line["ts"] + line["dur"], line["name"]) for line in slices(lines)]
+    """Return the lane, the start and end in seconds, and the name of each slice, ordered by time."""
+    found = [(line["cat"], line["ts"], line["ts"] + line["dur"], line["name"]) for line in slices(lines)]
     assert {line["pid"] for line in slices(lines)} <= {pid}
-    return [(lane, since / 1e6, until / 1e6, name) for lane, since, until, name in sorted(made, key=lambda s: s[1])]
+    return [(lane, since / 1e6, until / 1e6, name) for lane, since, until, name in sorted(found, key=lambda s: s[1])]
 
 
 # A small run, by hand
 
 
-def test_what_a_worker_did() -> None:
+def test_the_slices_of_an_iteration() -> None:
     lines = written(
         [
             Joined(0, 0),
@@ -133,38 +133,40 @@ def test_a_server_does_not_see_where_a_pull_ends() -> None:
     assert drawn(written(SERVED)) == [("compute", 1, 5.001, "pull and compute 1"), ("push", 5.001, 7, "push 1")]
 
 
-def test_unless_the_worker_says_how_long_it_computed() -> None:
-    told = [event._replace(seconds=3.0) if isinstance(event, Computed) else event for event in SERVED]
-    assert drawn(written(told)) == [
+def test_the_compute_time_that_a_worker_reports_gives_the_end_of_its_pull() -> None:
+    reported = [event._replace(seconds=3.0) if isinstance(event, Computed) else event for event in SERVED]
+    assert drawn(written(reported)) == [
         ("pull", 1, 2.001, "pull 1"),
         ("compute", 2.001, 5.001, "compute 1"),
         ("push", 5.001, 7, "push 1"),
     ]
-    boasted = [event._replace(seconds=99.0) if isinstance(event, Computed) else event for event in SERVED]
-    assert drawn(written(boasted))[0] == ("compute", 1, 5.001, "compute 1"), "not before it was granted"
+    exaggerated = [event._replace(seconds=99.0) if isinstance(event, Computed) else event for event in SERVED]
+    assert drawn(written(exaggerated))[0] == ("compute", 1, 5.001, "compute 1"), (
+        "computing cannot start before the Grant"
+    )
 
 
-def test_what_is_broken_off_at_a_server_may_have_been_either() -> None:
+def test_an_iteration_cancelled_at_a_server_is_drawn_as_pull_and_compute() -> None:
     assert drawn(written([*SERVED[:2], Cancelled(4, 0)])) == [("compute", 1, 4, "pull and compute 1")]
 
 
 @pytest.mark.parametrize(
-    ("ends", "how"),
+    ("ends", "reason"),
     [
         ([Cancelled(4, 0)], {"cancelled": True}),
         ([Left(4, 0)], {"left": True}),
         ([Used(4, "in", 0.0)], {"cut off by the end": True}),
     ],
 )
-def test_what_is_broken_off_is_closed_and_says_why(ends: list[Event], how: Line) -> None:
+def test_an_abandoned_iteration_is_closed_with_its_reason(ends: list[Event], reason: Line) -> None:
     lines = written([Joined(0, 0), Granted(0, 0, None, 0), Pulling(1, 0), Pulled(3, 0, 0), *ends])
     assert drawn(lines)[-1] == ("compute", 3, 4, "compute 1")
     for line in slices(lines):
-        assert line["args"] == {"iteration": 1} | how
+        assert line["args"] == {"iteration": 1} | reason
 
 
 @pytest.mark.parametrize(
-    ("settled", "how"),
+    ("event", "decision"),
     [
         (Kept(7, 0, 1, 3), {"kept in": 3}),
         (Discarded(7, 0, 1), {"discarded": True}),
@@ -172,20 +174,20 @@ def test_what_is_broken_off_is_closed_and_says_why(ends: list[Event], how: Line)
         (Used(7, "in", 0.0), {}),
     ],
 )
-def test_what_became_of_an_update(settled: Event, how: Line) -> None:
-    lines = written([*SERVED, settled])
+def test_slices_have_the_decision_about_their_update(event: Event, decision: Line) -> None:
+    lines = written([*SERVED, event])
     for line in slices(lines):
-        assert line["args"] == {"iteration": 1, "batch": 32} | how
+        assert line["args"] == {"iteration": 1, "batch": 32} | decision
 
 
-def test_what_became_of_an_update_is_told_of_the_incarnation_that_made_it() -> None:
+def test_slices_have_the_decision_about_the_update_of_their_incarnation() -> None:
     again = [event._replace(time=event.time + 10) for event in SERVED[1:]]
     again = [event._replace(incarnation=2) if isinstance(event, Arrived) else event for event in again]
     events: list[Event] = [*SERVED, Left(8, 0), Joined(10, 0, 2), *again]
     lines = written([*events, Discarded(17, 0, 1, 2), Applied(17, 5, (0,), (1,), (4,), (1,))])
     for line in slices(lines, "compute") + slices(lines, "push"):
-        how = {"version": 5, "staleness": 4} if line["ts"] < 10_000_000 else {"discarded": True}
-        assert line["args"] == {"iteration": 1, "batch": 32} | how
+        decision = {"version": 5, "staleness": 4} if line["ts"] < 10_000_000 else {"discarded": True}
+        assert line["args"] == {"iteration": 1, "batch": 32} | decision
     assert len(slices(lines, "push")) == 2
 
 
@@ -216,13 +218,13 @@ def test_the_server_has_a_mark_for_each_apply_and_counters() -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_is_a_word(loss: float) -> None:
+def test_a_loss_that_is_not_finite_is_written_as_a_string(loss: float) -> None:
     lines = written([*SERVED[:-1], Arrived(7, 0, 1, 32, loss)])
     assert {str(float(line["args"]["loss"])) for line in slices(lines)} == {str(loss)}
     assert not [line for line in lines if line["ph"] == "C"]
 
 
-def test_who_was_lost_and_who_came_back() -> None:
+def test_joining_leaving_and_loss_of_a_worker_are_marked() -> None:
     lines = written([Joined(0, 0), Left(1, 0, lost=True), Joined(2, 0, 2), Left(3, 0)])
     marks = [(line["name"], line["ts"], line["args"]) for line in lines if line["ph"] == "i"]
     assert marks == [
@@ -231,7 +233,7 @@ def test_who_was_lost_and_who_came_back() -> None:
         ("joined", 2_000_000, {"incarnation": 2}),
         ("left", 3_000_000, {}),
     ]
-    assert len(process_names(lines)) == 1, "a worker keeps its place"
+    assert len(process_names(lines)) == 1, "a worker that returns keeps its process"
 
 
 # Whole runs
@@ -251,7 +253,7 @@ def test_slices_of_a_lane_never_overlap(policy: str, streamed: bool, faults: int
         assert isinstance(line["ts"], int)
         lanes.setdefault(line["tid"], []).append(line)
     computed = {line["pid"] for line in slices(lines, "compute")}
-    assert len(computed) == 8 or (computed and faults), "who is killed early may never get there"
+    assert len(computed) == 8 or (computed and faults), "a worker that is killed early may never compute"
     for lane in lanes.values():
         lane.sort(key=lambda line: line["ts"])
         for before, after in pairwise(lane):
@@ -264,12 +266,12 @@ def test_lanes_add_up_to_the_report(policy: str, streamed: bool) -> None:
     events, report = simulated(policy, streamed)
     lines = written(events)
     arrivals = sum(isinstance(event, Arrived) for event in events)
-    # What was under way when the run ended is drawn, and is not in the report.
+    # Activities that the end of the run cut off are drawn, but they are not in the report.
     cut = [line for line in slices(lines) if "cut off by the end" in line["args"]]
     lines = [line for line in lines if "cut off by the end" not in line["args"]]
     microsecond = 1e-6 * len(lines)
     assert seconds(lines, "wait") == pytest.approx(report.blocking_seconds * arrivals, abs=microsecond)
-    # But for a pull that was over.
+    # The report contains a pull that had ended before its iteration was cut off.
     computing = {line["pid"] for line in cut if line["cat"] == "compute"}
     moved = seconds(lines, "push", "pull") + seconds([line for line in cut if line["pid"] in computing], "pull")
     assert moved == pytest.approx(report.communication_seconds * arrivals, abs=microsecond)
@@ -277,7 +279,7 @@ def test_lanes_add_up_to_the_report(policy: str, streamed: bool) -> None:
 
 @pytest.mark.parametrize("faults", [0, 6])
 @pytest.mark.parametrize("policy", names())
-def test_every_update_is_told_of_with_its_staleness(policy: str, faults: int) -> None:
+def test_every_applied_update_has_its_staleness(policy: str, faults: int) -> None:
     events, _ = simulated(policy, faults=faults)
     found = Counter(
         (line["args"]["iteration"], line["args"]["batch"], line["args"]["staleness"])
@@ -298,7 +300,7 @@ def test_every_update_is_told_of_with_its_staleness(policy: str, faults: int) ->
     assert found == applied
 
 
-def test_everything_has_a_name_and_a_place() -> None:
+def test_processes_and_lanes_have_names_and_an_order() -> None:
     events, _ = simulated("r2sp")
     lines = written(events)
     named = process_names(lines)
@@ -310,13 +312,13 @@ def test_everything_has_a_name_and_a_place() -> None:
         mine = [lane for (process, _), lane in lanes.items() if process == pid]
         assert mine == (["apply"] if name == "server" else list(LANES))
     ids = [tid for _, tid in lanes] + list(named)
-    assert len(ids) == len(set(ids)), "some readers know a lane by its id alone"
+    assert len(ids) == len(set(ids)), "some readers identify a lane by its id alone"
     for line in slices(lines):
         assert lanes[line["pid"], line["tid"]] == line["cat"]
         assert line["name"].endswith(f" {line['args']['iteration']}")
 
 
-def test_several_runs_lie_one_below_the_other() -> None:
+def test_several_runs_are_placed_one_below_the_other() -> None:
     events: list[Event] = []
     for policy, apply in (("bsp", "whole"), ("r2sp", "streamed"), ("bsp", "whole")):
         events.append(Began(0.0, "r2sp-b", policy, apply, 0))
@@ -335,10 +337,10 @@ def test_several_runs_lie_one_below_the_other() -> None:
     ]
 
 
-# As it goes along
+# Incomplete runs
 
 
-def test_every_beginning_of_a_run_is_a_valid_trace() -> None:
+def test_every_prefix_of_a_run_is_a_valid_trace() -> None:
     events = simulated("r2sp", faults=4)[0]
     for count in range(0, len(events), 37):
         lines = written(events[:count])
@@ -358,7 +360,7 @@ def test_a_run_that_fails_leaves_a_valid_trace() -> None:
     assert [line["name"] for line in slices(parsed(out.getvalue()))] == ["pull and compute 1", "push 1"]
 
 
-def test_memory_holds_only_what_is_under_way() -> None:
+def test_memory_holds_only_undecided_iterations() -> None:
     held = 0
     out = io.StringIO()
 
@@ -366,9 +368,9 @@ def test_memory_holds_only_what_is_under_way() -> None:
         def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None:
             nonlocal held
             super().granted(time, worker, batch_size, progress_gap)
-            held = max(held, len(self._unsettled) + sum(len(record.slices) for record in self._workers.values()))
+            held = max(held, len(self._undecided) + sum(len(record.slices) for record in self._workers.values()))
 
     for iterations in (5, 50):
         with Watched(out) as perfetto:
             Cluster(load_cluster("r2sp-b"), make("r2sp"), iterations, observer=perfetto).run()
-        assert 0 < held <= 8 * 7, "an update and six slices for each worker"
+        assert 0 < held <= 8 * 7, "one update and six slices for each worker"

@@ -1,4 +1,4 @@
-"""Pictures of a run."""
+"""Plots of a run."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ TRACE: list[Event] = [
 ]
 
 
-def panel(events: list[Event]) -> Panel:
-    made = Panel("test", 2, iteration_seconds=5.0)
-    made.events.extend(events)
-    return made
+def panel_of(events: list[Event]) -> Panel:
+    panel = Panel("test", 2, iteration_seconds=5.0)
+    panel.events.extend(events)
+    return panel
 
 
-def test_what_each_worker_did_from_when_to_when() -> None:
-    start, done = intervals(panel(TRACE), seconds=100.0)
+def test_the_activities_of_each_worker() -> None:
+    start, done = intervals(panel_of(TRACE), seconds=100.0)
     assert start == 0.0
     assert done[0] == [
         (0, 1, "waiting"),
@@ -65,29 +65,29 @@ def test_what_each_worker_did_from_when_to_when() -> None:
 
 
 def test_only_the_end_of_the_run_is_shown() -> None:
-    start, done = intervals(panel(TRACE), seconds=7.0)
+    start, done = intervals(panel_of(TRACE), seconds=7.0)
     assert start == 5.0
     assert done[0] == [(0, 1, "computing"), (1, 2, "waiting"), (2, 5, "pushing"), (5, 7, "waiting")]
     assert done[1] == [(0, 3, "computing"), (3, 4, "waiting")]
 
 
 def test_an_empty_panel() -> None:
-    assert intervals(panel([]), 10.0) == (0.0, {})
+    assert intervals(panel_of([]), 10.0) == (0.0, {})
 
 
-def test_a_panel_keeps_no_more_than_it_may_need() -> None:
-    made = Panel("test", workers=3)
+def test_a_panel_keeps_a_bounded_number_of_events() -> None:
+    panel = Panel("test", workers=3)
     for time in range(10_000):
-        made.events.append(Used(time, "in", 0.5))
-    assert len(made.events) == 300
-    assert made.events[-1].time == 9999
+        panel.events.append(Used(time, "in", 0.5))
+    assert len(panel.events) == 300
+    assert panel.events[-1].time == 9999
 
 
-def test_a_run_gives_intervals_that_do_not_overlap() -> None:
-    made = Panel("r2sp", 8)
-    report = Cluster(load_cluster("r2sp-b"), make("r2sp"), 12, observer=Recorder(made.events.append)).run().report
+def test_the_activities_of_a_run_do_not_overlap() -> None:
+    panel = Panel("r2sp", 8)
+    report = Cluster(load_cluster("r2sp-b"), make("r2sp"), 12, observer=Recorder(panel.events.append)).run().report
     seconds = 2.5 * report.mean_iteration_seconds
-    _, done = intervals(made, seconds)
+    _, done = intervals(panel, seconds)
     assert done.keys() == set(range(8))
     for spans in done.values():
         assert spans[0][0] == 0.0
@@ -98,14 +98,14 @@ def test_a_run_gives_intervals_that_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize("policies", [["bsp"], ["bsp", "r2sp"]])
-def test_draw_writes_a_picture(tmp_path: Path, policies: list[str]) -> None:
+def test_draw_writes_a_png_file(tmp_path: Path, policies: list[str]) -> None:
     pytest.importorskip("matplotlib")
     panels = []
     for policy in policies:
-        made = Panel(policy, 8)
-        result = Cluster(load_cluster("r2sp-b"), make(policy), 8, observer=Recorder(made.events.append)).run()
-        made.iteration_seconds = result.report.mean_iteration_seconds
-        panels.append(made)
+        panel = Panel(policy, 8)
+        result = Cluster(load_cluster("r2sp-b"), make(policy), 8, observer=Recorder(panel.events.append)).run()
+        panel.iteration_seconds = result.report.mean_iteration_seconds
+        panels.append(panel)
     path = tmp_path / "picture.part"
     draw(panels, path)
     written = path.read_bytes()
@@ -118,8 +118,8 @@ def test_draw_writes_a_picture(tmp_path: Path, policies: list[str]) -> None:
 
 def test_more_workers_than_can_be_shown(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    made = Panel("many", MAX_WORKERS + 10, iteration_seconds=1.0)
+    panel = Panel("many", MAX_WORKERS + 10, iteration_seconds=1.0)
     for worker in range(MAX_WORKERS + 10):
-        made.events += [Pulled(0.0, worker, 0), Computed(1.0, worker)]
-    draw([made], tmp_path / "many.png")
+        panel.events += [Pulled(0.0, worker, 0), Computed(1.0, worker)]
+    draw([panel], tmp_path / "many.png")
     assert (tmp_path / "many.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""A run's figures, worked out by hand from a small trace."""
+"""The report of a run, calculated by hand for a small trace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paceline.policies import make, names
 from paceline.simulate import Cluster, load_cluster
 from paceline.simulate.random_faults import chaos
 
-#: Two workers. The first arrival of each is warm-up, so means are of the 13 seconds from 6 to 19.
+#: Two workers. The first arrival of each is warm-up, so means cover the 13 seconds from 6 to 19.
 TRACE: list[Event] = [
     Joined(0, 0),
     Joined(0, 1),
@@ -43,8 +43,8 @@ TRACE: list[Event] = [
     Turned(5, 1),
     Arrived(6, 1, 1, 20),  # the warm-up ends here
     Applied(6, 2, (1,), (1,), (1,)),
-    Granted(7, 0, None, 0),  # 0 has waited since 4, which is 1 second of the 13
-    Granted(7, 1, None, 0),  # 1 has waited for 1 second
+    Granted(7, 0, None, 0),  # worker 0 has waited since 4; 1 second of this is after the warm-up
+    Granted(7, 1, None, 0),  # worker 1 has waited for 1 second
     Pulled(8, 0, 2),  # 1 second of pulling
     Pulled(9, 1, 2),  # 2
     Computed(10, 0),
@@ -60,7 +60,7 @@ TRACE: list[Event] = [
     Applied(17, 4, (1,), (2,), (1,)),
     Computed(18, 0),
     Turned(18, 0),
-    Arrived(19, 0, 3, 16),  # 1 of pushing; 1 waits since 17, 2 seconds
+    Arrived(19, 0, 3, 16),  # 1 of pushing; worker 1 has waited since 17, 2 seconds
     Discarded(19, 0, 3),
 ]
 
@@ -83,7 +83,7 @@ def test_every_figure() -> None:
     assert report.max_progress_gap == 1
     assert report.update_gaps == Gaps(zero_fraction=0.0, p5=2.0, p50=4.0, p95=7.0)
     assert report.batch_sizes == {0: 16, 1: 20}
-    assert report.updates == 4, "one that is kept and applied counts once"
+    assert report.updates == 4, "an update that is kept and applied counts once"
     assert report.discarded == 1
     assert report.warm_up_iterations == 2
 
@@ -99,12 +99,12 @@ def test_without_a_warm_up_everything_counts() -> None:
 
 
 @pytest.mark.parametrize("warm_up", [4, 5, 100])
-def test_a_run_that_is_over_before_it_is_warm_has_the_pace_of_the_whole(warm_up: int) -> None:
-    """Five arrivals: not a round since the warm-up, or not even that."""
+def test_a_run_that_ends_within_a_round_of_its_warm_up_has_the_iteration_time_of_the_whole_run(warm_up: int) -> None:
+    """The run has five arrivals."""
     assert report_of(TRACE, warm_up).mean_iteration_seconds == pytest.approx(2 * 19 / 5)
 
 
-def test_nothing_has_happened_yet() -> None:
+def test_a_run_without_events() -> None:
     report = report_of([])
     assert report.mean_iteration_seconds == 0.0
     assert report.samples_per_second == 0.0
@@ -113,18 +113,18 @@ def test_nothing_has_happened_yet() -> None:
     assert report_of([Joined(0, 0), Granted(0, 0, None, 0)], warm_up=5).blocking_by_worker == {0: 0.0}
 
 
-def test_iterations_are_paid_for_by_those_who_are_members() -> None:
-    # One member for 10 seconds, another for 4 of them; three iterations in all.
+def test_the_iteration_time_counts_the_time_of_members_only() -> None:
+    # One member for 10 seconds, another for 4 of them, and three iterations in total.
     events: list[Event] = [Joined(0, 0), Granted(0, 0, None, 0), Joined(2, 1), Granted(2, 1, None, 0)]
     events += [Computed(3, 0), Turned(3, 0), Arrived(3, 0, 1, 8), Granted(3, 0, None, 0)]
     events += [Computed(5, 1), Turned(5, 1), Arrived(5, 1, 1, 8), Left(6, 1)]
     events += [Computed(10, 0), Turned(10, 0), Arrived(10, 0, 2, 8)]
     report = report_of(events)
     assert report.mean_iteration_seconds == pytest.approx((10 + 4) / 3)
-    assert report.blocking_by_worker[1] == 0.0, "who has left waits no longer"
+    assert report.blocking_by_worker[1] == 0.0, "a worker that has left does not wait"
 
 
-def test_updates_that_come_together_have_no_gap() -> None:
+def test_updates_that_arrive_together_have_no_gap() -> None:
     events: list[Event] = [event for worker in range(4) for event in (Joined(0, worker), Granted(0, worker, None, 0))]
     for iteration in (1, 2, 3):
         for worker in range(4):
@@ -136,7 +136,7 @@ def test_updates_that_come_together_have_no_gap() -> None:
     assert report_of(events, warm_up=4).update_gaps.zero_fraction == pytest.approx(6 / 8)
 
 
-def test_two_incarnations_may_have_updates_of_the_same_number() -> None:
+def test_two_incarnations_can_have_updates_with_the_same_iteration() -> None:
     events: list[Event] = [Joined(0, 0), Granted(0, 0, None, 0), Turned(1, 0), Arrived(1, 0, 1, 10), Left(1, 0)]
     events += [Joined(1, 0, 2), Granted(1, 0, None, 0), Turned(2, 0), Arrived(2, 0, 1, 30, None, 2)]
     both = report_of([*events, Applied(2, 1, (0, 0), (1, 1), (0, 0), (1, 2))])
@@ -147,28 +147,28 @@ def test_two_incarnations_may_have_updates_of_the_same_number() -> None:
     assert (new.updates, new.discarded, new.samples_per_second) == pytest.approx((1, 1, 30 / 2))
 
 
-def test_an_update_that_is_applied_again_and_again_is_one_update() -> None:
+def test_an_update_that_is_applied_several_times_counts_once() -> None:
     events: list[Event] = [Joined(0, 0), Granted(0, 0, None, 0), Turned(1, 0), Arrived(1, 0, 1, 10), Kept(1, 0, 1, 0)]
     events += [Applied(1 + version, version, (0,), (1,), (version - 1,)) for version in (1, 2, 3)]
     report = report_of(events)
     assert (report.updates, report.max_staleness, report.mean_staleness) == (1, 2, 1.0)
 
 
-def test_who_was_lost_and_who_came_back() -> None:
+def test_lost_and_returned_workers_are_counted() -> None:
     events: list[Event] = [Joined(0, 0), Joined(0, 1), Left(1, 1, lost=True), Joined(2, 1, 2), Left(3, 1, lost=True)]
     events += [Granted(3, 0, None, 0), Turned(4, 0), Arrived(4, 0, 1, 8), Applied(4, 1, (0,), (1,), (0,)), Left(5, 0)]
     report = report_of(events)
-    assert (report.lost, report.returned) == (2, 1), "one who says goodbye is not lost"
+    assert (report.lost, report.returned) == (2, 1), "a worker that leaves with a message is not lost"
     assert report.updates_by_worker == {0: 1, 1: 0}
 
 
-def test_a_run_is_measured_from_its_first_member_on() -> None:
+def test_a_run_is_measured_from_its_first_member() -> None:
     late: list[Event] = [event._replace(time=event.time + 100.0) for event in TRACE]
     assert report_of(late).samples_per_second == pytest.approx(report_of(TRACE).samples_per_second)
     assert report_of(late).samples_per_second == pytest.approx((10 + 20 + 10 + 20) / 19)
 
 
-def test_computing_is_no_communication_though_the_pull_is_told_of_late() -> None:
+def test_computing_does_not_count_as_communication_if_the_pull_is_reported_late() -> None:
     events: list[Event] = [Joined(0, 0), Granted(0, 0, None, 0), Pulled(5, 0, 0), Computed(5, 0, 3.5), Turned(5, 0)]
     events += [Arrived(7, 0, 1, 8)]
     assert report_of(events).communication_seconds == pytest.approx(1.5 + 2)
@@ -187,7 +187,7 @@ def test_a_recorded_trace_gives_the_same_report(policy: str, streamed: bool) -> 
         lines.clear()
         result = Cluster(spec, make(policy), 12, streamed=streamed, observer=observer).run()
         warm_up = result.report.warm_up_iterations
-        assert warm_up == (0 if spec.faults else 3 * 8), "what faults cost is never left out"
+        assert warm_up == (0 if spec.faults else 3 * 8), "the cost of faults is never left out"
         assert report_of([from_line(line) for line in lines], warm_up) == result.report
 
 
@@ -202,7 +202,7 @@ def test_an_old_trace_without_incarnations_gives_the_same_report(policy: str) ->
 
 
 def without_incarnations(line: str) -> str:
-    """A line of a trace, as it was before updates named their incarnation."""
+    """Return a line of a trace in the format that predates incarnations."""
     fields = json.loads(line)
     if fields["event"] != "joined":
         fields.pop("incarnation", None)
@@ -214,7 +214,7 @@ def without_incarnations(line: str) -> str:
 
 
 def test_a_series_keeps_a_bounded_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Series, "MOST", 64)
+    monkeypatch.setattr(_Series, "MAX_VALUES", 64)
     series = _Series()
     for i in range(10_000):
         series.add(float(i))
@@ -226,7 +226,7 @@ def test_a_series_keeps_a_bounded_number_of_values(monkeypatch: pytest.MonkeyPat
     assert p95 == pytest.approx(9500, abs=400)
 
 
-def test_a_short_series_is_kept_whole() -> None:
+def test_a_short_series_keeps_all_values() -> None:
     series = _Series()
     for value in (5.0, 1.0, 3.0):
         series.add(value)

@@ -1,4 +1,4 @@
-"""The table in the terminal."""
+"""The table that compares runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows(*policies: str) -> list[ComparisonRow]:
 
 @pytest.mark.parametrize("policies", [("bsp",), ("bsp", "r2sp:tune_batches=true"), ("bsp", LONG), (LONG, "bsp")])
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_nothing_is_cut_off(policies: tuple[str, ...], width: int) -> None:
+def test_nothing_is_truncated(policies: tuple[str, ...], width: int) -> None:
     text = rendered(rows(*policies), width)
     assert "…" not in text
     lines = text.splitlines()
@@ -69,7 +69,7 @@ def test_the_figures() -> None:
     assert bsp.count("█") == 2 * r2sp.count("█") == 10
 
 
-def test_what_was_streamed_says_so() -> None:
+def test_a_streamed_run_is_marked() -> None:
     assert "r2sp (streamed)" in rendered([ComparisonRow("r2sp", "streamed", 1.0, REPORT)], 120)
 
 

@@ -1,4 +1,4 @@
-"""Trace events and those who watch them."""
+"""Trace events and observers."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ ONE_OF_EACH: list[Event] = [
 ]
 
 
-def test_there_is_one_of_each() -> None:
+def test_the_list_has_every_kind_of_event() -> None:
     assert {type(event) for event in ONE_OF_EACH} == set(KINDS.values())
 
 
 @pytest.mark.parametrize("event", ONE_OF_EACH, ids=lambda event: type(event).__name__)
-def test_an_event_comes_back_from_its_line_as_it_was(event: Event) -> None:
+def test_an_event_can_be_read_back_from_its_line(event: Event) -> None:
     line = as_line(event)
     assert "\n" not in line
     again = from_line(line)
@@ -81,7 +81,7 @@ def test_an_event_comes_back_from_its_line_as_it_was(event: Event) -> None:
     assert as_line(again) == line
 
 
-def test_how_a_line_looks() -> None:
+def test_the_format_of_a_line() -> None:
     assert as_line(Granted(1.5, 3, None, 2)) == (
         '{"event":"granted","time":1.5,"worker":3,"batch_size":null,"progress_gap":2}'
     )
@@ -122,7 +122,7 @@ def test_lines_of_old_traces_are_still_read(line: str, event: Event) -> None:
 
 def test_an_update_is_identified_by_worker_incarnation_and_iteration() -> None:
     assert list(identities((3, 4), (1, 9), (2, 1))) == [(3, 2, 1), (4, 1, 9)]
-    assert list(identities((3, 4), (1, 9), ())) == [(3, 1, 1), (4, 1, 9)], "an old trace names no incarnations"
+    assert list(identities((3, 4), (1, 9), ())) == [(3, 1, 1), (4, 1, 9)], "an old trace has no incarnations"
     with pytest.raises(ValueError, match="argument 2"):
         list(identities((3, 4), (1, 9), (2,)))
 
@@ -132,19 +132,19 @@ def test_an_update_is_identified_by_worker_incarnation_and_iteration() -> None:
 )
 def test_a_loss_that_is_not_finite_is_valid_json_and_comes_back(loss: float, word: object) -> None:
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not valid JSON")
 
     line = as_line(Arrived(1.0, 3, 2, 8, loss))
     assert json.loads(line, parse_constant=refuse)["loss"] == word
     again = from_line(line)
     assert isinstance(again, Arrived)
     assert isinstance(again.loss, float)
-    assert str(again.loss) == str(loss), "as text, for NaN equals nothing"
+    assert str(again.loss) == str(loss), "compared as text, because NaN does not equal itself"
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.floats(0.0, 1e12), st.integers(0, 10**6), st.lists(st.integers(0, 10**6), min_size=1, max_size=4))
-def test_no_digit_is_lost(time: float, version: int, workers: list[int]) -> None:
+def test_numbers_keep_all_digits(time: float, version: int, workers: list[int]) -> None:
     event = Applied(time, version, tuple(workers), tuple(workers), tuple(workers), tuple(workers))
     assert from_line(as_line(event)) == event
 
@@ -159,17 +159,17 @@ def test_a_line_of_another_schema_is_refused() -> None:
 # Observers
 
 
-def test_an_observer_sees_everything_and_minds_nothing() -> None:
+def test_the_base_observer_ignores_all_events() -> None:
     replay(ONE_OF_EACH, Observer())
 
 
-def test_a_recorder_writes_down_what_is_replayed() -> None:
+def test_a_recorder_records_replayed_events() -> None:
     seen: list[Event] = []
     replay(ONE_OF_EACH, Recorder(seen.append))
     assert seen == ONE_OF_EACH
 
 
-def test_a_tee_shows_two_observers_the_same() -> None:
+def test_a_tee_passes_events_to_both_observers() -> None:
     one: list[Event] = []
     other: list[Event] = []
     replay(ONE_OF_EACH, Tee(Recorder(one.append), Recorder(other.append)))
@@ -177,6 +177,6 @@ def test_a_tee_shows_two_observers_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_observer_has_a_method_of_the_same_fields_for_each_kind(name: str) -> None:
+def test_an_observer_has_a_method_with_the_fields_of_each_event(name: str) -> None:
     code = getattr(Observer, name).__code__
     assert code.co_varnames[1 : code.co_argcount] == KINDS[name]._fields

@@ -1,4 +1,4 @@
-"""Whatever watches a run holds the updates that are in and undecided, and no others."""
+"""Observers hold exactly the updates that have arrived and are undecided."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from paceline.simulate.random_faults import chaos
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("policy", names())
-def test_no_more_is_held_than_is_undecided(policy: str, seed: int) -> None:
+def test_observers_hold_only_undecided_updates(policy: str, seed: int) -> None:
     events: list[Event] = []
     spec = chaos(load_cluster("r2sp-b").with_jitter(0.1), count=6, iterations=12, seed=seed)
     Cluster(spec, make(policy), 12, observer=Recorder(events.append)).run()
-    watching = (Live(), Summary(), Perfetto(io.StringIO()))
+    observers = (Live(), Summary(), Perfetto(io.StringIO()))
     undecided: dict[Identity, None] = {}
     most = 0
     for event in events:
-        for observer in watching:
+        for observer in observers:
             replay([event], observer)
         match event:
             case Arrived(worker=worker, incarnation=incarnation, iteration=iteration):
@@ -37,7 +37,7 @@ def test_no_more_is_held_than_is_undecided(policy: str, seed: int) -> None:
                 del undecided[worker, incarnation, iteration]
             case Applied():
                 for update in identities(event.workers, event.iterations, event.incarnations):
-                    undecided.pop(update, None)  # one that is kept was decided before
+                    undecided.pop(update, None)  # a kept update was decided before
         most = max(most, len(undecided))
-        assert all(observer._unsettled.keys() == undecided.keys() for observer in watching)
+        assert all(observer._undecided.keys() == undecided.keys() for observer in observers)
     assert most > 0

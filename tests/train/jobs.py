@@ -1,4 +1,4 @@
-"""A whole job in one process: real sockets, a thread for each shard and worker. For tests that need no processes."""
+"""A complete job in one process, with real sockets and a thread for each shard and worker."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from paceline.serve.wire.tls import Tls
 
 
 class Job:
-    """A server that is up."""
+    """A running server."""
 
     def __init__(self, address: str, coordinator: Coordinator, events: list[Event]) -> None:
         self.address, self.coordinator, self.events = address, coordinator, events
 
     def finish(self) -> None:
-        """Wait until the coordinator has heard that everybody has left."""
+        """Wait until the coordinator knows that all workers have left."""
         for _ in range(500):
             if self.coordinator.done.is_set():
                 return
             time.sleep(0.01)
-        raise AssertionError("somebody is still there")
+        raise AssertionError("a worker is still in the job")
 
-    def work(self, *workers: Callable[[str], Any]) -> list[Any]:
-        """Run workers side by side; what each returned. An error of one is an error of all."""
+    def work(self, *workers: Callable[[str], Any], seconds: float = 60.0) -> list[Any]:
+        """Run workers in parallel, and return their results. If one fails, raise its error."""
         results: list[Any] = [None] * len(workers)
         errors: list[BaseException] = []
 
@@ -50,15 +50,15 @@ class Job:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60.0)
+            thread.join(seconds)
             assert not thread.is_alive(), "a worker hangs"
         if errors:
             raise errors[0]
         return results
 
 
-def hold(number: int, endpoint: Endpoint, token: bytes, errors: list[BaseException]) -> None:
-    """A shard. A job may be over before it has begun."""
+def run_shard(number: int, endpoint: Endpoint, token: bytes, errors: list[BaseException]) -> None:
+    """Run a shard. A connection error is expected if the job ends before the shard has connected."""
     try:
         Shard(number, endpoint, token=token).run()
     except BaseException as error:
@@ -77,10 +77,10 @@ def job(
     tls: Tls | None = None,
     **more: Any,
 ) -> Iterator[Job]:
-    """Serve a job on this machine; it begins when so many workers have come."""
+    """Serve a job in this process. It starts when `workers` workers have joined."""
     events: list[Event] = []
-    up: list[Job] = []
-    holders: list[threading.Thread] = []
+    started: list[Job] = []
+    shard_threads: list[threading.Thread] = []
     errors: list[BaseException] = []
     ready, over = threading.Event(), threading.Event()
 
@@ -89,14 +89,15 @@ def job(
         config = ServerConfig(
             shards, workers, token, lease, policy=str(policy), tls=tls.listening() if tls else None, **more
         )
-        made = make(policy) if isinstance(policy, str) else policy
-        coordinator = Coordinator(made, config, Recorder(events.append), restored)
+        chosen = make(policy) if isinstance(policy, str) else policy
+        coordinator = Coordinator(chosen, config, Recorder(events.append), restored)
         endpoint = Endpoint("127.0.0.1", await coordinator.listen(), config.shard_token or token, tls)
         for number in range(shards):
-            holders.append(threading.Thread(target=hold, args=(number, endpoint, token, errors), daemon=True))
-            holders[-1].start()
+            shard = threading.Thread(target=run_shard, args=(number, endpoint, token, errors), daemon=True)
+            shard_threads.append(shard)
+            shard.start()
         await coordinator.shards.complete.wait()
-        up.append(Job(f"127.0.0.1:{endpoint.port}", coordinator, events))
+        started.append(Job(f"127.0.0.1:{endpoint.port}", coordinator, events))
         ready.set()
         await asyncio.to_thread(over.wait)
         await coordinator.save()
@@ -106,16 +107,16 @@ def job(
     thread.start()
     assert ready.wait(30.0), f"{errors}\n{_stacks()}"
     try:
-        yield up[0]
+        yield started[0]
     finally:
         over.set()
         thread.join(30.0)
-        for holder in holders:  # they may be writing a recording's end
-            holder.join(30.0)
+        for shard in shard_threads:  # a shard may still be writing the end of a recording
+            shard.join(30.0)
 
 
 def _stacks() -> str:
-    """Where every thread stands."""
+    """Return the stack of every thread."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

@@ -1,4 +1,4 @@
-"""A small model to train over a server, and what it must come to: the same as one process, or at least better."""
+"""A small model to train over a server, and checks of the result: equal to one process, or at least a lower loss."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def weights(trained: Any) -> Any:
 
 
 def alone(optimizer: str, x: Any, y: Any, steps: int) -> Any:
-    """The weights after so many steps of plain torch on all samples at once."""
+    """Return the weights after `steps` steps of plain torch on all samples."""
     mine = model()
     plain = OPTIMIZERS[optimizer](mine.parameters())
     for _ in range(steps):
@@ -53,8 +53,8 @@ def alone(optimizer: str, x: Any, y: Any, steps: int) -> Any:
 
 
 def student(optimizer: str, x: Any, y: Any, steps: int, overlap: bool = False) -> Callable[[str], Any]:
-    """A worker that makes so many steps on these samples; its weights then."""
-    mine = model()  # here and not in the thread: torch's random numbers are everybody's
+    """Return a worker that makes `steps` steps on these samples and returns its weights."""
+    mine = model()  # not created in the thread, because all threads share torch's random numbers
 
     def run(address: str) -> Any:
         with join(mine, OPTIMIZERS[optimizer](mine.parameters()), connect=address, overlap=overlap) as session:
@@ -68,22 +68,22 @@ def student(optimizer: str, x: Any, y: Any, steps: int, overlap: bool = False) -
     return run
 
 
-def is_one_process(
-    policy: str, optimizer: str, shards: int, look: Callable[[Job], None] = lambda _: None, overlap: bool = False
+def check_equals_one_process(
+    policy: str, optimizer: str, shards: int, check: Callable[[Job], None] = lambda _: None, overlap: bool = False
 ) -> None:
-    """Three workers with unequal batches, ten rounds, against plain torch on all their samples at once."""
+    """Compare ten rounds of three workers with unequal batches with plain torch on all their samples."""
     x, y = data(24)
     parts = (slice(0, 12), slice(12, 20), slice(20, 24))
     with job(policy, shards, workers=3) as running:
         results = running.work(*(student(optimizer, x[part], y[part], 10, overlap) for part in parts))
-        look(running)
+        check(running)
     expected = alone(optimizer, x, y, 10)
     for result in results:
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
-def trains(policy: str, shards: int, streamed: bool = False, overlap: bool = False) -> None:
-    """Four workers share a small dataset for four epochs; every sample is trained on and the loss goes down."""
+def check_trains(policy: str, shards: int, streamed: bool = False, overlap: bool = False) -> None:
+    """Let four workers share a small dataset for four epochs. Every sample is trained on, and the loss goes down."""
     x, y = data(96)
     dataset = torch.utils.data.TensorDataset(x, y)
 

@@ -1,7 +1,7 @@
-"""A training script for tests of ranks: `python ranked.py FOLDER HOW`.
+"""A training script for tests of ranks: `python ranked.py FOLDER CASE`.
 
-It forks all ranks of a worker, which then need not import torch one by one. Each writes what it came to into a file of
-its own, and its errors into another.
+It forks all ranks of a worker, so that they do not import torch one by one. Each rank writes its result to one file
+and its errors to another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 
-SAMPLES, EPOCHS, BATCH = 38, 3, 6  # the last batch of an epoch has 2 samples, for all ranks together
+SAMPLES, EPOCHS, BATCH = 38, 3, 6  # the last batch of an epoch has 2 samples for all ranks together
 
 
 def model() -> Any:
@@ -33,52 +33,55 @@ def dataset() -> TensorDataset:
     return TensorDataset(x, torch.randint(0, 3, (SAMPLES,), generator=generator), torch.arange(SAMPLES))
 
 
-def train(net: Any, batch_size: int, scaled: bool = False, dies: bool = False) -> list[int]:
-    """Train, and say on which samples."""
+def train(net: Any, batch_size: int, case: str = "", rank: int = 0) -> tuple[list[int], bool]:
+    """Train, and return the samples that were seen and whether this is the main process."""
     seen: list[int] = []
+    scaled = case == "scaled"
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
     with paceline.join(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)) as session:
         for step, (x, y, number) in enumerate(session.batches(dataset(), batch_size, EPOCHS)):
-            if dies and step == 2:
+            if case == "dies" and rank == 1 and step == 2:
                 os._exit(1)
             loss = F.cross_entropy(net(x), y)
-            if scaled and step == 4 and os.environ["PACELINE_RANK"] == "1":
-                loss = loss * float("inf")  # in one rank alone
+            if scaled and step == 4 and rank == 1:
+                loss = loss * float("inf")  # in one rank only
             scaled_loss: Any = scaler.scale(loss)
             scaled_loss.backward()
             session.step(loss, scaler=scaler)
             seen += number.tolist()
-    return seen
+        if case == "logs":
+            session.log(rank=rank, samples=len(seen))
+        return seen, session.is_main
 
 
-def work(rank: int, ranks: int, folder: Path, how: str) -> None:
-    """Be one of the ranks."""
+def work(rank: int, ranks: int, folder: Path, case: str) -> None:
+    """Run one of the ranks."""
     torch.set_num_threads(1)
-    if how == "own group":  # a script's own group, at the same place
+    if case == "own group":  # the script's own process group, at the same address
         distributed.init_process_group("gloo", rank=rank, world_size=ranks)
     net = model()
     if rank:
         with torch.no_grad():
-            net[0].weight.zero_()  # what rank 0 has counts
-    seen = train(net, BATCH // ranks, scaled=how == "scaled", dies=how == "dies" and rank == 1)
-    if how == "own group":
+            net[0].weight.zero_()  # only the weights of rank 0 count
+    seen, is_main = train(net, BATCH // ranks, case, rank)
+    if case == "own group":
         total = torch.tensor([float(rank + 1)])
         distributed.all_reduce(total)
         assert total.item() == ranks * (ranks + 1) / 2
         distributed.destroy_process_group()
     weights = [weight for parameter in net.parameters() for weight in parameter.flatten().tolist()]
-    (folder / f"{rank}.json").write_text(json.dumps({"seen": seen, "weights": weights}))
+    (folder / f"{rank}.json").write_text(json.dumps({"seen": seen, "weights": weights, "is_main": is_main}))
 
 
 def main() -> None:
-    import torch._dynamo  # noqa: F401 (every rank would import it)
+    import torch._dynamo  # noqa: F401 (imported before the fork, so that not every rank imports it)
 
-    folder, how, ranks = Path(sys.argv[1]), sys.argv[2], int(os.environ["PACELINE_RANKS"])
+    folder, case, ranks = Path(sys.argv[1]), sys.argv[2], int(os.environ["PACELINE_RANKS"])
     for rank in range(ranks):
         if os.fork() == 0:
             os.environ["PACELINE_RANK"] = str(rank)
             os.dup2(os.open(folder / f"{rank}.errors", os.O_WRONLY | os.O_CREAT), 2)
-            return work(rank, ranks, folder, how)
+            return work(rank, ranks, folder, case)
     for _ in range(ranks):
         os.wait()
 

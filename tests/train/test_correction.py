@@ -1,7 +1,7 @@
-"""Staleness that is known in advance, over a whole server: what workers are given is what the log makes of it.
+"""Staleness correction over a real server: workers pull the weights that are predicted for the time of their update.
 
-The shards' recordings are run again, and every pull that a worker made is compared, bit for bit, with what the slice of
-that version says it will be. So the coordinator, the workers and the shards must agree on who is how stale.
+The tests replay the shards' recordings and compare every pull of a worker, bit for bit, with the prediction that the
+slice of that version makes. The coordinator, the workers and the shards must therefore agree on the staleness.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def described(optimizer: OptimizerSpec) -> bytes:
 
 @dataclass
 class Pulled:
-    """What a worker was given."""
+    """What a worker pulled."""
 
     worker: int
     granted: GrantIteration
@@ -64,15 +64,15 @@ class Pulled:
     weights: Any
 
 
-class Crew:
-    """Workers that learn a parabola each, and write down what they are given."""
+class Learners:
+    """Workers that each minimize a parabola and record what they pull."""
 
     def __init__(
         self, optimizer: OptimizerSpec, steps: int = 12, noise: float = 1.0, rates: tuple[float, float] = RATES
     ) -> None:
         self.optimizer, self.steps, self.noise, self.rates = optimizer, steps, noise, rates
         self.pulled: list[Pulled] = []
-        self.last: list[Any] = []  # what each had at the end
+        self.last: list[Any] = []  # the final weights of each worker
         self._lock = threading.Lock()
 
     def worker(self, number: int) -> Callable[[str], None]:
@@ -111,19 +111,19 @@ class Crew:
 
 
 @dataclass
-class Retold:
-    """A shard's recording, run again."""
+class ReplayedShard:
+    """The result of replaying a shard's recording."""
 
     correct: Correction
-    predicted: int  # pulls that were of something else than the weights as they were
-    turns: list[int]  # of each Apply
-    weights: Any  # in the end
+    predicted: int  # the number of pulls that differed from the current weights
+    turns: list[int]  # one entry for each Apply
+    weights: Any  # the final weights
     start: int
     stop: int
 
 
-def retell(path: Path, pulled: list[Pulled]) -> Retold:
-    """Run it again, and compare every pull with what the slice of its version says it will be."""
+def replay_shard(path: Path, pulled: list[Pulled]) -> ReplayedShard:
+    """Replay a recording, and compare every pull with the prediction of the slice of that version."""
     store: WholeStore | None = None
     correct: Correction = "none"
     predicted, turns = 0, list[int]()
@@ -163,52 +163,54 @@ def retell(path: Path, pulled: list[Pulled]) -> Retold:
                 compare()
     assert store is not None
     part = store.slice
-    return Retold(correct, predicted, turns, part.weights.numpy(), part.start, part.stop)
+    return ReplayedShard(correct, predicted, turns, part.weights.numpy(), part.start, part.stop)
 
 
-def seen(folder: Path, crew: Crew) -> list[Retold]:
-    """What a recorded job came to. All workers end with the true weights, those of the checkpoint."""
-    shards = [retell(path, crew.pulled) for path in sorted((folder / "record").glob("*.rec"))]
+def replay_job(folder: Path, learners: Learners) -> list[ReplayedShard]:
+    """Replay a recorded job. All workers must end with the true weights, which are those of the checkpoint."""
+    shards = [replay_shard(path, learners.pulled) for path in sorted((folder / "record").glob("*.rec"))]
     assert all(part.same and part.whole for part in replay.weights(folder / "record"))
     (found,) = [checkpoint.read(folder / "job")]
     saved = np.concatenate([array.ravel() for array in checkpoint.weights(found).values()])
     assert np.array_equal(saved, np.concatenate([shard.weights for shard in shards]))
-    assert all(np.array_equal(last, saved) for last in crew.last), "the last model is no prediction"
+    assert all(np.array_equal(last, saved) for last in learners.last), "the last model is no prediction"
     return shards
 
 
-def served(folder: Path, policy: str | Policy, crew: Crew, workers: int, correct: Asked) -> list[Retold]:
+def run_job(
+    folder: Path, policy: str | Policy, learners: Learners, workers: int, correct: Asked
+) -> list[ReplayedShard]:
     saving = CheckpointPlan(folder / "job", updates=1000)
     with job(policy, 2, workers, record=folder / "record", saving=saving, correct=correct) as running:
-        crew.work(running, workers)
-    return seen(folder, crew)
+        learners.work(running, workers)
+    return replay_job(folder, learners)
 
 
 @pytest.mark.parametrize("optimizer", [MOMENTUM, ADAM], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("correct", ["auto", "predict", "round", "full"])
-def test_workers_are_given_weights_as_they_will_be(correct: Asked, optimizer: OptimizerSpec, tmp_path: Path) -> None:
-    crew = Crew(optimizer)
-    for shard in served(tmp_path, "r2sp:weights=mean", crew, 3, correct):
+def test_workers_pull_predicted_weights(correct: Asked, optimizer: OptimizerSpec, tmp_path: Path) -> None:
+    learners = Learners(optimizer)
+    for shard in run_job(tmp_path, "r2sp:weights=mean", learners, 3, correct):
         assert shard.correct == ("full" if correct == "auto" else correct)
         assert shard.predicted > 15, "most pulls were predictions"
         assert max(shard.turns) == 3
-        if shard.stop == SIZE:  # statistics are averaged, and nobody predicts them
-            assert len({each.weights[-10:].tobytes() for each in crew.pulled}) > 3
-    assert {each.granted.expected for each in crew.pulled} >= {2}
+        if shard.stop == SIZE:  # statistics are averaged and not predicted
+            assert len({each.weights[-10:].tobytes() for each in learners.pulled}) > 3
+    assert {each.granted.expected for each in learners.pulled} >= {2}
 
 
 @pytest.mark.parametrize(
     ("policy", "workers", "turns"),
     [("r2sp:groups=2", 4, 2), ("groups:count=2,inner=bsp,outer=r2sp", 4, 2), ("r2sp", 5, 5)],
 )
-def test_a_round_is_as_many_turns_as_there_are(policy: str, workers: int, turns: int, tmp_path: Path) -> None:
-    for shard in served(tmp_path, policy, Crew(MOMENTUM, 8), workers, "full"):
+def test_a_round_has_a_turn_for_each_member_of_the_ring(policy: str, workers: int, turns: int, tmp_path: Path) -> None:
+    for shard in run_job(tmp_path, policy, Learners(MOMENTUM, 8), workers, "full"):
         assert max(shard.turns) == turns
         assert shard.predicted > 0
 
 
 @pytest.mark.parametrize(
-    ("policy", "optimizer", "correct", "comes_to"),
+    ("policy", "optimizer", "correct", "used"),
     [
         ("r2sp", MOMENTUM, "none", "none"),
         ("r2sp", PLAIN, "auto", "none"),
@@ -220,132 +222,149 @@ def test_a_round_is_as_many_turns_as_there_are(policy: str, workers: int, turns:
     ],
     ids=lambda value: value.name if isinstance(value, OptimizerSpec) else str(value),
 )
-def test_where_nothing_is_known_to_be_stale_nothing_is_done(
+def test_without_a_known_staleness_nothing_is_predicted(
     policy: str,
     optimizer: OptimizerSpec,
     correct: Asked,
-    comes_to: Correction,
+    used: Correction,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not even a copy is made: weights are sent as they lie."""
+    """The weights are sent without even a copy."""
 
     def never(*_: Any) -> None:
-        raise AssertionError("there is nothing to foresee")
+        raise AssertionError("there is nothing to predict")
 
     monkeypatch.setattr("paceline.serve.shard.prediction.Predictor.take", never)
-    crew = Crew(optimizer, 6)
-    for shard in served(tmp_path, policy, crew, 3, correct):
-        assert (shard.correct, shard.predicted) == (comes_to, 0)
-    if optimizer is MOMENTUM and comes_to == "full":
-        assert {each.granted.expected for each in crew.pulled} == {None}
+    learners = Learners(optimizer, 6)
+    for shard in run_job(tmp_path, policy, learners, 3, correct):
+        assert (shard.correct, shard.predicted) == (used, 0)
+    if optimizer is MOMENTUM and used == "full":
+        assert {each.granted.expected for each in learners.pulled} == {None}
 
 
-def test_one_worker_under_a_barrier_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
+def test_correction_does_not_change_a_single_bit_for_one_worker_under_a_barrier(tmp_path: Path) -> None:
     ends = []
     for correct in ("none", "full", "auto"):
-        crew = Crew(MOMENTUM)
-        served(tmp_path / correct, "bsp", crew, 1, correct)
-        ends.append(crew.last[0])
+        learners = Learners(MOMENTUM)
+        run_job(tmp_path / correct, "bsp", learners, 1, correct)
+        ends.append(learners.last[0])
     assert np.array_equal(ends[0], ends[1])
     assert np.array_equal(ends[0], ends[2])
 
 
-def test_workers_that_make_their_own_steps_are_given_weights_as_they_are() -> None:
-    """They push models: what they were given goes into them."""
+def test_workers_that_push_models_pull_weights_without_prediction() -> None:
+    """The pulled weights become part of the model that they push."""
     for policy in ("safa", "groups:count=2,inner=safa,outer=r2sp"):
         with job(policy, 1, 2, correct="full") as running:
-            crew = Crew(MOMENTUM, 2)
-            crew.work(running, 2)
+            learners = Learners(MOMENTUM, 2)
+            learners.work(running, 2)
             assert running.coordinator.agreement.correct == "none"
 
 
-def test_who_joins_late_is_given_a_prediction_too(tmp_path: Path) -> None:
-    crew = Crew(MOMENTUM, 10)
-    came = threading.Event()
+def test_a_worker_that_joins_late_pulls_a_prediction_too(tmp_path: Path) -> None:
+    learners = Learners(MOMENTUM, 10)
+    others_trained = threading.Event()
     saving = CheckpointPlan(tmp_path / "job", updates=1000)
     with job("r2sp", 2, 2, record=tmp_path / "record", saving=saving, correct="full") as running:
 
         def late(where: str) -> None:
-            assert came.wait(30.0)
-            crew.worker(2)(where)
+            assert others_trained.wait(30.0)
+            learners.worker(2)(where)
 
         def early(where: str) -> None:
-            note = crew._note
+            note = learners._note
 
             def noted(number: int, client: Client, weights: Any) -> None:
                 note(number, client, weights)
                 if client.granted.iteration == 4:
-                    came.set()
+                    others_trained.set()
 
-            crew._note = noted  # type: ignore[method-assign]
-            crew.worker(0)(where)
+            learners._note = noted  # type: ignore[method-assign]
+            learners.worker(0)(where)
 
-        running.work(early, crew.worker(1), late)
+        running.work(early, learners.worker(1), late)
         running.finish()
-    seen(tmp_path, crew)
-    first = next(each for each in crew.pulled if each.worker == 2)
+    replay_job(tmp_path, learners)
+    first = next(each for each in learners.pulled if each.worker == 2)
     assert first.version > 0
     assert first.granted.expected is not None
 
 
-class Says(R2SP):
-    """A policy that always expects the same."""
+class FixedExpectation(R2SP):
+    """A policy that always expects the same staleness."""
 
-    says = 0
+    expected = 0
 
-    def _grant(self, *arguments: Any) -> Grant:
-        grant = super()._grant(*arguments)
-        return Grant(grant.worker, grant.batch_size, self.says)
+    def joined(self, *arguments: Any) -> Any:
+        return self._with_expectation(super().joined(*arguments))
+
+    def ready(self, *arguments: Any) -> Any:
+        return self._with_expectation(super().ready(*arguments))
+
+    def arrived(self, *arguments: Any) -> Any:
+        return self._with_expectation(super().arrived(*arguments))
+
+    def left(self, *arguments: Any) -> Any:
+        return self._with_expectation(super().left(*arguments))
+
+    def woke(self, *arguments: Any) -> Any:
+        return self._with_expectation(super().woke(*arguments))
+
+    def _with_expectation(self, decisions: list[Any]) -> list[Any]:
+        return [
+            Grant(decision.worker, decision.batch_size, self.expected) if isinstance(decision, Grant) else decision
+            for decision in decisions
+        ]
 
 
-@pytest.mark.parametrize(("says", "told"), [(-7, 0), (10**12, MAX_STALENESS)])
-def test_what_a_policy_expects_is_kept_within_reason(says: int, told: int, tmp_path: Path) -> None:
-    policy = Says()
-    policy.says = says
-    crew = Crew(OptimizerSpec("SGD", ({"lr": 1.0, "momentum": 0.5}, {"lr": 1.0})), 3)
+@pytest.mark.parametrize(("expected", "clamped"), [(-7, 0), (10**12, MAX_STALENESS)])
+def test_the_expected_staleness_is_clamped(expected: int, clamped: int, tmp_path: Path) -> None:
+    policy = FixedExpectation()
+    policy.expected = expected
+    learners = Learners(OptimizerSpec("SGD", ({"lr": 1.0, "momentum": 0.5}, {"lr": 1.0})), 3)
     with job(policy, 1, 2, correct="predict") as running:
-        crew.work(running, 2)
-    assert {each.granted.expected for each in crew.pulled} == {told}
+        learners.work(running, 2)
+    assert {each.granted.expected for each in learners.pulled} == {clamped}
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-def test_a_parabola_that_momentum_would_run_away_on_is_learned(streamed: bool) -> None:
-    """Six take turns, and a round moves the weights as far as 0.6 times the gradient, and momentum of 0.9, would."""
+def test_correction_converges_where_stale_momentum_diverges(streamed: bool) -> None:
+    """Six workers take turns. A round moves the weights like one step with a rate of 0.6 and momentum of 0.9."""
     ends = {}
     for correct in ("none", "full"):
-        crew = Crew(OptimizerSpec("SGD", ({"lr": 1.0, "momentum": 0.9},) * 2), 25, noise=0.0, rates=(0.6, 0.6))
+        learners = Learners(OptimizerSpec("SGD", ({"lr": 1.0, "momentum": 0.9},) * 2), 25, noise=0.0, rates=(0.6, 0.6))
         with job("r2sp:weights=mean", 2, 6, correct=correct, streamed=streamed) as running:
-            crew.work(running, 6)
-        ends[correct] = float(np.abs(crew.last[0][:50]).max())
-    assert ends["none"] > 100, "it has run away from 1"
+            learners.work(running, 6)
+        ends[correct] = float(np.abs(learners.last[0][:50]).max())
+    assert ends["none"] > 100, "starting from 1, it has diverged"
     assert ends["full"] < 0.5
 
 
-# What cannot be had
+# Optimizers that cannot be corrected
 
 
-def test_an_optimizer_whose_momentum_is_not_known_is_refused_in_a_sentence() -> None:
+def test_an_optimizer_of_unknown_momentum_is_refused_in_one_sentence() -> None:
     unknown = OptimizerSpec("RMSprop", ({"lr": 1.0, "momentum": 0.9}, {"lr": 1.0}))
     for asked in ("predict", "round", "full"):
         with job("r2sp", 1, 2, correct=asked) as running:
             why = (
-                f"^--correct {asked} cannot be had: staleness is corrected for by the momentum of SGD, Adam and AdamW, "
+                f"^--correct {asked} cannot be had: staleness is corrected by the momentum of SGD, Adam and AdamW, "
                 "and that of RMSprop is not known; leave it at auto.$"
             )
             with pytest.raises(ConnectionError, match=why):
-                Crew(unknown).worker(0)(running.address)
-            crew = Crew(MOMENTUM, 2)  # nothing came of it: another job's workers may come
-            crew.work(running, 2)
+                Learners(unknown).worker(0)(running.address)
+            learners = Learners(MOMENTUM, 2)  # the refusal changed nothing: workers with another optimizer may join
+            learners.work(running, 2)
     for asked in ("auto", "none"):
         with job("r2sp", 1, 2, correct=asked) as running:
-            Crew(unknown, 2).work(running, 2)
+            Learners(unknown, 2).work(running, 2)
             assert running.coordinator.agreement.correct == "none"
 
 
-def test_what_cannot_be_had_is_told_before_a_job_is_gone_on_with(tmp_path: Path) -> None:
+def test_an_impossible_correction_is_refused_before_a_job_is_resumed(tmp_path: Path) -> None:
     with job("r2sp", 1, 1, saving=CheckpointPlan(tmp_path, updates=1000)) as running:
-        Crew(OptimizerSpec("RMSprop", ({"lr": 1.0}, {"lr": 1.0})), 2).work(running, 1)
+        Learners(OptimizerSpec("RMSprop", ({"lr": 1.0}, {"lr": 1.0})), 2).work(running, 1)
 
     async def resume(correct: Asked) -> None:
         async with Server(lambda: make("r2sp"), ServerConfig(correct=correct), resume=tmp_path):
@@ -356,7 +375,7 @@ def test_what_cannot_be_had_is_told_before_a_job_is_gone_on_with(tmp_path: Path)
         asyncio.run(resume("full"))
 
 
-def test_there_are_no_such_terms() -> None:
+def test_an_unknown_correction_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^correct must be auto, none, predict, round or full, not 'fool'$"):
         ServerConfig(correct="fool")  # type: ignore[arg-type]
 
@@ -365,30 +384,30 @@ def test_there_are_no_such_terms() -> None:
 
 
 @pytest.mark.parametrize("then", ["full", "none", "predict"])
-def test_a_job_goes_on_from_its_checkpoint_whatever_the_correction(then: Asked, tmp_path: Path) -> None:
-    before = Crew(MOMENTUM, 6)
+def test_a_job_continues_from_its_checkpoint_with_any_correction(then: Asked, tmp_path: Path) -> None:
+    before = Learners(MOMENTUM, 6)
     with job("r2sp", 2, 3, saving=CheckpointPlan(tmp_path / "job", updates=1000), correct="full") as running:
         before.work(running, 3)
     found = checkpoint.read(tmp_path / "job")
     arrays, _ = checkpoint.load_shard(found.folder, 0)
     assert "0/newest" in arrays
-    after, saving, policy = Crew(MOMENTUM, 6), CheckpointPlan(tmp_path / "job", updates=1000), Says()
-    policy.says = 2  # from the first Grant on, when there is but one in the ring
+    after, saving, policy = Learners(MOMENTUM, 6), CheckpointPlan(tmp_path / "job", updates=1000), FixedExpectation()
+    policy.expected = 2  # from the first Grant on, when the ring has only one member
     with job(policy, 2, 3, restored=found, record=tmp_path / "record", saving=saving, correct=then) as running:
         after.work(running, 3)
-    for shard in seen(tmp_path, after):
+    for shard in replay_job(tmp_path, after):
         assert shard.correct == then
         assert (shard.predicted > 0) == (then != "none")
-    assert any(each.version == found.version for each in after.pulled), "what the checkpoint's own state foresees"
+    assert any(each.version == found.version for each in after.pulled), "a prediction from the restored optimizer state"
 
 
 # Streamed
 
 
-def test_streamed_what_comes_back_is_what_it_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_updates_return_predicted_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 1)
     orders: list[StreamUpdates] = []
-    made: dict[tuple[int, int, int, int], Any] = {}  # worker, iteration, from where to where → what came of it
+    predictions: dict[tuple[int, int, int, int], Any] = {}  # by worker, iteration, start and stop
     order, apply = StreamedStore.order, PieceWork.apply
 
     def ordered(self: StreamedStore, stream: StreamUpdates) -> list[PieceWork]:
@@ -399,25 +418,27 @@ def test_streamed_what_comes_back_is_what_it_will_be(tmp_path: Path, monkeypatch
         apply(self)
         ahead = self.slice.ahead(self.entry.order.expected or 0, "full")
         for update in self.updates:
-            made[update.worker, update.iteration, self.slice.start, self.slice.stop] = ahead.numpy()
+            predictions[update.worker, update.iteration, self.slice.start, self.slice.stop] = ahead.numpy()
 
     monkeypatch.setattr(StreamedStore, "order", ordered)
     monkeypatch.setattr(PieceWork, "apply", applied)
-    workers, crew = 3, Crew(MOMENTUM)
+    workers, learners = 3, Learners(MOMENTUM)
     with job(
         "r2sp", 2, workers, streamed=True, saving=CheckpointPlan(tmp_path, updates=1000), correct="full"
     ) as running:
-        crew.work(running, workers)
-    returned = [each for each in crew.pulled if not each.granted.pull]
+        learners.work(running, workers)
+    returned = [each for each in learners.pulled if not each.granted.pull]
     assert len(returned) > 20
     for each in returned:
-        mine = {key[2:]: ahead for key, ahead in made.items() if key[:2] == (each.worker, each.granted.iteration - 1)}
+        mine = {
+            key[2:]: ahead for key, ahead in predictions.items() if key[:2] == (each.worker, each.granted.iteration - 1)
+        }
         assert len(mine) > 4, "pieces"
         for (start, stop), ahead in mine.items():
             assert np.array_equal(each.weights[start:stop], ahead)
     assert {(stream.turns, stream.expected) for stream in orders} >= {(workers, workers - 1)}
     saved = np.concatenate([array.ravel() for array in checkpoint.weights(checkpoint.read(tmp_path)).values()])
-    assert all(np.array_equal(last, saved) for last in crew.last), "the last model is no prediction"
+    assert all(np.array_equal(last, saved) for last in learners.last), "the last model is no prediction"
 
 
 @pytest.mark.parametrize(("policy", "optimizer"), [("bsp:pipeline=true", MOMENTUM), ("asp", ADAM), ("r2sp", PLAIN)])
@@ -432,4 +453,4 @@ def test_streamed_where_nothing_is_known_to_be_stale_nothing_is_done(
 
     monkeypatch.setattr(Slice, "ahead", copies)
     with job(policy, 2, 3, streamed=True) as running:
-        Crew(optimizer, 5).work(running, 3)
+        Learners(optimizer, 5).work(running, 3)

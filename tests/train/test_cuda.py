@@ -1,4 +1,4 @@
-"""On a GPU: the same as on the CPU, through staging buffers on the host."""
+"""A model on a GPU trains like one on the CPU. Its transfers go through pinned buffers on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("msgspec")
 import paceline
 from train.jobs import job
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 F = torch.nn.functional
 
 
@@ -38,7 +38,7 @@ def train(net: Any, optimizer: Any, device: str) -> None:
 
 @pytest.mark.parametrize(("gradients", "rtol", "atol"), [("float32", 1e-3, 1e-4), ("bfloat16", 0.05, 0.01)])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_model_on_a_gpu_trains_as_on_the_cpu(overlap: bool, gradients: str, rtol: float, atol: float) -> None:
+def test_a_model_on_a_gpu_trains_like_one_on_the_cpu(overlap: bool, gradients: str, rtol: float, atol: float) -> None:
     theirs, ours = model(), model().cuda()
     train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9), "cpu")
     with job("r2sp" if overlap else "bsp:weights=mean", streamed=overlap) as running:

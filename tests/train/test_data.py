@@ -1,4 +1,4 @@
-"""Each sample once an epoch, over all workers, however the batches are fetched."""
+"""All workers together train on each sample once an epoch, however the batches are fetched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 
 import paceline
 from paceline.job.samples import Samples
-from paceline.train.backend import AssignedSamples, LocalBackend, Source
+from paceline.train.backend import AssignedSamples, LocalBackend, SampleSource
 from paceline.train.data import JobBatches, loader_of
 from paceline.train.optimizer import PacedOptimizer
 from train.jobs import job
@@ -35,7 +35,7 @@ def worker(address: str | None = None) -> Any:
 
 
 def train(session: Any, batch: Any) -> list[int]:
-    """One step on a batch; the samples in it."""
+    """Make one step on a batch, and return its samples."""
     session.model(batch[0].float().unsqueeze(1)).mean().backward()
     session.step()
     return list(batch[0].tolist())
@@ -52,7 +52,7 @@ def test_alone_each_epoch_has_every_sample_once_in_an_order_of_its_own() -> None
     assert sorted(first) == sorted(second) == list(range(10)) and first != second
 
 
-def test_called_again_it_goes_on_with_the_next_epoch() -> None:
+def test_another_call_continues_with_the_next_epoch() -> None:
     dataset = numbers(10)
     with worker() as session:
         at_once = [batch[0].tolist() for batch in session.batches(dataset, batch_size=4, epochs=2)]
@@ -63,7 +63,7 @@ def test_called_again_it_goes_on_with_the_next_epoch() -> None:
     assert at_once == one_by_one == as_a_loader
 
 
-def test_a_loader_keeps_what_it_had() -> None:
+def test_a_loader_keeps_its_settings() -> None:
     def doubled(samples: list[Any]) -> Any:
         return 2 * torch.stack([sample for (sample,) in samples])
 
@@ -76,7 +76,7 @@ def test_a_loader_keeps_what_it_had() -> None:
         assert len(batches) == 2
 
 
-def test_a_sampler_of_ddp_is_understood() -> None:
+def test_a_distributed_sampler_is_replaced_by_the_job() -> None:
     dataset = numbers(10)
     sampler: Any = DistributedSampler(dataset, num_replicas=2, rank=1, shuffle=False)
     with worker() as session:
@@ -85,7 +85,7 @@ def test_a_sampler_of_ddp_is_understood() -> None:
         assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
-def test_a_loop_that_was_broken_off_goes_on_where_it_was() -> None:
+def test_after_a_break_the_next_loop_continues_where_it_stopped() -> None:
     with worker() as session:
         loader = session.loader(DataLoader(numbers(12), 4))
         for batch in loader:
@@ -106,11 +106,11 @@ class Stream(IterableDataset[Any]):
         (lambda: DataLoader(numbers(9), 3, sampler=WeightedRandomSampler([1.0] * 9, 9)), "no sampler of its own"),
         (lambda: DataLoader(numbers(9), batch_sampler=[[0, 1], [2]]), "no sampler of its own"),
         (lambda: DataLoader(numbers(9), batch_size=None), "must have a batch size"),
-        (lambda: DataLoader(Stream(), 3), "An IterableDataset cannot be shared out"),
+        (lambda: DataLoader(Stream(), 3), "it cannot use an IterableDataset"),
         (lambda: DataLoader(numbers(9), 10), "9 samples, fewer than a batch of 10"),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(make: Callable[[], Any], sentence: str) -> None:
+def test_a_loader_whose_samples_cannot_be_assigned_is_refused(make: Callable[[], Any], sentence: str) -> None:
     with worker() as session:
         with pytest.raises(ValueError, match=sentence) as caught:
             session.loader(make())
@@ -123,13 +123,13 @@ def test_bad_arguments_are_refused_at_once() -> None:
     with worker() as session:
         with pytest.raises(ValueError, match="3 samples, fewer than a batch of 4"):
             session.batches(numbers(3), batch_size=4)
-        with pytest.raises(ValueError, match="how large a batch"):
+        with pytest.raises(ValueError, match="batch_size must be a number of at least 1; got None"):
             session.batches(numbers(3))
-        with pytest.raises(ValueError, match="Samples are handed out by their number"):
+        with pytest.raises(ValueError, match="The job assigns samples by number"):
             session.batches(iter([1, 2, 3]), batch_size=1)
-        with pytest.raises(ValueError, match="Samples are handed out by their number"):
+        with pytest.raises(ValueError, match="The job assigns samples by number"):
             session.batches(Stream(), batch_size=1)
-        with pytest.raises(ValueError, match="leave batch_size out"):
+        with pytest.raises(ValueError, match="leave out batch_size"):
             session.batches(DataLoader(numbers(3), 2), batch_size=3)
 
 
@@ -140,17 +140,20 @@ PATIENT = "r2sp:patience=10000"
 
 @pytest.mark.parametrize(
     ("policy", "processes"),
-    # Patient, since a step takes a millisecond here: who is overdue computes its samples again, rightly.
+    # A step takes about a millisecond here. With its default patience, R²SP would cancel late workers, and their
+    # samples would rightly be computed again.
     [("bsp", 0), ("asp", 0), (PATIENT, 0), pytest.param("asp", 1, marks=pytest.mark.slow)],
 )
 def test_together_each_sample_is_trained_on_once_an_epoch(policy: str, processes: int) -> None:
-    """The epoch loop outside, and its length told to nobody."""
+    """The script has the epoch loop, and the session does not know its length."""
 
     def run(address: str) -> list[list[int]]:
         with worker(address) as session:
-            # Spawned, and not forked: this test has threads.
-            how: dict[str, Any] = {"multiprocessing_context": "spawn", "persistent_workers": True} if processes else {}
-            loader = session.loader(DataLoader(numbers(50), 4, shuffle=True, num_workers=processes, **how))
+            # Spawned instead of forked, because this test has threads.
+            options: dict[str, Any] = (
+                {"multiprocessing_context": "spawn", "persistent_workers": True} if processes else {}
+            )
+            loader = session.loader(DataLoader(numbers(50), 4, shuffle=True, num_workers=processes, **options))
             return [[number for batch in loader for number in train(session, batch)] for _ in range(3)]
 
     with job(policy, workers=3) as running:
@@ -161,8 +164,8 @@ def test_together_each_sample_is_trained_on_once_an_epoch(policy: str, processes
         assert Counter(number for mine in seen for number in mine[epoch]) == Counter(range(50))
 
 
-def test_who_joins_late_finds_the_epoch_that_the_others_are_in() -> None:
-    """Its script begins at the first epoch like all scripts, and finds nothing left of those that are over."""
+def test_a_worker_that_joins_late_finds_the_epoch_that_the_others_are_in() -> None:
+    """Its script starts with the first epoch like every script, and the epochs that are over have no samples left."""
     dataset = numbers(12)
 
     def late(address: str) -> list[int]:
@@ -179,7 +182,7 @@ def test_who_joins_late_finds_the_epoch_that_the_others_are_in() -> None:
 
 
 def test_a_loader_that_knows_its_epochs_leaves_after_the_last() -> None:
-    """So nobody waits while this worker tests and saves its model."""
+    """No other worker waits while this one tests and saves its model."""
     with job("bsp") as running:
         session = worker(running.address)
         loader = session.loader(DataLoader(numbers(8), 4), epochs=2)
@@ -190,8 +193,7 @@ def test_a_loader_that_knows_its_epochs_leaves_after_the_last() -> None:
         running.finish()
 
 
-def test_but_not_before_a_step_that_is_still_to_come() -> None:
-    """Of gradients that were accumulated, and whose number did not come out even."""
+def test_a_loader_does_not_leave_before_accumulated_gradients_are_pushed() -> None:
     with job("bsp") as running:
         session = worker(running.address)
         for batch in session.loader(DataLoader(numbers(8), 4), epochs=1):
@@ -203,8 +205,8 @@ def test_but_not_before_a_step_that_is_still_to_come() -> None:
         assert running.coordinator.samples is not None and running.coordinator.samples.all_done
 
 
-class Lives(LocalBackend):
-    """A job in which this worker is given up now and then. It numbers its samples as the coordinator does."""
+class InterruptedJob(LocalBackend):
+    """A job that sometimes gives up this worker. It assigns samples as the coordinator does."""
 
     alone = False
 
@@ -214,7 +216,7 @@ class Lives(LocalBackend):
         self.number = 0
         self.trained: list[int] = []
 
-    def source(self) -> Source:
+    def sample_source(self) -> SampleSource:
         def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
             self.number += 1
             taken = self.samples.take(0, self.number, batch_size)
@@ -237,18 +239,18 @@ class Lives(LocalBackend):
 
 @FAST
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 3), st.integers(0, 5), st.sets(st.integers(0, 30)))
-def test_given_up_it_throws_away_what_it_had_taken_ahead(
+def test_a_worker_that_is_given_up_discards_the_samples_that_it_had_fetched_ahead(
     size: int, batch: int, epochs: int, ahead: int, fatal: set[int]
 ) -> None:
-    """Whenever it is given up, and however far ahead it takes: every sample is trained on once an epoch, none twice."""
+    """Every sample is trained on once an epoch, whenever the worker is given up and however far ahead it fetches."""
     if batch > size:
         return
-    link = Lives(size, epochs)
+    backend = InterruptedJob(size, epochs)
     net = torch.nn.Linear(1, 1)
-    optimizer = PacedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), link)
-    feed = JobBatches(loader_of(numbers(size), batch), optimizer, link)
-    # As processes of a DataLoader do: a few batches are asked for before the first is wanted.
-    indices = feed.indices
+    optimizer = PacedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), backend)
+    batches = JobBatches(loader_of(numbers(size), batch), optimizer, backend)
+    # Like the processes of a DataLoader, request a few batches before the first one is needed.
+    indices = batches.indices
 
     def eager() -> Iterator[list[int]]:
         waiting: list[list[int]] = []
@@ -258,35 +260,35 @@ def test_given_up_it_throws_away_what_it_had_taken_ahead(
                 yield waiting.pop(0)
         yield from waiting
 
-    feed.indices = eager  # type: ignore[method-assign]
+    batches.indices = eager  # type: ignore[method-assign]
     seen = Counter[int]()
-    for step, got in enumerate(feed.batches(epochs)):
-        if step in fatal:  # in the midst of this iteration
-            link.give_up()
-            optimizer.step()  # its update is not its own any more
-            link.trained.pop()
+    for step, got in enumerate(batches.batches(epochs)):
+        if step in fatal:  # during this iteration
+            backend.give_up()
+            optimizer.step()  # the update of an incarnation that is over
+            backend.trained.pop()
             continue
         optimizer.step()
         seen.update(got[0].tolist())
-    left = list(feed.batches(0))
-    while left:  # what came back after the last was handed out
+    left = list(batches.batches(0))
+    while left:  # samples that returned to the job after the last batch was assigned
         seen.update(number for got in left for number in got[0].tolist())
         optimizer.step()
-        left = list(feed.batches(0))
+        left = list(batches.batches(0))
     assert set(seen) <= set(range(size)) and max(seen.values(), default=0) <= epochs
-    assert sum(seen.values()) == sum(link.trained)
+    assert sum(seen.values()) == sum(backend.trained)
 
 
-def test_samples_that_come_back_when_the_loader_has_run_ahead_are_trained_on() -> None:
-    """Its sampler has heard "no more", and then an update is discarded: its samples are this worker's to do again."""
+def test_samples_that_return_to_the_job_after_the_loader_found_no_more_are_trained_on() -> None:
+    """The loader looks ahead and finds no samples. Then an update is discarded, and its samples are assigned again."""
 
-    class ComesBack(LocalBackend):
-        def source(self) -> Source:
-            shares = [AssignedSamples(1, 1, 0, 0, 4, 4), None, AssignedSamples(2, 1, 0, 2, 4, 2), None, None]
-            return lambda _batch_size, _size, _epochs: shares.pop(0)
+    class SamplesReturn(LocalBackend):
+        def sample_source(self) -> SampleSource:
+            assigned = [AssignedSamples(1, 1, 0, 0, 4, 4), None, AssignedSamples(2, 1, 0, 2, 4, 2), None, None]
+            return lambda _batch_size, _size, _epochs: assigned.pop(0)
 
     net = torch.nn.Linear(1, 1)
-    link = ComesBack()
-    optimizer = PacedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), link)
-    feed = JobBatches(DataLoader(numbers(4), 4), optimizer, link)
-    assert [batch[0].tolist() for batch in feed.batches(1)] == [[0, 1, 2, 3], [2, 3]]
+    backend = SamplesReturn()
+    optimizer = PacedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), backend)
+    batches = JobBatches(DataLoader(numbers(4), 4), optimizer, backend)
+    assert [batch[0].tolist() for batch in batches.batches(1)] == [[0, 1, 2, 3], [2, 3]]

@@ -1,4 +1,4 @@
-"""A model as one flat buffer: every kind of parameter, and what travels of it."""
+"""A model as one flat buffer: every kind of parameter, and what is sent of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def flat_of(model: Any, **options: Any) -> FlatModel:
 
 
 def sent(flat: FlatModel) -> Any:
-    """What the server makes of the bytes that are pushed."""
+    """Return the values that the server reads from the pushed bytes."""
     into = torch.empty(flat.layout.size)
     widen(flat.gradient_bytes(), flat.wire, into.numpy())
     return into
@@ -34,7 +34,7 @@ def pull(flat: FlatModel, values: Any) -> None:
     flat.scatter()
 
 
-def test_what_is_pulled_is_in_the_parameters_without_a_copy() -> None:
+def test_pulled_weights_are_in_the_parameters_without_a_copy() -> None:
     model = torch.nn.Linear(3, 2)
     flat = flat_of(model)
     assert model.weight.data_ptr() == flat.weights.data_ptr()
@@ -69,7 +69,7 @@ def test_a_parameter_in_another_memory_format_keeps_it() -> None:
     assert sent(flat)[:48].tolist() == list(range(48))
 
 
-def test_a_model_that_is_moved_after_joining_still_gets_what_is_pulled() -> None:
+def test_a_model_that_is_converted_after_joining_still_gets_pulled_weights() -> None:
     model = torch.nn.Linear(3, 2)
     flat = flat_of(model)
     model.double()
@@ -93,7 +93,7 @@ def test_tied_frozen_unused_empty_and_foreign_parameters() -> None:
             return self.out(self.frozen(self.embed(x)))
 
     model = Model()
-    temperature = torch.nn.Parameter(torch.tensor(2.0))  # of the loss, say
+    temperature = torch.nn.Parameter(torch.tensor(2.0))  # part of the loss, not of the model
     groups = [{"params": model.parameters()}, {"params": [temperature], "lr": 0.5}]
     flat = FlatModel(model, torch.optim.SGD(groups, lr=0.1))
     assert [(each.name, each.shape, each.group) for each in flat.layout.tensors] == [
@@ -111,7 +111,7 @@ def test_tied_frozen_unused_empty_and_foreign_parameters() -> None:
     assert model.out.weight.flatten().tolist() == list(range(2, 14)) and temperature.item() == 14
 
 
-def test_gradients_stay_as_they_are() -> None:
+def test_gathering_leaves_gradients_unchanged() -> None:
     model = torch.nn.Linear(3, 2)
     flat = flat_of(model)
     model(torch.ones(1, 3)).sum().backward()
@@ -120,7 +120,7 @@ def test_gradients_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(("wire", "bits"), [("bfloat16", 8), ("float16", 11)])
-def test_gradients_cross_the_wire_in_two_bytes(wire: str, bits: int) -> None:
+def test_gradients_can_be_sent_in_two_bytes(wire: str, bits: int) -> None:
     model = torch.nn.Linear(50, 20)
     flat = flat_of(model, gradients=wire)
     gradient = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
@@ -131,7 +131,7 @@ def test_gradients_cross_the_wire_in_two_bytes(wire: str, bits: int) -> None:
     assert sent(flat)[1000:].tolist() == [0.0] * 20
 
 
-def test_what_float16_cannot_hold_becomes_its_largest_and_infinity_stays() -> None:
+def test_values_too_large_for_float16_become_its_largest_and_infinity_stays() -> None:
     model = torch.nn.Linear(3, 2, bias=False)
     flat = flat_of(model, gradients="float16")
     model.weight.grad = torch.tensor([[1e6, -1e6, 65504.0], [float("inf"), float("-inf"), float("nan")]])
@@ -141,7 +141,7 @@ def test_what_float16_cannot_hold_becomes_its_largest_and_infinity_stays() -> No
 
 
 def test_an_unknown_type_for_gradients_is_refused() -> None:
-    with pytest.raises(ValueError, match="Gradients are sent as float32, bfloat16, float16, not as 'int8'"):
+    with pytest.raises(ValueError, match="Gradients can be sent as float32, bfloat16, float16; got 'int8'"):
         flat_of(torch.nn.Linear(3, 2), gradients="int8")
 
 
@@ -149,11 +149,11 @@ def test_a_sparse_gradient_is_refused() -> None:
     model = torch.nn.Embedding(5, 2, sparse=True)
     flat = flat_of(model)
     model(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match=r"The gradient of 'weight' is sparse.*make its layer with sparse=False"):
+    with pytest.raises(ValueError, match=r"The gradient of 'weight' is sparse.*create its layer with sparse=False"):
         flat.gather()
 
 
-def test_nothing_to_train_is_refused() -> None:
+def test_an_optimizer_without_parameters_to_train_is_refused() -> None:
     frozen = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(frozen.parameters(), lr=0.1)
     frozen.requires_grad_(False)
@@ -193,7 +193,7 @@ class Normed(torch.nn.Module):  # type: ignore[misc, name-defined]
         return self.norm(self.linear(x))
 
 
-def test_statistics_are_sent_as_they_are_and_pulled() -> None:
+def test_statistics_are_sent_as_values_and_pulled() -> None:
     model = Normed()
     flat = flat_of(model)
     statistics = [each.name for each in flat.layout.tensors if each.group == STATISTICS]
@@ -207,7 +207,7 @@ def test_statistics_are_sent_as_they_are_and_pulled() -> None:
     pull(flat, values)
     assert model.norm.running_mean.tolist() == [0.25, 0.5] and model.norm.running_var.tolist() == [2.0, 3.0]
     assert model.norm.num_batches_tracked.item() == 7 and model.norm.num_batches_tracked.dtype == torch.int64
-    assert model.table.tolist() == [2**40 + 1, 5]  # more than float32 can say, and yet not spoilt
+    assert model.table.tolist() == [2**40 + 1, 5]  # float32 cannot hold it, so it keeps its value
 
 
 def test_a_statistic_that_was_replaced_is_found() -> None:
@@ -228,7 +228,7 @@ def test_statistics_that_overflowed_are_not_sent() -> None:
     assert sent(flat)[-5:-3].tolist() == [0.0, 0.5]
 
 
-def test_statistics_may_be_left_to_each_worker() -> None:
+def test_each_worker_can_keep_its_own_statistics() -> None:
     model = Normed()
     flat = flat_of(model, buffers=False)
     assert flat.layout.size == 10
@@ -238,7 +238,7 @@ def test_statistics_may_be_left_to_each_worker() -> None:
     assert model.norm.running_mean.tolist() == [3.0, 3.0]
 
 
-def test_what_does_not_travel_is_told_apart() -> None:
+def test_the_digest_differs_if_a_tensor_that_is_not_sent_differs() -> None:
     def digest(change: str = "", buffers: bool = True) -> str:
         torch.manual_seed(0)
         model = Normed()
@@ -248,11 +248,11 @@ def test_what_does_not_travel_is_told_apart() -> None:
                 model.linear.weight[1, 1] += 1
             elif change == "mask":
                 model.mask.logical_not_()
-            elif change == "travels":
+            elif change == "sent":
                 model.norm.running_mean += 1
                 model.norm.weight += 1
         return flat_of(model, buffers=buffers).fixed
 
-    assert digest() == digest() == digest("travels")
+    assert digest() == digest() == digest("sent")
     assert len({digest(), digest("frozen"), digest("mask")}) == 3
     assert digest(buffers=False) == digest("mask", buffers=False) != digest("frozen", buffers=False)

@@ -1,4 +1,4 @@
-"""A worker that is given up in the midst of training goes on in a new life, and every sample still counts once."""
+"""A worker that is given up during training continues as a new incarnation, and every sample still counts once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLES, EPOCHS, BATCH = 24, 2, 4
 
 
 def give_up(running: Job, worker: int = 0) -> None:
-    """As when its lease has run out."""
+    """Give up the worker, as if its lease had expired."""
     coordinator, done = running.coordinator, threading.Event()
 
     def expel() -> None:
@@ -47,7 +47,7 @@ def test_every_sample_counts_once(when: str, accumulated: int, dtype: str) -> No
             for _ in range(EPOCHS):
                 for (x,) in loader:
                     batches += 1
-                    assert abs(net.weight.item()) < 100  # the server's, and not what is put there below
+                    assert abs(net.weight.item()) < 100  # the server's weights, not the value that is set below
                     if when == "before the step" and batches in (2, 7):
                         give_up(running)
                         net.weight.data.fill_(1e6)
@@ -57,7 +57,7 @@ def test_every_sample_counts_once(when: str, accumulated: int, dtype: str) -> No
                     if when == "after the step" and batches in (2, 7):
                         give_up(running)
                         net.weight.data.fill_(1e6)
-            if session.optimizer.pending:  # what was lost may have left an odd batch over
+            if session.optimizer.pending:  # discarded batches may leave an odd one over
                 session.step()
         running.finish()
         samples: Any = running.coordinator.samples

@@ -1,4 +1,4 @@
-"""A wrapped optimizer is an optimizer: what people do around step() works, over a server as in one process."""
+"""A wrapped optimizer behaves like any optimizer: common code around step() works over a server as in one process."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def running() -> Iterator[Job]:
 
 @pytest.fixture
 def wrap(running: Job) -> Iterator[Callable[..., PacedOptimizer]]:
-    """`paceline.wrap` for this job; all leave it in the end."""
+    """Return `paceline.wrap` for this job. All workers leave the job at the end of the test."""
     made: list[PacedOptimizer] = []
 
-    def wrapped(inner: Any, net: Any, connect: str | None = running.address) -> PacedOptimizer:
-        made.append(paceline.wrap(inner, net, connect=connect))
+    def wrapped(net: Any, inner: Any, connect: str | None = running.address) -> PacedOptimizer:
+        made.append(paceline.wrap(net, inner, connect=connect))
         return made[-1]
 
     yield wrapped
@@ -41,7 +41,7 @@ def wrap(running: Job) -> Iterator[Callable[..., PacedOptimizer]]:
 
 def model(dtype: Any = torch.float32) -> Any:
     torch.manual_seed(0)
-    # No bias before the norm: its gradient is zero but for rounding, which Adam would make much of.
+    # No bias before the norm: its gradient is zero except for rounding errors, which Adam would amplify.
     layers = torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
     return torch.nn.Sequential(*layers).to(dtype)
 
@@ -59,7 +59,7 @@ def sgd(net: Any) -> Any:
 
 
 def groups(net: Any) -> Any:
-    """Two groups, the second without decay, as transformers have them."""
+    """Return an optimizer with two groups, the second without weight decay, as is usual for transformers."""
     decayed = [parameter for parameter in net.parameters() if parameter.dim() > 1]
     others = [parameter for parameter in net.parameters() if parameter.dim() <= 1]
     return torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0, "lr": 0.02}], lr=0.01)
@@ -114,7 +114,7 @@ def with_a_closure(net: Any, optimizer: Any) -> None:
 
 
 def autocast_and_scaled(net: Any, optimizer: Any) -> None:
-    """The first scale is so large that gradients overflow, and steps are skipped."""
+    """The first scale is so large that gradients overflow and steps are skipped."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=2)
     for x, y in data(24):
         optimizer.zero_grad()
@@ -143,11 +143,11 @@ LOOPS: list[Loop] = [plain, zeroed_after, accumulated, clipped, with_a_closure, 
 
 @pytest.mark.parametrize("make", [sgd, groups])
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
-def test_one_worker_over_a_server_is_one_process(wrap: Wrap, loop: Loop, make: Make) -> None:
-    """The very same loop, statistics included."""
+def test_one_worker_over_a_server_equals_one_process(wrap: Wrap, loop: Loop, make: Make) -> None:
+    """The same loop gives the same weights and statistics."""
     ours, theirs = model(), model()
     loop(theirs, make(theirs))
-    optimizer = wrap(make(ours), ours)
+    optimizer = wrap(ours, make(ours))
     loop(ours, optimizer)
     for name, expected in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
@@ -157,10 +157,10 @@ def test_one_worker_over_a_server_is_one_process(wrap: Wrap, loop: Loop, make: M
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
-def test_alone_it_is_the_wrapped_one(loop: Loop) -> None:
+def test_alone_it_steps_like_the_wrapped_optimizer(loop: Loop) -> None:
     ours, theirs = model(), model()
     loop(theirs, sgd(theirs))
-    loop(ours, paceline.wrap(sgd(ours), ours))
+    loop(ours, paceline.wrap(ours, sgd(ours)))
     for name, expected in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[name], expected)
 
@@ -168,7 +168,7 @@ def test_alone_it_is_the_wrapped_one(loop: Loop) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_a_model_of_another_type_trains(wrap: Wrap, dtype: str) -> None:
     net = model(getattr(torch, dtype))
-    optimizer = wrap(sgd(net), net)
+    optimizer = wrap(net, sgd(net))
     losses = []
     x, y = data(1)[0]
     for _ in range(10):
@@ -185,17 +185,17 @@ def test_gradients_of_two_bytes_train_nearly_alike(wrap: Wrap, wire: str, monkey
     ours, theirs = model(), model()
     plain(theirs, sgd(theirs))
     monkeypatch.setenv("PACELINE_GRADIENTS", wire)
-    plain(ours, wrap(sgd(ours), ours))
+    plain(ours, wrap(ours, sgd(ours)))
     torch.testing.assert_close(ours[0].weight, theirs[0].weight, rtol=0.02, atol=0.005)
-    assert not torch.equal(ours[0].weight, theirs[0].weight)  # or else they were not of two bytes
+    assert not torch.equal(ours[0].weight, theirs[0].weight)  # otherwise they were not sent in two bytes
 
 
-def test_a_scheduler_of_the_inner_one_is_heeded_and_content(wrap: Wrap) -> None:
-    """Made before wrapping. Warnings are errors here, so it must know of the steps."""
+def test_a_scheduler_of_the_wrapped_optimizer_works(wrap: Wrap) -> None:
+    """It is created before wrapping. Warnings are errors here, so the scheduler must notice the steps."""
     ours, theirs = model(), model()
     inner, reference = sgd(ours), sgd(theirs)
     schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.1) for each in (inner, reference)]
-    optimizer = wrap(inner, ours)
+    optimizer = wrap(ours, inner)
     for x, y in data(3):
         for net, stepping in ((ours, optimizer), (theirs, reference)):
             stepping.zero_grad()
@@ -206,7 +206,7 @@ def test_a_scheduler_of_the_inner_one_is_heeded_and_content(wrap: Wrap) -> None:
     torch.testing.assert_close(ours[0].weight, theirs[0].weight)
 
 
-def test_it_is_an_optimizer_and_looks_like_the_wrapped_one() -> None:
+def test_it_is_an_optimizer_with_the_attributes_of_the_wrapped_one() -> None:
     net = model()
     inner = groups(net)
     optimizer = PacedOptimizer(inner, LocalBackend())
@@ -224,11 +224,11 @@ def test_it_is_an_optimizer_and_looks_like_the_wrapped_one() -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_hooks_run_once_whichever_of_the_two_they_were_given_to(running: Job, wrap: Wrap, alone: bool) -> None:
+def test_hooks_of_either_optimizer_run_once(running: Job, wrap: Wrap, alone: bool) -> None:
     net = model()
     inner, calls = sgd(net), list[str]()
     inner.register_step_pre_hook(lambda *_: calls.append("inner before"))
-    optimizer = wrap(inner, net, connect=None if alone else running.address)
+    optimizer = wrap(net, inner, connect=None if alone else running.address)
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     F.cross_entropy(net(data(1)[0][0]), data(1)[0][1]).backward()
@@ -236,28 +236,28 @@ def test_hooks_run_once_whichever_of_the_two_they_were_given_to(running: Job, wr
     assert calls == ["inner before", "before", "after"]
 
 
-def test_state_that_stays_behind_is_said_so(wrap: Wrap) -> None:
+def test_optimizer_state_that_is_not_sent_gives_a_warning(wrap: Wrap) -> None:
     net = model()
     inner = sgd(net)
     plain(net, inner)
     saved = inner.state_dict()
-    with pytest.warns(UserWarning, match="state .* is not sent"):
-        optimizer = wrap(inner, net)
-    with pytest.warns(UserWarning, match="state .* is not sent"):
+    with pytest.warns(UserWarning, match="state, such as momentum, is not sent"):
+        optimizer = wrap(net, inner)
+    with pytest.warns(UserWarning, match="state, such as momentum, is not sent"):
         optimizer.load_state_dict(saved)
-    with pytest.raises(ValueError, match="add parameter groups before"):
+    with pytest.raises(ValueError, match=r"add parameter groups before you call paceline\.join"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
 
 
-def test_the_batch_size_is_what_was_told_or_counted() -> None:
-    told: list[tuple[int, list[int]]] = []
+def test_the_batch_size_is_given_or_counted() -> None:
+    pushed: list[tuple[int, list[int]]] = []
     losses: list[float | None] = []
 
     class Listening(LocalBackend):
         alone = False
 
         def exchange(self, computed: Any) -> bool:
-            told.append((computed.batch_size, list(computed.taken)))
+            pushed.append((computed.batch_size, list(computed.taken)))
             losses.append(computed.loss)
             return True
 
@@ -267,38 +267,38 @@ def test_the_batch_size_is_what_was_told_or_counted() -> None:
     def backward() -> None:
         net(torch.ones(1, 2)).sum().backward()
 
-    def share(number: int, size: int) -> AssignedSamples:
+    def samples(number: int, size: int) -> AssignedSamples:
         return AssignedSamples(number, 1, 0, 0, size, size)
 
-    optimizer.step()  # nobody has said anything: all count alike
+    optimizer.step()  # no batch size is known: every gradient counts as 1
     optimizer.batch_size = 16
     optimizer.step()
     optimizer.step(batch_size=5, loss=torch.tensor(2.5, requires_grad=True))
-    for number in (1, 2):  # two backwards, one step
-        optimizer.trains_on(share(number, 8))
+    for number in (1, 2):  # two backward passes, one step
+        optimizer.trains_on(samples(number, 8))
         backward()
     optimizer.step()
     optimizer.zero_grad()
-    optimizer.trains_on(share(3, 4))  # it overflows, and the scaler makes no step
+    optimizer.trains_on(samples(3, 4))  # overflows, and the scaler skips the step
     backward()
-    optimizer.trains_on(share(4, 6))
+    optimizer.trains_on(samples(4, 6))
     optimizer.zero_grad()
     backward()
     optimizer.step()
     optimizer.zero_grad()
-    optimizer.trains_on(share(5, 4))  # again, with zero_grad at the end
+    optimizer.trains_on(samples(5, 4))  # overflows too, in a loop that calls zero_grad at its end
     backward()
     optimizer.zero_grad()
-    optimizer.trains_on(share(6, 7))
+    optimizer.trains_on(samples(6, 7))
     backward()
     optimizer.step()
-    assert told == [(1, []), (16, []), (5, []), (16, [1, 2]), (6, [3, 4]), (7, [5, 6])]
+    assert pushed == [(1, []), (16, []), (5, []), (16, [1, 2]), (6, [3, 4]), (7, [5, 6])]
     assert losses == [None, None, 2.5, None, None, None]
 
 
-def test_the_server_hears_of_the_batch(running: Job, wrap: Wrap) -> None:
+def test_the_server_receives_the_batch_size(running: Job, wrap: Wrap) -> None:
     net = model()
-    optimizer = wrap(sgd(net), net)
+    optimizer = wrap(net, sgd(net))
     optimizer.batch_size = 12
     x, y = data(1)[0]
     loss = F.cross_entropy(net(x), y)
@@ -314,7 +314,7 @@ def test_an_optimizer_that_is_not_torchs_own_is_refused(wrap: Wrap) -> None:
 
     net = model()
     with pytest.raises(ValueError, match=r"Mine is not torch\.optim's own"):
-        wrap(Mine(net.parameters(), lr=0.1), net)
+        wrap(net, Mine(net.parameters(), lr=0.1))
 
 
 def test_a_step_after_the_session_is_refused(running: Job) -> None:

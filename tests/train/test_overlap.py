@@ -1,4 +1,4 @@
-"""Gradients pushed while the backward pass makes them: the same training, and nothing else done to a gradient."""
+"""Gradients that are pushed while the backward pass computes them: the same training, and errors for other loops."""
 
 from __future__ import annotations
 
@@ -17,10 +17,19 @@ from paceline.serve.worker.incarnation import Incarnation
 from paceline.serve.worker.streamed_exchange import ShardLink, StreamedExchange
 from paceline.train.session import Session, join
 from train.jobs import job
-from train.lessons import OPTIMIZERS, alone, data, is_one_process, model, student, trains, weights
+from train.lessons import (
+    OPTIMIZERS,
+    alone,
+    check_equals_one_process,
+    check_trains,
+    data,
+    model,
+    student,
+    weights,
+)
 
 POLICIES = ["bsp:pipeline=true", "asp", "r2sp"]
-WAIT = 10.0  # seconds for what must happen
+WAIT = 10.0  # seconds to wait for what must happen
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +42,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_one_worker_is_plain_training(policy: str, optimizer: str) -> None:
+def test_one_worker_equals_plain_training(policy: str, optimizer: str) -> None:
     x, y = data(24)
     with job(policy, shards=2, streamed=True) as running:
         (result,) = running.work(student(optimizer, x, y, 8, overlap=True))
@@ -41,58 +50,58 @@ def test_one_worker_is_plain_training(policy: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_pipelined_bsp_by_the_mean_is_one_process_on_the_joint_batch(shards: int) -> None:
-    is_one_process("bsp:weights=mean,pipeline=true", "momentum", shards, overlap=True)
+def test_pipelined_bsp_by_the_mean_equals_one_process_on_the_joint_batch(shards: int) -> None:
+    check_equals_one_process("bsp:weights=mean,pipeline=true", "momentum", shards, overlap=True)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_four_workers_share_a_dataset(policy: str) -> None:
-    trains(policy, shards=2, streamed=True, overlap=True)
+    check_trains(policy, shards=2, streamed=True, overlap=True)
 
 
-def test_where_updates_are_whole_it_makes_no_difference() -> None:
+def test_overlap_has_no_effect_where_updates_are_whole() -> None:
     x, y = data(24)
     with job("r2sp", shards=2) as running:
         (result,) = running.work(student("adam", x, y, 8, overlap=True))
     torch.testing.assert_close(result, alone("adam", x, y, 8), rtol=1e-6, atol=1e-7)
 
 
-def test_alone_it_makes_no_difference() -> None:
+def test_overlap_has_no_effect_alone() -> None:
     x, y = data(24)
     mine = model()
     with join(mine, OPTIMIZERS["adam"](mine.parameters()), overlap=True) as session:
         for _ in range(8):
-            for part in (slice(0, 12), slice(12, 24)):  # two backward passes, and nobody minds
+            for part in (slice(0, 12), slice(12, 24)):  # two backward passes are allowed
                 (torch.nn.functional.cross_entropy(mine(x[part]), y[part]) / 2).backward()
             session.step()
     torch.testing.assert_close(weights(mine), alone("adam", x, y, 8))
 
 
 class Ragged(torch.nn.Module):  # type: ignore[misc]
-    """With a parameter that is not always used, one that is used twice, and batch norm."""
+    """A model with a layer that is not always used, one that is used twice, and batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first = torch.nn.Linear(6, 6)
         self.norm = torch.nn.BatchNorm1d(6)
-        self.seldom = torch.nn.Linear(6, 6)
+        self.optional = torch.nn.Linear(6, 6)
         self.last = torch.nn.Linear(6, 3)
 
-    def forward(self, x: Any, seldom: bool) -> Any:
+    def forward(self, x: Any, optional: bool) -> Any:
         x = self.norm(torch.tanh(self.first(torch.tanh(self.first(x)))))
-        return self.last(self.seldom(x) if seldom else x)
+        return self.last(self.optional(x) if optional else x)
 
 
 def ragged_steps(mine: Ragged, step: Callable[[Any], None]) -> None:
     x, y = data(24)
     for count in range(6):
-        loss = torch.nn.functional.cross_entropy(mine(x, seldom=count % 2 == 0), y)
+        loss = torch.nn.functional.cross_entropy(mine(x, optional=count % 2 == 0), y)
         loss.backward()
         step(loss)
 
 
-def test_parameters_without_a_gradient_count_as_zero_and_statistics_travel() -> None:
+def test_parameters_without_a_gradient_count_as_zero_and_statistics_are_sent() -> None:
     plain, mine = Ragged(), Ragged()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
 
@@ -119,7 +128,7 @@ def test_parameters_without_a_gradient_count_as_zero_and_statistics_travel() -> 
 
 
 class Gate(torch.autograd.Function):  # type: ignore[misc]
-    """The identity; in the backward pass it waits, so that the layers before it have no gradient yet."""
+    """The identity. It waits in the backward pass, so that the layers before it have no gradient yet."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, gate: Callable[[], None]) -> Any:
@@ -132,31 +141,31 @@ class Gate(torch.autograd.Function):  # type: ignore[misc]
         return up[0], None
 
 
-def test_what_is_there_is_pushed_applied_and_returned_while_the_rest_is_computed(
+def test_computed_gradients_are_pushed_applied_and_returned_while_the_rest_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mine = model()
     first, activation, last = mine
-    back = threading.Event()
+    returned = threading.Event()
     receive = StreamedExchange.receive
 
-    def seen(self: StreamedExchange, part: ShardLink, channel: Any) -> None:
+    def receiving(self: StreamedExchange, part: ShardLink, channel: Any) -> None:
         raise_if_over = self._raise_if_over
 
-        def heard(message: Any) -> None:
+        def received(message: Any) -> None:
             raise_if_over(message)
-            back.set()
+            returned.set()
 
-        self._raise_if_over = heard
+        self._raise_if_over = received
         receive(self, part, channel)
 
-    monkeypatch.setattr(StreamedExchange, "receive", seen)
+    monkeypatch.setattr(StreamedExchange, "receive", receiving)
     before = weights(mine).clone()
     same: list[bool] = []
 
     def gate() -> None:
-        assert back.wait(WAIT), "nothing came back during the backward pass"
-        time.sleep(0.05)  # for more of it
+        assert returned.wait(WAIT), "no weights returned during the backward pass"
+        time.sleep(0.05)  # let more of them arrive
         same.append(torch.equal(weights(mine), before))
         assert first.weight.grad is None
 
@@ -171,11 +180,11 @@ def test_what_is_there_is_pushed_applied_and_returned_while_the_rest_is_computed
 
     with job("r2sp", shards=2, streamed=True) as running:
         running.work(run)
-    assert same == [True], "what came back must not touch the model before the step"
+    assert same == [True], "returned weights must not change the model before the step"
     torch.testing.assert_close(weights(mine), alone("sgd", x, y, 1))
 
 
-# What cannot be
+# Loops that are refused
 
 
 @pytest.fixture
@@ -206,49 +215,49 @@ def test_a_clipped_gradient_is_refused(session: Session) -> None:
         session.step()
 
 
-def test_a_gradient_is_not_thrown_away(session: Session) -> None:
+def test_a_gradient_cannot_be_discarded(session: Session) -> None:
     backward(session)
-    with pytest.raises(ValueError, match="thrown away"):
+    with pytest.raises(ValueError, match="cannot be discarded"):
         session.optimizer.zero_grad()
 
 
-def test_a_batch_size_that_is_said_too_late_is_refused(session: Session) -> None:
+def test_a_batch_size_that_comes_too_late_is_refused(session: Session) -> None:
     backward(session)
-    with pytest.raises(ValueError, match="known by then"):
+    with pytest.raises(ValueError, match="must be known before"):
         session.step(batch_size=5)
 
 
-def test_a_job_does_not_end_in_the_midst_of_a_push(session: Session) -> None:
+def test_a_session_cannot_finish_during_a_push(session: Session) -> None:
     backward(session)
     with pytest.raises(ValueError, match="followed by a step"):
         session.finish()
 
 
 @pytest.mark.parametrize("end", ["finish", "close"])
-def test_after_its_end_the_model_is_the_scripts_own(session: Session, end: str) -> None:
+def test_after_the_session_the_script_can_use_the_model_freely(session: Session, end: str) -> None:
     backward(session)
     session.step()
     getattr(session, end)()
     for _ in range(2):
-        backward(session)  # of nobody's concern, as often as one likes
+        backward(session)  # without a step
     assert all(parameter.grad is not None for parameter in session.model.parameters())
     assert not any(thread.name == "paceline push" for thread in threading.enumerate())
 
 
-def test_the_gradient_is_said_to_be_there_before_all_of_it_is_back(
+def test_the_gradient_is_announced_before_its_weights_have_returned(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for what comes back first leaves the coordinator waiting for nothing."""
-    said = threading.Event()
+    """A worker that waited for the returned weights first would leave the coordinator waiting for the announcement."""
+    announced = threading.Event()
     say, receive = Incarnation._say, StreamedExchange.receive
 
     def saying(self: Incarnation, note: Any, message: Any) -> None:
         say(self, note, message)
         if isinstance(message, GradientReady):
-            said.set()
+            announced.set()
 
     def receiving(self: StreamedExchange, part: ShardLink, channel: Any) -> None:
-        assert said.wait(WAIT), "it waits for what comes back"
+        assert announced.wait(WAIT), "the worker waits for returned weights first"
         receive(self, part, channel)
 
     monkeypatch.setattr(Incarnation, "_say", saying)
@@ -258,13 +267,13 @@ def test_the_gradient_is_said_to_be_there_before_all_of_it_is_back(
     torch.testing.assert_close(weights(session.model), alone("sgd", *data(12), 1))
 
 
-def test_an_error_in_the_backward_pass_ends_it_at_once_and_the_others_go_on() -> None:
+def test_an_error_in_the_backward_pass_ends_the_worker_at_once_and_the_others_continue() -> None:
     x, y = data(24)
 
     def fails() -> None:
         raise RuntimeError("out of memory")
 
-    def clumsy(address: str) -> str:
+    def failing(address: str) -> str:
         mine = model()
         first, activation, last = mine
         try:
@@ -278,6 +287,6 @@ def test_an_error_in_the_backward_pass_ends_it_at_once_and_the_others_go_on() ->
     with job("r2sp", shards=2, workers=2, streamed=True) as running:
         began = time.monotonic()
         other = student("sgd", x, y, 8, overlap=True)
-        said, _ = running.work(clumsy, other)
-    assert "out of memory" in said
+        error, _ = running.work(failing, other)
+    assert "out of memory" in error
     assert time.monotonic() - began < WAIT

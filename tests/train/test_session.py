@@ -1,4 +1,4 @@
-"""Training over a real server: the same as one process, and by the policy's promise."""
+"""Training over a real server gives the same result as one process, and keeps the policy's promises."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+import paceline
 from paceline.model.description import Description
 from paceline.model.optimizer import spec_of
+from paceline.observe.trace import Measured
+from paceline.policies.asp import ASP
 from paceline.train.flat_model import FlatModel
 from paceline.train.session import Session, join
 from train.jobs import job
-from train.lessons import OPTIMIZERS, data, is_one_process, loss_on, model, trains
+from train.lessons import OPTIMIZERS, check_equals_one_process, check_trains, data, loss_on, model
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("shards", [1, 3])
-def test_bsp_by_the_mean_is_one_process_on_the_joint_batch(optimizer: str, shards: int) -> None:
-    is_one_process("bsp:weights=mean", optimizer, shards)
+def test_bsp_by_the_mean_equals_one_process_on_the_joint_batch(optimizer: str, shards: int) -> None:
+    check_equals_one_process("bsp:weights=mean", optimizer, shards)
 
 
 @pytest.mark.parametrize("policy", ["bsp", "asp", "ssp", "dssp", "r2sp", "r2sp:groups=2", "ksync:k=2", "kbatch:k=2"])
 def test_every_policy_trains(policy: str) -> None:
-    trains(policy, shards=2)
+    check_trains(policy, shards=2)
 
 
 def test_the_same_script_trains_alone() -> None:
@@ -43,7 +46,16 @@ def test_the_same_script_trains_alone() -> None:
     assert loss_on(mine, x, y) < before
 
 
-def test_workers_with_different_models_are_told_so() -> None:
+@pytest.mark.parametrize("function", [paceline.join, paceline.wrap])
+def test_swapped_arguments_are_refused_with_the_right_order(function: Any) -> None:
+    mine = model()
+    with pytest.raises(
+        ValueError, match=rf"^The model comes first.*: paceline\.{function.__name__}\(model, optimizer\)\.$"
+    ):
+        function(torch.optim.SGD(mine.parameters(), lr=0.1), mine)
+
+
+def test_a_worker_with_another_model_is_refused() -> None:
     def other(address: str) -> None:
         mine = torch.nn.Linear(6, 4)
         join(mine, torch.optim.SGD(mine.parameters(), lr=0.1), connect=address).close()
@@ -62,7 +74,7 @@ def test_a_wrong_token_is_refused() -> None:
 
 
 @pytest.mark.parametrize("policy", ["bsp", "bsp:weights=mean"])
-def test_a_barrier_gives_everybody_the_mean_of_the_running_statistics(policy: str) -> None:
+def test_a_barrier_gives_all_workers_the_mean_of_the_running_statistics(policy: str) -> None:
     parts = [torch.randn(8, 6, generator=torch.Generator().manual_seed(seed)) + 3 * seed for seed in range(2)]
 
     def worker(part: Any) -> Callable[[str], Any]:
@@ -84,6 +96,87 @@ def test_a_barrier_gives_everybody_the_mean_of_the_running_statistics(policy: st
         torch.testing.assert_close(result["running_mean"], means)
         torch.testing.assert_close(result["running_var"], variances)
         assert result["num_batches_tracked"].item() == 1
+
+
+# Metrics, and the main process
+
+
+class Listening(ASP):
+    """A policy that records the metrics it receives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received: list[tuple[str, object, float]] = []
+
+    def measured(self, kind: str, subject: object, value: float, now: float) -> Any:
+        self.received.append((kind, subject, value))
+        return super().measured(kind, subject, value, now)
+
+
+def test_metrics_reach_the_policy_and_the_trace_and_one_worker_is_the_main_process() -> None:
+    def run(address: str) -> tuple[int, bool]:
+        mine = model()
+        with join(mine, torch.optim.SGD(mine.parameters(), lr=0.1), connect=address) as session:
+            session.log(accuracy=torch.tensor(0.5, requires_grad=True) + session.worker, val_loss=session.worker)
+            session.finish()
+            session.log(accuracy=0.75)  # of the final model
+            return session.worker, session.is_main
+
+    policy = Listening()
+    with job(policy, workers=3) as running:
+        found = running.work(*[run] * 3)
+        running.finish()
+    assert sorted(found) == [(0, True), (1, False), (2, False)]
+    for worker in range(3):
+        expected = [("accuracy", 0.5 + worker), ("val_loss", float(worker)), ("accuracy", 0.75)]
+        assert [(kind, value) for kind, subject, value in policy.received if subject == worker] == expected
+        traced = [event for event in running.events if isinstance(event, Measured) and event.worker == worker]
+        assert [(event.kind, event.value) for event in traced] == expected
+
+
+def test_alone_the_process_is_the_main_one_and_metrics_go_nowhere() -> None:
+    mine = model()
+    with join(mine, torch.optim.SGD(mine.parameters(), lr=0.1)) as session:
+        assert session.is_main
+        session.log()
+        session.log(accuracy=0.5)
+    session.log(accuracy=0.5)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "sentence"),
+    [
+        ({"accuracy": float("nan")}, "The metric accuracy must be a finite number; got nan."),
+        ({"loss": torch.tensor(float("inf"))}, "The metric loss must be a finite number; got inf."),
+        ({"loss": 10**400}, "The metric loss must be a number; got a value of type int."),
+        ({"accuracy": "0.5"}, "The metric accuracy must be a number; got a value of type str."),
+        ({"accuracy": None}, "The metric accuracy must be a number; got a value of type NoneType."),
+        ({"accuracy": torch.ones(2)}, "The metric accuracy must be a number; got a value of type Tensor."),
+        ({"top 5": 0.5}, "A metric's name has letters, digits and underscores, at most 80 of them; got 'top 5'."),
+        ({"": 0.5}, "A metric's name has letters, digits and underscores, at most 80 of them; got ''."),
+        ({"a" * 81: 0.5}, "at most 80 of them; got 'aaa"),
+    ],
+    ids=str,
+)
+def test_a_wrong_metric_is_refused_in_one_sentence_and_nothing_is_sent(metrics: dict[str, Any], sentence: str) -> None:
+    mine, policy = model(), Listening()
+    with (
+        job(policy) as running,
+        join(mine, torch.optim.SGD(mine.parameters(), lr=0.1), connect=running.address) as session,
+    ):
+        with pytest.raises(ValueError, match=r"^.+$") as caught:
+            session.log(good=1.0, **metrics)
+        assert sentence in str(caught.value)
+    assert policy.received == []
+
+
+def test_a_metric_that_comes_too_late_is_not_lost_in_silence() -> None:
+    mine = model()
+    with job("asp") as running:
+        with join(mine, torch.optim.SGD(mine.parameters(), lr=0.1), connect=running.address) as session:
+            pass
+        with pytest.warns(UserWarning, match="has left the job, so accuracy cannot be reported"):
+            session.log(accuracy=0.5)
 
 
 def test_frozen_parameters_that_differ_are_found() -> None:

@@ -1,6 +1,6 @@
-"""Streamed over a real server: the same as one process, by the policy's promise, and from its checkpoints on.
+"""Streamed updates over a real server: equal to one process, within the policy's promises, and with checkpoints.
 
-Pieces are as small as they can be here, so that a small model has many.
+Pieces are as small as possible here, so that a small model has many.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from paceline.serve.worker.client import Client
 from paceline.serve.worker.streamed_exchange import ELEMENT, StreamedExchange
 from serve import workers
 from train.jobs import Job, job
-from train.lessons import OPTIMIZERS, alone, data, is_one_process, student, trains
+from train.lessons import OPTIMIZERS, alone, check_equals_one_process, check_trains, data, student
 
 POLICIES = ["bsp:pipeline=true", "asp", "ssp", "dssp", "r2sp"]
-# On a busy machine R²SP cancels pushes that are late, and a part of such a push may stay in the model. Where weights
-# must be exact, it waits.
+# On a busy machine R²SP cancels late pushes, and a part of a cancelled push may stay in the model. Tests that check
+# exact weights therefore let it wait.
 PATIENT = "r2sp:patience=10000"
 
 
@@ -39,45 +39,45 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pieces_of(running: Job) -> list[int]:
-    """How many each shard holds."""
+    """Return the number of pieces of each shard."""
     return [len(pieces) for pieces in running.coordinator.agreement.pieces()]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("shards", [1, 3])
-def test_pipelined_bsp_by_the_mean_is_one_process_on_the_joint_batch(optimizer: str, shards: int) -> None:
-    def look(running: Job) -> None:
+def test_pipelined_bsp_by_the_mean_equals_one_process_on_the_joint_batch(optimizer: str, shards: int) -> None:
+    def check(running: Job) -> None:
         assert min(pieces_of(running)) > 1
 
-    is_one_process("bsp:weights=mean,pipeline=true", optimizer, shards, look)
+    check_equals_one_process("bsp:weights=mean,pipeline=true", optimizer, shards, check)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_one_worker_is_plain_training(policy: str, optimizer: str) -> None:
+def test_one_worker_equals_plain_training(policy: str, optimizer: str) -> None:
     x, y = data(24)
     with job(policy, shards=2, streamed=True) as running:
         (result,) = running.work(student(optimizer, x, y, 8))
     torch.testing.assert_close(result, alone(optimizer, x, y, 8), rtol=1e-6, atol=1e-7)
 
 
-MORE = pytest.mark.matrix  # `make test` has each policy with two shards
+MORE = pytest.mark.matrix  # `make test` runs each policy with two shards only
 
 
 @pytest.mark.parametrize("shards", [pytest.param(1, marks=MORE), 2, pytest.param(3, marks=MORE)])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_trains_streamed(policy: str, shards: int) -> None:
-    trains(policy, shards, streamed=True)
+    check_trains(policy, shards, streamed=True)
 
 
 # Checkpoints
 
 
 @pytest.mark.parametrize("policy", [*POLICIES[:-1], PATIENT])
-def test_every_checkpoint_is_of_one_version_everywhere(
+def test_every_checkpoint_holds_one_version_of_all_pieces(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made in full flight, each holds the samples that it says are done: no more, no less, in any piece."""
+    """Checkpoints are written during training. Each piece holds exactly the samples that the checkpoint counts."""
     monkeypatch.setattr(checkpoint, "KEPT", 1000)
     with job(policy, shards=2, workers=3, streamed=True, saving=CheckpointPlan(tmp_path, updates=3)) as running:
         running.work(*[lambda where: workers.work(where, 240)] * 3)
@@ -92,7 +92,7 @@ def test_every_checkpoint_is_of_one_version_everywhere(
 
 
 @pytest.mark.parametrize("policy", ["bsp:pipeline=true", PATIENT, "asp"])
-def test_a_streamed_job_goes_on_from_its_checkpoint(policy: str, tmp_path: Path) -> None:
+def test_a_streamed_job_continues_from_its_checkpoint(policy: str, tmp_path: Path) -> None:
     with job(policy, shards=2, workers=2, streamed=True, saving=CheckpointPlan(tmp_path, updates=1000)) as running:
         running.work(*[lambda where: workers.work(where, 80, updates=5)] * 2)
         running.finish()
@@ -103,10 +103,10 @@ def test_a_streamed_job_goes_on_from_its_checkpoint(policy: str, tmp_path: Path)
         running.finish()
         assert running.coordinator.samples is not None
         assert running.coordinator.samples.all_done
-        assert seen_by_a_newcomer(running) == [80.0] * workers.SIZE
+        assert pulled_by_a_new_worker(running) == [80.0] * workers.SIZE
 
 
-def seen_by_a_newcomer(running: Job) -> list[float]:
+def pulled_by_a_new_worker(running: Job) -> list[float]:
     held = np.zeros(workers.SIZE, np.float32)
     client = Client(address(running.address), workers.described(), worker=99)
     client.begin(held.data.cast("B"))
@@ -114,23 +114,23 @@ def seen_by_a_newcomer(running: Job) -> list[float]:
     return held.tolist()
 
 
-def test_a_checkpoint_of_pieces_is_not_gone_on_from_whole(tmp_path: Path) -> None:
+def test_a_streamed_checkpoint_cannot_be_resumed_with_whole_updates(tmp_path: Path) -> None:
     with job("asp", streamed=True, saving=CheckpointPlan(tmp_path, updates=1000)) as running:
         running.work(lambda where: workers.work(where, 20))
         running.finish()
     with job("asp", restored=checkpoint.read(tmp_path)) as running:
-        until(running.coordinator.failed.is_set)
+        wait_until(running.coordinator.failed.is_set)
         assert "resume with as many servers, and --apply, as there were" in running.coordinator.reason
         assert running.coordinator.hopeless
 
 
-# Workers that die in mid-push
+# Workers that die during a push
 
 
-def until(true: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 30.0
-    while not true():
-        assert time.monotonic() < end, "it never came about"
+    while not condition():
+        assert time.monotonic() < end, "timeout"
         time.sleep(0.005)
 
 
@@ -145,7 +145,7 @@ class Doomed:
         self.client.begin(self.weights.data.cast("B"))
 
     def push(self, *pieces: int) -> list[tuple[int, int]]:
-        """Push these pieces of each shard's; where they are in the model."""
+        """Push these pieces to each shard, and return their ranges in the model."""
         joins, iteration = self.client._incarnation, self.client.granted.iteration
         joins._say(joins._state.tell_ready, GradientReady(iteration, joins.version, 1, 0.001, None))
         if joins.welcome.gated:
@@ -167,7 +167,7 @@ class Doomed:
 
 @pytest.mark.parametrize("pieces", [(), (0,), (0, 2, 3), (5, 4, 3, 2, 1, 0)], ids=str)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_who_dies_in_mid_push_blocks_nobody_and_leaves_only_what_it_had_pushed(
+def test_a_worker_that_dies_during_a_push_blocks_nobody_and_leaves_only_the_pushed_pieces(
     policy: str, pieces: tuple[int, ...]
 ) -> None:
     with job(policy, shards=2, workers=3, streamed=True, lease=1.0) as running:
@@ -177,18 +177,18 @@ def test_who_dies_in_mid_push_blocks_nobody_and_leaves_only_what_it_had_pushed(
         def die(_where: str) -> None:
             doomed.begin()
             pushed.extend(doomed.push(*pieces))
-            time.sleep(0.2)  # the others have pushed too, and wait for it if they must
+            time.sleep(0.2)  # by now the others have pushed, and wait for this worker if their policy requires it
             doomed.die()
 
         running.work(*[lambda where: workers.work(where, 60)] * 2, die)
-        until(lambda: 2 not in running.coordinator.state.roster.training)
+        wait_until(lambda: 2 not in running.coordinator.state.roster.training)
         assert running.coordinator.samples is not None
         assert running.coordinator.samples.all_done
-        seen = np.array(seen_by_a_newcomer(running))
-    there = np.zeros(workers.SIZE, dtype=bool)
+        seen = np.array(pulled_by_a_new_worker(running))
+    was_pushed = np.zeros(workers.SIZE, dtype=bool)
     for start, stop in pushed:
-        there[start:stop] = True
-    assert np.all(seen[~there] == 60.0)
-    assert set(seen[there]) <= {60.0, 1060.0}
-    if policy == "asp":  # it is applied as it comes, whatever becomes of the rest
-        assert np.all(seen[there] == 1060.0)
+        was_pushed[start:stop] = True
+    assert np.all(seen[~was_pushed] == 60.0)
+    assert set(seen[was_pushed]) <= {60.0, 1060.0}
+    if policy == "asp":  # every piece is applied on arrival
+        assert np.all(seen[was_pushed] == 1060.0)

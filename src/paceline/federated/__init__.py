@@ -1,4 +1,4 @@
-"""Federated training: clients that train by themselves, and a server whose link they share."""
+"""Federated training: clients that train on their own data, and a server whose link they share."""
 
 from paceline.federated.client import FederatedClient
 

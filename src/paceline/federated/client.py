@@ -1,11 +1,10 @@
-"""A client of a federation: it trains a model on data of its own, and exchanges what came of it with a server.
+"""A client of a federation: it trains a model on its own data and exchanges the result with a server.
 
-    model, batches = Net(), DataLoader(mine, batch_size=16, shuffle=True)
-    paceline.federated.Client(model, batches, connect="server:7000", steps=100).run(rounds=200)
+    model, batches = Net(), DataLoader(dataset, batch_size=16, shuffle=True)
+    FederatedClient(model, batches, connect="server:7000", steps=100).run(rounds=200)
 
-Samples never leave it. What it pushes is how far its model has come from the one that it was given, or where the
-policy mixes models, the model itself. A lost connection comes back by itself; if the server restarts, the round is lost
-that was under way, and nothing else.
+Samples never leave the client. It pushes the difference between its model and the one that it pulled, or the model
+itself if the policy mixes models. It reconnects automatically. If the server restarts, only the current round is lost.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 def plain_sgd(rate: float = 0.01) -> MakeOptimizer:
-    """What clients train with, if nothing else is said; the FL-R²SP paper's rate."""
+    """Return the default optimizer of a client: SGD with the learning rate of the FL-R²SP paper."""
     return lambda parameters: torch.optim.SGD(parameters, lr=rate)
 
 
 class FederatedClient:
-    """One client. `model` has the newest global model after each round, and at the end."""
+    """A client of a federation. After each round, `model` holds the newest global model."""
 
     def __init__(
         self,
@@ -52,49 +51,53 @@ class FederatedClient:
         tls: Tls | None = None,
         progress: Callable[[int, float], None] | None = None,
     ) -> None:
-        """batches: pairs of inputs and labels; gone through again and again, a DataLoader for example.
+        """batches: pairs of inputs and labels, for example a DataLoader. The client iterates over them repeatedly.
 
-        connect: the server's address, host:port; that of PACELINE_CONNECT if left out.
-        steps: τ, local iterations in a round. samples: how many this client has, by which it counts; those of the
-        DataLoader's dataset if left out. optimizer: made anew for each round. proximal: FedProx's μ.
-        client: its number, which decides its group; the server gives one if nobody does.
-        progress: hears how many rounds are done, and the loss of the last.
+        connect: the server's address, "host:port". The default is PACELINE_CONNECT.
+        steps: τ, the number of local iterations in a round.
+        samples: the number of samples of this client, which is the weight of its updates. The default is the size of
+            the DataLoader's dataset.
+        optimizer: creates the optimizer of each round from the parameters.
+        loss: computes the loss from the model's output and the labels.
+        proximal: FedProx's μ.
+        client: the client's number, which decides its group. By default the server assigns one.
+        progress: called after each round with the number of rounds and the mean loss of the last one.
         """
-        where = connect or os.environ.get(CONNECT)
-        if not where:
-            raise ValueError("Say with connect= where the server is, or set PACELINE_CONNECT.")
+        server = connect or os.environ.get(CONNECT)
+        if not server:
+            raise ValueError("Pass the server's address with connect=, or set PACELINE_CONNECT.")
         if steps < 1:
-            raise ValueError(f"A client makes at least one step in a round, not {steps}.")
+            raise ValueError(f"steps must be at least 1; got {steps}.")
         if proximal < 0:
-            raise ValueError(f"FedProx's term is at least 0, not {proximal}.")
+            raise ValueError(f"proximal must be at least 0; got {proximal}.")
         self.model, self.steps, self.proximal = model, steps, proximal
-        self._batches, self._loss, self._make_optimizer = _again_and_again(batches), loss, optimizer or plain_sgd()
+        self._batches, self._loss, self._make_optimizer = _repeat(batches), loss, optimizer or plain_sgd()
         self._progress = progress
-        self.samples = _counted(batches) if samples is None else samples
+        self.samples = _count_samples(batches) if samples is None else samples
         if self.samples < 1:
-            raise ValueError(f"A client has at least one sample, not {self.samples}.")
-        # Its own copy, apart from the model: what was pulled is needed when the model has moved on.
+            raise ValueError(f"samples must be at least 1; got {self.samples}.")
+        # The pulled weights are kept apart from the model, because the difference to them is pushed.
         self._flat = FlatModel(model, torch.optim.SGD(model.parameters(), lr=1.0), apart=True)
-        described = Description(self._flat.layout, SUMS, self._flat.fixed).as_json()
+        description = Description(self._flat.layout, SUMS, self._flat.fixed).as_json()
         if token is None:
             token = bytes.fromhex(os.environ.get(TOKEN, ""))
         secret = token.encode() if isinstance(token, str) else token
         number = worker_number() if client is None else client
-        self._wire = Wire(address(where), described, secret, number, tls=tls or Tls.from_environment())
-        self.rounds = 0  # so far
+        self._wire = Wire(address(server), description, secret, number, tls=tls or Tls.from_environment())
+        self.rounds = 0  # completed so far
 
     @property
     def number(self) -> int:
-        """Which client this is."""
+        """The number of this client."""
         return self._wire.worker
 
     @property
     def pull_seconds(self) -> float:
-        """What the last pull took: where it is long, too many pull at the same time."""
+        """The duration of the last pull. It is long if too many clients pull at the same time."""
         return self._wire.pull_seconds
 
     def run(self, rounds: int | None = None) -> int:
-        """Take part for so many rounds, or until the server is gone; how many there were. Then leave."""
+        """Take part in this number of rounds, or until the server ends. Then leave, and return the number of rounds."""
         flat, wire = self._flat, self._wire
         try:
             wire.begin(flat.weights_bytes())
@@ -120,10 +123,10 @@ class FederatedClient:
             wire.close()
 
     def _train(self) -> float:
-        """τ steps on its own samples; the mean loss."""
+        """Make τ steps on the client's samples, and return the mean loss."""
         model = self.model.train()
         parameters = self._flat.parameters
-        began = [parameter.detach().clone() for parameter in parameters] if self.proximal else []
+        start_weights = [parameter.detach().clone() for parameter in parameters] if self.proximal else []
         optimizer = self._make_optimizer(parameters)
         device = parameters[0].device
         total = 0.0
@@ -132,7 +135,7 @@ class FederatedClient:
             optimizer.zero_grad()
             loss = self._loss(model(inputs.to(device)), labels.to(device))
             torch.autograd.backward(loss)
-            for parameter, start in zip(parameters, began, strict=False):
+            for parameter, start in zip(parameters, start_weights, strict=False):
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - start, alpha=self.proximal)
             optimizer.step()
@@ -140,16 +143,20 @@ class FederatedClient:
         return total / self.steps
 
     def _gather(self) -> None:
-        """What is pushed: the model, or how far it has come. Statistics are pushed as they are, and averaged."""
+        """Fill the buffer that is pushed with the model, or with its difference to the pulled one.
+
+        Statistics are pushed as values, and the server averages them.
+        """
         flat = self._flat
         flat.gather_weights()
         if not self._wire.mixes:
             pulled, _ = flat.split(flat.weights)
             pushed, _ = flat.split(flat.gradient)
-            torch.sub(pulled, pushed, out=pushed)  # as a gradient: the server goes against it
+            torch.sub(pulled, pushed, out=pushed)  # pulled - trained: the server subtracts it like a gradient
 
 
-def _again_and_again(batches: Iterable[Batch]) -> Iterator[Batch]:
+def _repeat(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the batches, and start again after the last one."""
     while True:
         empty = True
         for batch in batches:
@@ -157,13 +164,13 @@ def _again_and_again(batches: Iterable[Batch]) -> Iterator[Batch]:
             yield batch
         if empty:
             raise ValueError(
-                "There are no batches to train on; a generator can be gone through only once, so give a list."
+                "There are no batches to train on; a generator can be used only once, so pass a list or a DataLoader."
             )
 
 
-def _counted(batches: Any) -> int:
-    """How many samples a DataLoader has."""
+def _count_samples(batches: Any) -> int:
+    """Return the number of samples of a DataLoader."""
     try:
         return len(batches.dataset)
     except (AttributeError, TypeError):
-        raise ValueError("Say with samples= how many samples this client has.") from None
+        raise ValueError("Pass the number of this client's samples with samples=.") from None

@@ -1,4 +1,4 @@
-"""A client's own part of a data set, for those who try a federation with data that all of them have."""
+"""A client's share of a data set, to try a federation with data that all clients have."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline.workloads.networks import accuracy, make
 
 
 class ClientData:
-    """Batches of one client's samples, in another order each time; what is left over is not a batch."""
+    """Batches of one client's samples, in a new order for each iteration. An incomplete last batch is dropped."""
 
     def __init__(self, data: Data, samples: torch.Tensor, batch: int, seed: int) -> None:
         self.data, self.dataset, self._batch = data, samples, min(batch, len(samples))
-        self._chance = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(seed)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        order = self.dataset[torch.randperm(len(self.dataset), generator=self._chance)]
+        order = self.dataset[torch.randperm(len(self.dataset), generator=self._generator)]
         for part in torch.split(order, self._batch):
             if len(part) == self._batch:
                 yield self.data.prepared(self.data.inputs[part]), self.data.labels[part]
@@ -29,7 +29,7 @@ class ClientData:
 def share_of(
     client: int, clients: int, dataset: str, folder: Path | None, skew: Skew, samples: int, batch: int, seed: int
 ) -> ClientData:
-    """The samples of one of so many clients: all of them deal the same way, from the same seed."""
+    """Return the data of one of `clients` clients. With the same seed, all clients compute the same partition."""
     data = load(dataset, folder)
     samples = samples or max(1, len(data.labels) // clients)
     shares = dirichlet(data.labels, skew.alphas(clients, seed), samples, seed)
@@ -37,13 +37,13 @@ def share_of(
 
 
 def network_for(name: str, data: Data, seed: int) -> torch.nn.Module:
-    """The network that all clients begin with."""
+    """Return the network that all clients start with."""
     torch.manual_seed(seed)
     return make(name, data)
 
 
 def tested(model: torch.nn.Module, data: Data) -> float:
-    """Its accuracy on the test set."""
+    """Return the accuracy of the model on the test set."""
     model.eval()
     with torch.no_grad():
         parts = zip(torch.split(data.test_inputs, 1000), torch.split(data.test_labels, 1000), strict=True)

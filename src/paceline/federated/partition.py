@@ -1,7 +1,8 @@
-"""Whose samples are which: label skew by Dirichlet distributions (Yurochkin et al. 2019), as the FL-R²SP paper has it.
+"""Partition a data set among clients with label skew by Dirichlet distributions (Yurochkin et al. 2019).
 
-Each client's classes are drawn from a Dirichlet distribution of its own. With α = 10 a client has about as much of
-every class; with α = 0.1 two thirds of its samples are of one, on average, and it is an outlier.
+The FL-R²SP paper uses this partition. The classes of each client are drawn from its own Dirichlet distribution. With
+α = 10 a client has about the same number of samples of every class. With α = 0.1 two thirds of its samples are of one
+class on average, and it is an outlier.
 """
 
 from __future__ import annotations
@@ -16,50 +17,54 @@ from paceline.simulate.task import TrainingError
 
 @dataclass(frozen=True)
 class Skew:
-    """Some clients are as most are, some are outliers. The paper: three quarters with α = 10, a quarter with 0.1."""
+    """The label skew of a federation. In the paper, three quarters of the clients have α = 10 and a quarter 0.1."""
 
-    outliers: float = 0.25  # of the clients
-    usual: float = 10.0  # α
+    outliers: float = 0.25  # share of the clients
+    usual: float = 10.0  # α of most clients
     odd: float = 0.1  # α of outliers
 
     def alphas(self, clients: int, seed: int) -> list[float]:
-        """Each client's α. Which of them are outliers is drawn from the seed."""
+        """Return the α of each client. The seed decides which clients are outliers."""
         order = torch.randperm(clients, generator=torch.Generator().manual_seed(seed)).tolist()
         odd = set(order[: round(self.outliers * clients)])
         return [self.odd if client in odd else self.usual for client in range(clients)]
 
 
 def dirichlet(labels: torch.Tensor, alphas: Sequence[float], samples: int, seed: int) -> list[torch.Tensor]:
-    """So many samples for each client, its classes drawn with its α.
+    """Return the sample numbers of each client: `samples` of them, with classes drawn according to its α.
 
-    Within a class samples are dealt out in a shuffled order, and a second time only once all have been.
+    Within a class, samples are assigned in a shuffled order. A sample is assigned a second time only after all others.
     """
     if not alphas or samples < 1 or not all(alpha > 0 for alpha in alphas):
-        raise TrainingError("Samples are dealt to one client at least, to each at least one, with an α greater than 0.")
-    chance = torch.Generator().manual_seed(seed)
+        raise TrainingError(
+            "A partition needs at least one client, at least one sample for each, and an α greater than 0."
+        )
+    generator = torch.Generator().manual_seed(seed)
     classes = int(labels.max()) + 1
-    decks = [_Deck(torch.nonzero(labels == label).flatten(), chance) for label in range(classes)]
-    present = torch.tensor([float(len(deck.cards) > 0) for deck in decks])
+    pools = [_SamplePool(torch.nonzero(labels == label).flatten(), generator) for label in range(classes)]
+    present = torch.tensor([float(len(pool.samples) > 0) for pool in pools])
     shares = []
     for alpha in alphas:
-        # torch draws Dirichlet from the global state only; two lines of gamma variates do not.
-        gammas = torch._standard_gamma(torch.full((classes,), alpha, dtype=torch.float64), generator=chance)
+        # torch's Dirichlet distribution uses the global generator, so this draws normalized gamma variates instead.
+        gammas = torch._standard_gamma(torch.full((classes,), alpha, dtype=torch.float64), generator=generator)
         odds = (gammas + 1e-300) * present
-        drawn = torch.multinomial(odds / odds.sum(), samples, replacement=True, generator=chance)
+        drawn = torch.multinomial(odds / odds.sum(), samples, replacement=True, generator=generator)
         counts = torch.bincount(drawn, minlength=classes).tolist()
-        shares.append(torch.cat([deck.deal(count) for deck, count in zip(decks, counts, strict=True)]))
+        shares.append(torch.cat([pool.take(count) for pool, count in zip(pools, counts, strict=True)]))
     return shares
 
 
-class _Deck:
-    """The samples of one class."""
+class _SamplePool:
+    """The samples of one class, in shuffled order."""
 
-    def __init__(self, cards: torch.Tensor, chance: torch.Generator) -> None:
-        self.cards, self._chance = cards, chance
-        self._left = cards[:0]
+    def __init__(self, samples: torch.Tensor, generator: torch.Generator) -> None:
+        self.samples, self._generator = samples, generator
+        self._left = samples[:0]
 
-    def deal(self, count: int) -> torch.Tensor:
+    def take(self, count: int) -> torch.Tensor:
+        """Remove and return the next samples. An empty pool is filled and shuffled again."""
         while len(self._left) < count:
-            self._left = torch.cat([self._left, self.cards[torch.randperm(len(self.cards), generator=self._chance)]])
-        dealt, self._left = self._left[:count], self._left[count:]
-        return dealt
+            order = torch.randperm(len(self.samples), generator=self._generator)
+            self._left = torch.cat([self._left, self.samples[order]])
+        taken, self._left = self._left[:count], self._left[count:]
+        return taken

@@ -1,1 +1,1 @@
-"""Starting jobs."""
+"""Starting jobs: the server, the workers, and the processes on other hosts."""

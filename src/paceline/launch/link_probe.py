@@ -1,7 +1,7 @@
-"""A link, measured with bare TCP streams: `python -m paceline.launch.link_probe serve` on one host, `call` on another.
+"""Measure a link with plain TCP streams: `python -m paceline.launch.link_probe serve` on one host, `call` on another.
 
-The one that serves prints its port. The one that calls measures, both ways, to one or to several at the same time, and
-prints what it found as JSON. Whoever calls shows the token that both were given.
+The serving host prints its port. The calling host measures both directions, to one or several serving hosts at the
+same time, and prints the result as JSON. It authenticates with the token that both hosts have.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from paceline.serve.environment import TOKEN
 
 BLOCK = 1 << 14
 PINGS = 20
-SKIPPED = 0.4  # of the time, in which a stream gets up to speed and what was saved up for a burst is used up
-PATIENCE = 30.0  # seconds for anything to happen
+SKIPPED = 0.4  # share of the time that is not measured: TCP slow start, and bursts that a rate limiter allows
+TIMEOUT = 30.0  # seconds
 TOKEN_BYTES = 16
+#: The requests of a caller: answer pings, receive a stream, return the rate of the last stream, send a stream, end.
+PING, UPLOAD, RATE, DOWNLOAD, QUIT = b"p", b"u", b"r", b"d", b"q"
 Address: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class LinkMeasurement:
-    """What was measured between two hosts."""
+    """The measured rates and latency between two hosts."""
 
-    up: float  # bytes per second, from the one that calls
-    down: float
+    up: float  # bytes per second from the calling host
+    down: float  # bytes per second to the calling host
     latency: float  # seconds, one way
 
 
 def serve(listener: socket.socket, token: bytes) -> None:
-    """Answer those who have the token, one after the other, until one says that it was the last."""
-    listener.settimeout(PATIENCE)
+    """Answer calls with the right token, one after another, until a call ends the server."""
+    listener.settimeout(TIMEOUT)
     rate = 0.0
     while True:
         caller, _ = listener.accept()
@@ -50,25 +52,25 @@ def serve(listener: socket.socket, token: bytes) -> None:
             _prepare(caller)
             if not secrets.compare_digest(_read(caller, TOKEN_BYTES), token):
                 continue
-            asked, seconds = struct.unpack("<cd", _read(caller, 9))
+            request, seconds = struct.unpack("<cd", _read(caller, 9))
             caller.sendall(b"!")
-            if asked == b"p":
+            if request == PING:
                 while True:
                     caller.sendall(_read(caller, 1))
-            elif asked == b"u":
+            elif request == UPLOAD:
                 rate = _receive(caller, seconds)
-            elif asked == b"r":
+            elif request == RATE:
                 caller.sendall(struct.pack("<d", rate))
-            elif asked == b"d":
+            elif request == DOWNLOAD:
                 _send(caller)
-            elif asked == b"q":
+            elif request == QUIT:
                 return
 
 
 def call(addresses: Sequence[Address], token: bytes, seconds: float) -> list[LinkMeasurement]:
-    """Measure the stretches to those who serve: streams there and streams back, to all of them at the same time."""
+    """Measure the links to these servers: first up, then down, with streams to all of them at the same time."""
     latencies = [_latency(address, token) for address in addresses]
-    together = threading.Barrier(len(addresses))  # it can be used again and again
+    together = threading.Barrier(len(addresses))
 
     def up(address: Address) -> float:
         return _up(address, token, seconds, together.wait)
@@ -79,13 +81,13 @@ def call(addresses: Sequence[Address], token: bytes, seconds: float) -> list[Lin
     with ThreadPoolExecutor(len(addresses)) as threads:
         ups, downs = list(threads.map(up, addresses)), list(threads.map(down, addresses))
     for address in addresses:
-        with _asking(address, token, b"q"):
+        with _request(address, token, QUIT):
             pass
     return [LinkMeasurement(*each) for each in zip(ups, downs, latencies, strict=True)]
 
 
 def _latency(address: Address, token: bytes) -> float:
-    with _asking(address, token, b"p") as server:
+    with _request(address, token, PING) as server:
         trips = []
         for _ in range(PINGS):
             began = time.perf_counter()
@@ -97,21 +99,21 @@ def _latency(address: Address, token: bytes) -> float:
 
 def _up(address: Address, token: bytes, seconds: float, wait: Callable[[], object]) -> float:
     wait()
-    with _asking(address, token, b"u", seconds) as server:
+    with _request(address, token, UPLOAD, seconds) as server:
         _send(server)
-    with _asking(address, token, b"r") as server:
+    with _request(address, token, RATE) as server:
         (rate,) = struct.unpack("<d", _read(server, 8))
     return float(rate)
 
 
 def _down(address: Address, token: bytes, seconds: float, wait: Callable[[], object]) -> float:
     wait()
-    with _asking(address, token, b"d") as server:
+    with _request(address, token, DOWNLOAD) as server:
         return _receive(server, seconds)
 
 
 def _send(peer: socket.socket) -> None:
-    """Until the other end has had enough."""
+    """Send bytes until the other end closes the connection."""
     block = bytes(BLOCK)
     with contextlib.suppress(ConnectionError):
         while True:
@@ -119,7 +121,10 @@ def _send(peer: socket.socket) -> None:
 
 
 def _receive(peer: socket.socket, seconds: float) -> float:
-    """The rate of what comes, in bytes per second, once it is up to speed. What is still under way is thrown away."""
+    """Receive a stream for this time, and return its rate in bytes per second after the skipped part.
+
+    The connection is then reset, so that bytes that are still under way are dropped.
+    """
     buffer = bytearray(4 * BLOCK)
     began = time.perf_counter()
     since, count = 0.0, 0
@@ -127,7 +132,7 @@ def _receive(peer: socket.socket, seconds: float) -> float:
         got = peer.recv_into(buffer)
         now = time.perf_counter()
         if not got:
-            raise EOFError("the other end has hung up")
+            raise EOFError("the peer closed the connection")
         if since:
             count += got
         elif now - began >= SKIPPED * seconds:
@@ -138,17 +143,18 @@ def _receive(peer: socket.socket, seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def _asking(address: Address, token: bytes, what: bytes, seconds: float = 0.0) -> Iterator[socket.socket]:
-    with socket.create_connection(address, timeout=PATIENCE) as server:
+def _request(address: Address, token: bytes, request: bytes, seconds: float = 0.0) -> Iterator[socket.socket]:
+    """Connect to a server and send it a request."""
+    with socket.create_connection(address, timeout=TIMEOUT) as server:
         _prepare(server)
-        server.sendall(token + struct.pack("<cd", what, seconds))
+        server.sendall(token + struct.pack("<cd", request, seconds))
         _read(server, 1)
         yield server
 
 
 def _prepare(peer: socket.socket) -> None:
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    peer.settimeout(PATIENCE)
+    peer.settimeout(TIMEOUT)
 
 
 def _read(peer: socket.socket, count: int) -> bytes:
@@ -156,13 +162,13 @@ def _read(peer: socket.socket, count: int) -> bytes:
     while len(read) < count:
         got = peer.recv(count - len(read))
         if not got:
-            raise EOFError("the other end has hung up")
+            raise EOFError("the peer closed the connection")
         read += got
     return read
 
 
 def main(arguments: list[str]) -> None:
-    """Serve, or call HOST:PORT[,HOST:PORT…] SECONDS."""
+    """Run `serve`, or `call HOST:PORT[,HOST:PORT…] SECONDS`."""
     token = bytes.fromhex(os.environ[TOKEN])
     if arguments[0] == "serve":
         with socket.create_server(("", 0)) as listener:

@@ -1,4 +1,4 @@
-"""A whole job: the server, and a process for each worker. One Ctrl-C stops everything."""
+"""Run a complete job: the server, and the processes of each worker. One Ctrl-C stops all of them."""
 
 from __future__ import annotations
 
@@ -10,49 +10,50 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.launch.processes import JobError, Printer
-from paceline.launch.server_process import ServeOptions, ServerProcess
+from paceline.launch.server_process import ServerProcess
 from paceline.launch.supervisor import EVERYWHERE, WorkerCommand, WorkerSupervisor
 from paceline.observe.observer import Observer, Tee, replay
 from paceline.observe.summary import Report, Summary
 from paceline.serve.environment import WORKERS
+from paceline.serve.job_options import JobOptions
 from paceline.serve.watch import watch
 from paceline.serve.wire.endpoint import Endpoint
 
-ENDING = 600.0  # seconds in which a server should have written its last checkpoint
+LAST_CHECKPOINT_SECONDS = 600.0  # seconds that the server has to write its last checkpoint
 
-__all__ = ["EVERYWHERE", "JobError", "JobOutcome", "ServeOptions", "run"]
+__all__ = ["EVERYWHERE", "JobError", "JobOutcome", "run"]
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What a job came to."""
+    """The result of a job."""
 
     report: Report
-    seconds: float  # from the first worker's joining to the last one's leaving
+    seconds: float  # from the first join to the last leave
 
 
 class _Attendance(Observer):
-    """Has anybody come, and when did the first come and the last leave?"""
+    """An observer of when workers join and leave."""
 
     def __init__(self) -> None:
-        self.first: float | None = None
-        self.last = 0.0
-        self.alone = False  # has nobody come since the server last began, or began again?
+        self.first_join: float | None = None
+        self.last_leave = 0.0
+        self.is_empty = False  # whether no worker has joined since the server was started or restarted
 
     def began(self, *_: object) -> None:
-        self.alone = True
+        self.is_empty = True
 
     def joined(self, time: float, *_: object) -> None:
-        self.first = time if self.first is None else self.first
-        self.alone = False
+        self.first_join = time if self.first_join is None else self.first_join
+        self.is_empty = False
 
     def left(self, time: float, *_: object) -> None:
-        self.last = time
+        self.last_leave = time
 
 
 async def run(
     script: Sequence[str],
-    options: ServeOptions,
+    options: JobOptions,
     *,
     restarts: int = 1,
     server_restarts: int = 3,
@@ -62,84 +63,90 @@ async def run(
     observer: Observer | None = None,
     say: Printer,
 ) -> JobOutcome:
-    """Run a training script in `options.workers` workers over a server of their own, until all of them have ended."""
+    """Start a server, run a training script in `options.workers` workers, and wait until all of them have ended.
+
+    restarts: how many crashes of workers are tolerated in total. server_restarts: the same for the server.
+    ranks: processes per worker. reduce: the collective by which they sum their gradients. hosts: where the workers run.
+    """
     token = secrets.token_bytes(16)
     summary, attendance = Summary(), _Attendance()
-    watching: Observer = Tee(summary, attendance)
-    service = ServerProcess(options, token, server_restarts, say)
+    observers: Observer = Tee(summary, attendance)
+    server = ServerProcess(options, token, server_restarts, say)
     loop = asyncio.get_running_loop()
     began = loop.time()
     tasks: list[asyncio.Future[Any]] = []
     supervisor: WorkerSupervisor | None = None
     try:
-        await service.start()
-        endpoint = Endpoint(_here(options.host), service.port, token, options.tls)
-        started = asyncio.Event()
-        seen = asyncio.ensure_future(
-            _watch(service, endpoint, Tee(watching, observer) if observer else watching, began, started)
+        await server.start()
+        endpoint = Endpoint(_address_here(options.host), server.port, token, options.tls)
+        subscribed = asyncio.Event()
+        watching = asyncio.ensure_future(
+            _watch(server, endpoint, Tee(observers, observer) if observer else observers, began, subscribed)
         )
-        tasks.append(seen)
-        await asyncio.wait((seen, asyncio.ensure_future(started.wait())), return_when=asyncio.FIRST_COMPLETED)
+        tasks.append(watching)
+        await asyncio.wait((watching, asyncio.ensure_future(subscribed.wait())), return_when=asyncio.FIRST_COMPLETED)
         environment = {WORKERS: str(options.workers)} | (options.tls.as_environment() if options.tls else {})
         connect = f"{socket.gethostname() if hosts and options.host == EVERYWHERE else endpoint.host}:{endpoint.port}"
-        task = WorkerCommand(script, connect, token, environment, ranks, reduce, hosts)
-        supervisor = WorkerSupervisor(task, restarts, say)
-        kept = asyncio.ensure_future(service.keep())
-        tasks.append(kept)
-        beside = asyncio.gather(
-            *(supervisor.attend(number) for number in range(options.workers if options.colocate else 0))
+        command = WorkerCommand(script, connect, token, environment, ranks, reduce, hosts)
+        supervisor = WorkerSupervisor(command, restarts, say)
+        serving = asyncio.ensure_future(server.keep())
+        tasks.append(serving)
+        shards = asyncio.gather(
+            *(supervisor.keep_shard(number) for number in range(options.workers if options.colocate else 0))
         )
-        tasks.append(beside)
+        tasks.append(shards)
         while True:
             working = asyncio.gather(*(supervisor.keep(number, number) for number in range(options.workers)))
             tasks.append(working)
-            failing = (beside,) if options.colocate else ()
-            await asyncio.wait((kept, working, *failing), return_when=asyncio.FIRST_COMPLETED)
-            if failing and beside.done() and not kept.done():
-                beside.result()
-            if kept.done():
-                kept.result()  # its error, if that is why
+            colocated = (shards,) if options.colocate else ()
+            await asyncio.wait((serving, working, *colocated), return_when=asyncio.FIRST_COMPLETED)
+            if colocated and shards.done() and not serving.done():
+                shards.result()  # raises: shards end before the server only with an error
+            if serving.done():
+                serving.result()  # raises if the server failed
                 supervisor.over = True
             await working
-            if attendance.first is None:
-                raise JobError(f"{script[0]} never called paceline.join, so there was nothing to do together.")
-            ended = asyncio.ensure_future(_ended(service, kept))
+            if attendance.first_join is None:
+                raise JobError(f"{script[0]} never called paceline.join, so no worker took part in the job.")
+            ended = asyncio.ensure_future(_wait_for_end(server, serving))
             tasks.append(ended)
-            await asyncio.wait((ended,), timeout=0.5)  # what was last seen may still be on its way
-            while not ended.done() and not attendance.alone:
+            await asyncio.wait((ended,), timeout=0.5)  # the last events may still be on their way
+            while not ended.done() and not attendance.is_empty:
                 await asyncio.wait((ended,), timeout=0.2)
             if ended.done():
                 break
             ended.cancel()
-            say("The server went back to a checkpoint when all workers had ended; they are started again.", aside=True)
+            say("The server restored a checkpoint after all workers had ended; restarting the workers.", aside=True)
         await ended
-        await seen
-        return JobOutcome(summary.report(), attendance.last - attendance.first)
+        await watching
+        return JobOutcome(summary.report(), attendance.last_leave - attendance.first_join)
     finally:
-        for waiting in tasks:
-            waiting.cancel()
+        for task in tasks:
+            task.cancel()
         if supervisor:
             await supervisor.stop()
-        await service.stop()
+        await server.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _ended(service: ServerProcess, kept: asyncio.Future[None]) -> None:
-    """All workers have ended, and so does the server, unless it was started again just then and waits for them."""
-    patience = ENDING + 2 * service.options.lease
-    done, _ = await asyncio.wait((kept,), timeout=patience)
+async def _wait_for_end(server: ServerProcess, serving: asyncio.Future[None]) -> None:
+    """Wait for the server to end after all workers have ended.
+
+    It does not end if it was restarted at that moment: then it waits for workers, and a JobError is raised.
+    """
+    done, _ = await asyncio.wait((serving,), timeout=LAST_CHECKPOINT_SECONDS + 2 * server.options.lease)
     if done:
-        kept.result()
+        serving.result()
     else:
-        kept.cancel()
-        await service.stop()
-        raise JobError("All workers have ended, but the server had gone back to a checkpoint; go on with --resume.")
+        serving.cancel()
+        await server.stop()
+        raise JobError("All workers have ended, but the server restored a checkpoint; continue the job with --resume.")
 
 
 async def _watch(
-    service: ServerProcess, endpoint: Endpoint, observer: Observer, began: float, started: asyncio.Event
+    server: ServerProcess, endpoint: Endpoint, observer: Observer, began: float, subscribed: asyncio.Event
 ) -> None:
-    """Show the observer what happens, also when the server is started again; times go on from one to the next."""
+    """Pass the server's events to the observer, across restarts of the server. Times continue from one to the next."""
     loop = asyncio.get_running_loop()
     while True:
         offset: float | None = None
@@ -147,15 +154,15 @@ async def _watch(
             async for event in watch(endpoint):
                 if offset is None:
                     offset = loop.time() - began - event.time
-                    started.set()
+                    subscribed.set()
                 replay([event._replace(time=event.time + offset)], observer)
         except OSError:
             pass
-        if service.over:
+        if server.over:
             return
         await asyncio.sleep(0.1)
 
 
-def _here(host: str) -> str:
-    """Where a server is found from this machine."""
+def _address_here(host: str) -> str:
+    """Return the address at which this machine reaches a server that listens on `host`."""
     return "127.0.0.1" if host == EVERYWHERE else host

@@ -1,4 +1,4 @@
-"""Processes that are started here and must not outlive us."""
+"""Child processes that must not outlive this process."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
-TERMINATING = 5.0  # seconds that a process has to end before it is killed
-LAST_WORDS = 2.0  # seconds to hear what an ended process has said
+TERMINATION_SECONDS = 5.0  # seconds that a process has to end before it is killed
+OUTPUT_SECONDS = 2.0  # seconds to read the rest of the output of a process that has ended
 PR_SET_PDEATHSIG = 1
 
 
 class JobError(RuntimeError):
-    """A job that could not be finished. The message says what to do; it may have been shown already."""
+    """A job that failed. The message says what to do."""
 
     def __init__(self, message: str, said: bool = False) -> None:
+        """said: whether the user has already seen the message."""
         super().__init__(message)
         self.said = said
 
 
 class Printer(Protocol):
-    """Shows a person a line: what a script printed, or (aside) what it complained of or what happened to it."""
+    """A function that shows a line to the user: output of a script, or (aside) its errors and the job's messages."""
 
     def __call__(self, line: str, *, aside: bool) -> None: ...
 
@@ -33,7 +34,11 @@ class Printer(Protocol):
 async def start(
     command: Sequence[str], environment: Mapping[str, str], *, capture: bool, feed: bytes | None = None
 ) -> asyncio.subprocess.Process:
-    """Start a process in a group of its own, so that a Ctrl-C reaches us first. If we are killed, so is it (Linux)."""
+    """Start a process in its own process group, so that Ctrl-C reaches only this process.
+
+    On Linux, the new process ends if this one is killed.
+    capture: pipe its output. feed: bytes to write to its standard input.
+    """
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -43,15 +48,15 @@ async def start(
         stdout=pipe if capture else None,
         stderr=pipe if capture else None,
         limit=1 << 20,
-        preexec_fn=_die_with(os.getpid()),
+        preexec_fn=_end_with_parent(os.getpid()),
     )
     if feed is not None and process.stdin:
         process.stdin.write(feed)
     return process
 
 
-async def stop(processes: Sequence[asyncio.subprocess.Process], seconds: float = TERMINATING) -> None:
-    """End whoever still runs, with all that they started in their group."""
+async def stop(processes: Sequence[asyncio.subprocess.Process], seconds: float = TERMINATION_SECONDS) -> None:
+    """End the processes that still run, together with their process groups."""
     running = [process for process in processes if process.returncode is None]
     for process in running:
         _signal(process, signal.SIGTERM)
@@ -64,26 +69,26 @@ async def stop(processes: Sequence[asyncio.subprocess.Process], seconds: float =
 
 
 async def lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
-    """What a process prints, line after line."""
+    """Yield the lines that a process prints."""
     while stream:
         try:
             line = await stream.readline()
-        except ValueError:  # a line without end
+        except ValueError:  # the line is longer than the limit
             continue
         if not line:
             return
         yield line.decode(errors="replace").rstrip("\n")
 
 
-async def heard(listening: Sequence[asyncio.Future[None]]) -> None:
-    """Until all is heard that a process said which has ended. What it left behind may hold its pipes open."""
-    _, still = await asyncio.wait(listening, timeout=LAST_WORDS)
-    for each in still:
-        each.cancel()
+async def heard(readers: Sequence[asyncio.Future[None]]) -> None:
+    """Wait until the output of a process that has ended is read. Its own children may keep the pipes open longer."""
+    _, pending = await asyncio.wait(readers, timeout=OUTPUT_SECONDS)
+    for reader in pending:
+        reader.cancel()
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended, as the rest of a sentence."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -97,15 +102,15 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
         os.killpg(process.pid, number)
 
 
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """To be called in a new process: it is killed when its parent dies, however that dies."""
+def _end_with_parent(parent: int) -> Callable[[], None] | None:
+    """Return a function for a new process that makes the kernel end it when its parent dies."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)
 
-    def die_with_parent() -> None:
+    def request_signal() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it is dead already
+        if os.getppid() != parent:  # the parent has died already
             os.kill(os.getpid(), signal.SIGTERM)
 
-    return die_with_parent
+    return request_signal

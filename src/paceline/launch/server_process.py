@@ -1,142 +1,107 @@
-"""The server's process: `paceline serve`, started here, watched, and started again from its last checkpoint."""
+"""The server of a job as a separate process, which is restarted from its last checkpoint if it is killed."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from paceline.launch.processes import JobError, Printer, ending, heard, lines, start, stop
 from paceline.model import checkpoint
 from paceline.serve.environment import TOKEN
-from paceline.serve.wire.tls import Tls
+from paceline.serve.job_options import JobOptions
+from paceline.serve.serve_job import LISTENING
 
-LISTENING = "Listening on "
-STARTING = 60.0  # seconds that it may take to listen
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """What `paceline serve` is told."""
-
-    policy: str
-    servers: int = 1
-    workers: int = 1
-    host: str = "127.0.0.1"
-    port: int = 0
-    apply: str = "whole"
-    correct: str = "auto"
-    colocate: bool = False  # is there a shard beside each worker, instead of servers?
-    lease: float = 30.0
-    checkpoint: Path | None = None
-    every: str | None = None
-    resume: Path | None = None
-    record: Path | None = None
-    tls: Tls | None = None
-
-    def arguments(self) -> list[str]:
-        """As a command line."""
-        tls = self.tls or Tls()
-        given = {
-            "--policy": self.policy,
-            "--servers": self.servers,
-            "--workers": self.workers,
-            "--host": self.host,
-            "--port": self.port,
-            "--apply": self.apply,
-            "--correct": self.correct,
-            "--lease": self.lease,
-            "--checkpoint": self.checkpoint,
-            "--checkpoint-every": self.every,
-            "--resume": self.resume,
-            "--record-updates": self.record,
-            "--tls-cert": tls.cert,
-            "--tls-key": tls.key,
-            "--tls-ca": tls.ca,
-        }
-        arguments = [text for name, value in given.items() if value is not None for text in (name, str(value))]
-        return [*arguments, "--colocate"] if self.colocate else arguments
+START_SECONDS = 60.0  # seconds that the server has to start listening
 
 
 class ServerProcess:
-    """A server in a process of its own."""
+    """A server in its own process."""
 
-    def __init__(self, options: ServeOptions, token: bytes, restarts: int, say: Printer) -> None:
+    def __init__(self, options: JobOptions, token: bytes, restarts: int, say: Printer) -> None:
         self.options, self._token, self._restarts, self._say = options, token, restarts, say
         self._process: asyncio.subprocess.Process | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._up = asyncio.Event()
-        self._last_words = ""
+        self._readers: list[asyncio.Task[None]] = []
+        self._is_listening = asyncio.Event()
+        self._last_error = ""  # the last line of its standard error
         self.port = options.port
         self.starts = 0  # how often it was started
-        self.over = False  # has it ended for good?
+        self.over = False  # whether it has ended and will not be started again
 
     async def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the process, and wait until the server listens."""
         self.starts += 1
-        self._up.clear()
-        command = [sys.executable, "-m", "paceline", "serve", "--quiet", *self._arguments()]
+        self._is_listening.clear()
+        command = [sys.executable, "-m", "paceline.serve"]
         environment = {**os.environ, TOKEN: self._token.hex()}
-        self._process = await start(command, environment, capture=True)
-        self._listening = asyncio.ensure_future(self._listen(self._process))
-        self._complaining = asyncio.ensure_future(self._complain(self._process))
-        up = asyncio.ensure_future(self._up.wait())
+        options = self._options_now().to_json() + b"\n"
+        self._process = await start(command, environment, capture=True, feed=options)
+        self._readers = [
+            asyncio.create_task(self._read_output(self._process)),
+            asyncio.create_task(self._read_errors(self._process)),
+        ]
+        listening = asyncio.ensure_future(self._is_listening.wait())
         ended = asyncio.ensure_future(self._process.wait())
-        await asyncio.wait((up, ended), timeout=STARTING, return_when=asyncio.FIRST_COMPLETED)
-        up.cancel()
+        await asyncio.wait((listening, ended), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        listening.cancel()
         ended.cancel()
-        if not self._up.is_set():
+        if not self._is_listening.is_set():
             await self.stop()
-            raise JobError(self._last_words or "The server did not start.", said=bool(self._last_words))
+            raise JobError(self._last_error or "The server did not start.", said=bool(self._last_error))
 
     async def keep(self) -> None:
-        """Until it has ended well. Killed, it is started again at the same address from its last checkpoint."""
-        assert self._process and self._listening
+        """Wait until the server has ended successfully.
+
+        If it is killed, it is restarted at the same address from its last checkpoint.
+        """
+        assert self._process and self._readers
         while True:
             code = await self._process.wait()
-            await heard((self._listening, self._complaining))
+            await heard(self._readers)
             if code == 0:
                 self.over = True
                 return
-            if code > 0 or self._restarts <= 0:  # it said why itself
-                raise JobError(self._last_words or f"The server {ending(code)}.", said=bool(self._last_words))
+            if code > 0 or self._restarts <= 0:  # a server that ends with an error has printed the reason
+                raise JobError(self._last_error or f"The server {ending(code)}.", said=bool(self._last_error))
             if self._checkpoint() is None:
-                raise JobError(f"The server {ending(code)}; there is no checkpoint to go back to: give --checkpoint.")
+                raise JobError(
+                    f"The server {ending(code)}, and there is no checkpoint to restart it from; use --checkpoint."
+                )
             self._restarts -= 1
-            self._say(f"The server {ending(code)}; it is started again from its last checkpoint.", aside=True)
+            self._say(f"The server {ending(code)}; restarting it from its last checkpoint.", aside=True)
             await self.start()
 
     async def stop(self, seconds: float = 30.0) -> None:
-        """End it; it may write a last checkpoint."""
+        """End the server. It has this number of seconds to write a last checkpoint."""
         self.over = True
         if self._process:
             await stop([self._process], seconds)
-        if self._listening:
-            await heard((self._listening, self._complaining))
+        if self._readers:
+            await heard(self._readers)
 
     def _checkpoint(self) -> Path | None:
-        folder = self.options.checkpoint
-        if folder and folder.is_dir() and checkpoint.newest(folder):
-            return folder
+        """Return the folder to restart from: that of this job's checkpoints, or else that of --resume."""
+        saving = self.options.saving
+        if saving and saving.folder.is_dir() and checkpoint.newest(saving.folder):
+            return saving.folder
         return self.options.resume
 
-    def _arguments(self) -> list[str]:
-        arguments = self.options.arguments()
-        if self.starts > 1:
-            resume = self._checkpoint()
-            assert resume is not None
-            arguments += ["--port", str(self.port), "--resume", str(resume)]  # the last of its kind counts
-        return arguments
+    def _options_now(self) -> JobOptions:
+        """Return the job's options. A restarted server listens on the same port and resumes the last checkpoint."""
+        if self.starts == 1:
+            return self.options
+        return msgspec.structs.replace(self.options, port=self.port, resume=self._checkpoint())
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_output(self, process: asyncio.subprocess.Process) -> None:
         async for line in lines(process.stdout):
             if line.startswith(LISTENING):
                 self.port = int(line.rstrip(".").rpartition(":")[2])
-                self._up.set()
+                self._is_listening.set()
 
-    async def _complain(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_errors(self, process: asyncio.subprocess.Process) -> None:
         async for line in lines(process.stderr):
-            self._last_words = line
+            self._last_error = line
             self._say(line, aside=True)

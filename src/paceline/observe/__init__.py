@@ -1,1 +1,1 @@
-"""Watching a run: trace events, the ledger that writes them, summaries and plots."""
+"""Observing a run: trace events, observers, summaries, live views, exporters and plots."""

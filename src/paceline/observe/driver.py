@@ -1,4 +1,4 @@
-"""What drives policies. The conformance suite runs over every policy and every driver, and knows them only as this."""
+"""The interface of a driver of policies. The conformance suite runs every policy on every driver through it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.policies import Policy
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens to a worker.
+    """A fault of a worker.
 
-    kill: it is gone, until a `rejoin`. pause: it computes nothing for `seconds`. cut: its link carries nothing for
-    `seconds`. A worker that is silent for longer than the lease is given up, and joins again when it can.
+    kill: the worker is gone until a `rejoin`. pause: it computes nothing for `seconds`. cut: its link carries nothing
+    for `seconds`. A worker that is silent for longer than the lease is given up, and joins again as soon as it can.
     """
 
     time: float
@@ -26,16 +26,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class Job:
-    """A small job to drive a policy through."""
+    """A small job that tests a policy."""
 
-    compute_seconds: tuple[float, ...]  # one a worker
-    iterations: int = 20  # on average for each worker
+    compute_seconds: tuple[float, ...]  # one entry for each worker
+    iterations: int = 20  # mean number of iterations of a worker
     faults: tuple[Fault, ...] = ()
     streamed: bool = False
     seed: int = 0
 
 
 class Driver(Protocol):
-    """Runs a policy and reports what happened, in order."""
+    """A function that runs a policy and returns the trace events in order."""
 
     def __call__(self, policy: Policy, job: Job) -> Iterable[Event]: ...

@@ -1,4 +1,4 @@
-"""The last word on a run that was made: what it came to, alone or beside others."""
+"""The final report of a finished run: one run in lines, or several runs in a table."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from rich.text import Text
 from paceline.observe.summary import Report
 from paceline.observe.table import ruled
 
-FEW = 16  # workers: so many are named one by one
+FEW = 16  # up to this number of workers, each one's updates are listed
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended."""
+    """A finished run."""
 
     policy: str
     report: Report
     seconds: float
-    loss: float | None = None  # the last that was told
-    accuracy: float | None = None  # from 0 to 1, if somebody measured it
+    loss: float | None = None  # the last one
+    accuracy: float | None = None  # from 0 to 1, if the script has reported it
 
     @property
     def waiting_share(self) -> float:
-        """The part of the workers' time in which they waited for a Grant or a Turn."""
+        """The share of the workers' time in which they waited for a Grant or a Turn."""
         report = self.report
         return report.blocking_seconds / report.mean_iteration_seconds if report.mean_iteration_seconds else 0.0
 
 
 def lines(run: FinishedRun) -> list[str]:
-    """What a run came to, in plain lines."""
-    said = _said(run)
-    width = max(len(name) for name, _ in said)
-    return [f"{name:<{width}}  {value}" for name, value in said]
+    """Return the figures of a run as plain lines."""
+    figures = _figures(run)
+    width = max(len(name) for name, _ in figures)
+    return [f"{name:<{width}}  {value}" for name, value in figures]
 
 
 def closing(run: FinishedRun) -> RenderableType:
-    """What a run came to, for a terminal. A long line goes on below itself."""
+    """Return the figures of a run for a terminal. A long value is wrapped."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, value in _said(run):
+    for name, value in _figures(run):
         grid.add_row(name, Text(value))
     return grid
 
 
 def side_by_side(runs: Sequence[FinishedRun], title: str | None = None) -> Table:
-    """Several runs in one table. Loss, accuracy and workers lost have a column only where there is one to show."""
+    """Return a table of several runs. Columns without any value, such as loss or accuracy, are left out."""
     table = ruled(title)
     columns = {
         "accuracy": ["" if run.accuracy is None else f"{run.accuracy:.1%}" for run in runs],
@@ -62,7 +62,7 @@ def side_by_side(runs: Sequence[FinishedRun], title: str | None = None) -> Table
         "lost": [str(run.report.lost) if run.report.lost else "" for run in runs],
     }
     columns = {heading: cells for heading, cells in columns.items() if any(cells)}
-    table.add_column("policy", overflow="fold", min_width=10)  # the only one that gives way: a long name goes on below
+    table.add_column("policy", overflow="fold", min_width=10)  # the only column that is wrapped
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for run, *cells in zip(runs, *columns.values(), strict=True):
@@ -70,28 +70,29 @@ def side_by_side(runs: Sequence[FinishedRun], title: str | None = None) -> Table
     return table
 
 
-def _said(run: FinishedRun) -> list[tuple[str, str]]:
+def _figures(run: FinishedRun) -> list[tuple[str, str]]:
+    """Return the name and the value of each figure that is known."""
     report = run.report
-    said = [
+    figures = [
         ("policy", run.policy),
         ("updates", f"{report.updates:,}" + (f", and {report.discarded:,} discarded" if report.discarded else "")),
     ]
     if 1 < len(report.updates_by_worker) <= FEW:
         each = (f"{worker}: {count:,}" for worker, count in report.updates_by_worker.items())
-        said.append(("by worker", "  ".join(each)))
-    said += [
+        figures.append(("by worker", "  ".join(each)))
+    figures += [
         ("seconds", f"{run.seconds:.1f}"),
         ("samples/s", f"{report.samples_per_second:,.0f}"),
         ("waiting", f"{run.waiting_share:.0%} of the workers' time"),
         ("staleness", f"{report.mean_staleness:.1f}, at most {report.max_staleness}"),
     ]
     if run.loss is not None:
-        said.append(("loss", f"{run.loss:.3g}"))
+        figures.append(("loss", f"{run.loss:.3g}"))
     if run.accuracy is not None:
-        said.append(("accuracy", f"{run.accuracy:.1%}"))
+        figures.append(("accuracy", f"{run.accuracy:.1%}"))
     if report.lost or report.returned:
-        said.append(("faults", f"workers lost {_times(report.lost)}, come back {_times(report.returned)}"))
-    return said
+        figures.append(("faults", f"workers lost {_times(report.lost)}, returned {_times(report.returned)}"))
+    return figures
 
 
 def _times(count: int) -> str:

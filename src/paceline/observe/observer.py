@@ -1,5 +1,7 @@
-"""Who watches a run. An observer has one method for each kind of event, called with the event's fields, so that
-watching costs no more than it must."""
+"""Observers of a run. An observer has a method for each kind of trace event, which is called with the event's fields.
+
+No event object is created for an observer that does not need one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from paceline.observe.trace import KINDS, Event
 
 
 class Observer:
-    """Sees everything and does nothing; subclasses do something with what they care for."""
+    """An observer that ignores all events. Subclasses override the methods of the events that they need."""
 
     def began(self, time: float, cluster: str, policy: str, apply: str, seed: int) -> None: ...
 
@@ -65,7 +67,7 @@ class Observer:
 
 
 class Recorder(Observer):
-    """Makes trace events of what it sees, and hands them on."""
+    """An observer that creates a trace event for each call and passes it to a function."""
 
     def __init__(self, write: Callable[[Event], None]) -> None:
         def record(kind: Callable[..., Event], *fields: Any) -> None:
@@ -76,7 +78,7 @@ class Recorder(Observer):
 
 
 class Tee(Observer):
-    """Two observers, one after the other."""
+    """An observer that passes each call to two others."""
 
     def __init__(self, first: Observer, second: Observer) -> None:
         def both(one: Callable[..., None], other: Callable[..., None], *fields: Any) -> None:
@@ -88,6 +90,6 @@ class Tee(Observer):
 
 
 def replay(events: Iterable[Event], observer: Observer) -> None:
-    """Show an observer a recorded trace."""
+    """Call the observer for each event of a trace."""
     for event in events:
         getattr(observer, type(event).__name__.lower())(*event)

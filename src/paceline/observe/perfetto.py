@@ -1,8 +1,8 @@
-"""A run for ui.perfetto.dev: its trace in the Trace Event Format of Chrome.
+"""Export a run for ui.perfetto.dev, in Chrome's Trace Event Format.
 
-Every worker is a process with four lanes: compute, push, pull and wait. The server is one too, with a mark for each
-Apply, and counters. The push and pull lanes add up to what a report calls communication, the wait lane to what it calls
-blocking. Runs that follow one another in a trace lie one below the other, all beginning at zero.
+Every worker is a process with four lanes: compute, push, pull and wait. The server is a process with a mark for each
+Apply, and with counters. The push and pull lanes together are the communication of a report, and the wait lane is its
+blocking. Several runs of one trace are placed one below the other, and each starts at zero.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from paceline.observe.trace import Event, Identity, identities, in_json
 
 LANES = ("compute", "push", "pull", "wait")
 QUEUED = "queued"
-UNKNOWN = "pull and compute"  # where nobody saw the one end and the other begin
-#: Ids are this far apart, and lanes lie between: readers may look a lane up by its id alone, so none is used twice.
-STEP = 10
-#: Where a run's processes begin in the order of all.
-RUN = 1_000_000
+UNKNOWN = "pull and compute"  # where the end of the pull was not observed
+#: The distance between two process ids. The ids of a process's lanes are in between, so that no id is used twice: some
+#: readers identify a lane by its id alone.
+PID_STEP = 10
+#: The distance between two runs in the order of all processes.
+RUN_STEP = 1_000_000
 
 
 def write(events: Iterable[Event], file: IO[str]) -> None:
-    """Write a trace as JSON that Perfetto and chrome://tracing open. Events are written as they come, not collected."""
+    """Write a trace as JSON for Perfetto and chrome://tracing. Events are not collected first."""
     with Perfetto(file) as perfetto:
         replay(events, perfetto)
 
 
 class _Slice(NamedTuple):
-    """What a worker did, in microseconds."""
+    """One activity of a worker, with its times in microseconds."""
 
     lane: str
     name: str
@@ -40,44 +41,44 @@ class _Slice(NamedTuple):
     end: int
 
 
-class _Done(NamedTuple):
-    """An iteration whose update is in."""
+class _FinishedIteration(NamedTuple):
+    """An iteration whose update has arrived."""
 
     pid: int
     slices: list[_Slice]
-    about: dict[str, Any]
+    details: dict[str, Any]
 
 
 class _WorkerTrack:
-    """A worker does one thing at a time."""
+    """The current activity of a worker; there is one at a time."""
 
     __slots__ = ("iteration", "lane", "name", "pid", "since", "slices")
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.iteration = 0
-        self.slices: list[_Slice] = []  # of the iteration it is at
-        self.lane: str | None = None  # of what it does now
-        self.name = ""
-        self.since = 0
+        self.slices: list[_Slice] = []  # of the current iteration
+        self.lane: str | None = None  # of the current activity
+        self.name = ""  # of the current activity
+        self.since = 0  # microseconds
 
     @property
     def awaits_pull(self) -> bool:
-        """Is it granted, and has nobody seen it pull?"""
+        """Whether the worker has a Grant, but no pull was observed yet."""
         return (self.lane, self.name) == ("pull", QUEUED)
 
-    def do(self, lane: str | None, name: str, now: int) -> _Slice | None:
-        """From now on it does this; what it did until now, if that took any time."""
-        did = _Slice(self.lane, self.name, self.since, now) if self.lane and now > self.since else None
+    def start(self, lane: str | None, name: str, now: int) -> _Slice | None:
+        """Start an activity. Return the previous one, unless it took no time."""
+        previous = _Slice(self.lane, self.name, self.since, now) if self.lane and now > self.since else None
         self.lane, self.name, self.since = lane, name, now
-        return did
+        return previous
 
 
 class Perfetto(Observer):
-    """Writes what it sees to a file. `close` it, or use it in a `with`: what is under way then ends there.
+    """An observer that writes the run to a file. `close` it, or use it in a `with` block, to end current activities.
 
-    What is known of an iteration, its staleness above all, is known only when its update has been applied. Until then
-    its few slices are held, so memory is bounded by the updates that the server itself holds.
+    The staleness of an iteration is known only when its update is applied. Until then its few slices are held in
+    memory, so the memory is bounded by the number of updates that the server holds.
     """
 
     def __init__(self, file: IO[str]) -> None:
@@ -95,11 +96,11 @@ class Perfetto(Observer):
         self.close()
 
     def close(self) -> None:
-        """Finish the file; it is not closed."""
+        """Write the end of the JSON. The file itself stays open."""
         self._finish()
         self._file.write("\n]}\n")
 
-    # What happens
+    # Events
 
     def began(self, time: float, cluster: str, policy: str, apply: str, seed: int) -> None:
         self._finish()
@@ -123,37 +124,37 @@ class Perfetto(Observer):
 
     def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None:
         record = self._workers[worker]
-        waited = record.do("pull", QUEUED, self._at(time))
+        waited = record.start("pull", QUEUED, self._at(time))
         if waited:
             self._slice(record.pid, waited, {"iteration": record.iteration})
         record.iteration += 1
 
     def pulling(self, time: float, worker: int) -> None:
         self._sees_pulls = True
-        self._go_on(worker, "pull", "pull", time)
+        self._start(worker, "pull", "pull", time)
 
     def pulled(self, time: float, worker: int, version: int) -> None:
         record = self._workers[worker]
         if record.awaits_pull:
             if not self._sees_pulls:
-                return  # a server hears of a pull only with the gradient that was computed from it
-            record.name = "pull"  # what was streamed came back by itself
-        self._go_on(worker, "compute", "compute", time)
+                return  # a server learns of a pull only from the gradient that was computed from it
+            record.name = "pull"  # streamed weights return without a pull
+        self._start(worker, "compute", "compute", time)
 
     def computed(self, time: float, worker: int, seconds: float | None = None) -> None:
         record = self._workers[worker]
         if record.awaits_pull and seconds is not None:
             record.name = "pull"
-            self._go_on(worker, "compute", "compute", max(time - seconds, record.since / 1e6))
+            self._start(worker, "compute", "compute", max(time - seconds, record.since / 1e6))
         elif record.awaits_pull:
             record.lane, record.name = "compute", UNKNOWN
-        self._go_on(worker, "wait", "wait for turn", time)
+        self._start(worker, "wait", "wait for turn", time)
 
     def turned(self, time: float, worker: int) -> None:
-        self._go_on(worker, "push", QUEUED, time)
+        self._start(worker, "push", QUEUED, time)
 
     def pushing(self, time: float, worker: int) -> None:
-        self._go_on(worker, "push", "push", time)
+        self._start(worker, "push", "push", time)
 
     def arrived(
         self,
@@ -165,16 +166,16 @@ class Perfetto(Observer):
         incarnation: int = 1,
     ) -> None:
         record = self._workers[worker]
-        if record.name == QUEUED:  # nobody saw the push begin
+        if record.name == QUEUED:  # the start of the push was not observed
             record.name = "push"
-        self._go_on(worker, "wait", "wait for grant", time)
+        self._start(worker, "wait", "wait for grant", time)
         record.iteration = iteration
-        about: dict[str, Any] = {"iteration": iteration, "batch": batch_size}
+        details: dict[str, Any] = {"iteration": iteration, "batch": batch_size}
         if loss is not None:
-            about["loss"] = in_json(loss)
+            details["loss"] = in_json(loss)
             if math.isfinite(loss):
                 self._count("loss", time, {"last": loss})
-        self._unsettled[worker, incarnation, iteration] = _Done(record.pid, record.slices, about)
+        self._undecided[worker, incarnation, iteration] = _FinishedIteration(record.pid, record.slices, details)
         record.slices = []
 
     def applied(
@@ -187,19 +188,19 @@ class Perfetto(Observer):
         incarnations: tuple[int, ...] = (),
     ) -> None:
         now = self._at(time)
-        about = {"version": version, "workers": workers, "iterations": iterations, "staleness": staleness}
-        self._instant(self._server, f"apply {version}", now, about, self._server + 1)
+        details = {"version": version, "workers": workers, "iterations": iterations, "staleness": staleness}
+        self._instant(self._server, f"apply {version}", now, details, self._server + 1)
         self._count("staleness", time, {"mean": sum(staleness) / max(1, len(staleness))})
         for update, stale in zip(identities(workers, iterations, incarnations), staleness, strict=True):
-            self._settle(update, {"staleness": stale, "version": version})
+            self._decide(update, {"staleness": stale, "version": version})
 
     def kept(self, time: float, worker: int, iteration: int, slot: int, incarnation: int = 1) -> None:
         self._at(time)
-        self._settle((worker, incarnation, iteration), {"kept in": slot})
+        self._decide((worker, incarnation, iteration), {"kept in": slot})
 
     def discarded(self, time: float, worker: int, iteration: int, incarnation: int = 1) -> None:
         self._at(time)
-        self._settle((worker, incarnation, iteration), {"discarded": True})
+        self._decide((worker, incarnation, iteration), {"discarded": True})
 
     def cancelled(self, time: float, worker: int) -> None:
         self._abandon(self._workers[worker], self._at(time), "cancelled")
@@ -218,44 +219,46 @@ class Perfetto(Observer):
     # A run
 
     def _begin(self, name: str) -> None:
-        self._runs += self._pids > 0  # what nobody took part in was no run
+        self._runs += self._pids > 0  # a run without processes does not count
         self._name = name
         self._end = 0
         self._workers: dict[int, _WorkerTrack] = {}
-        self._unsettled: dict[Identity, _Done] = {}  # updates that are in and not decided yet
+        self._undecided: dict[Identity, _FinishedIteration] = {}  # updates that the policy has not decided about
         self._links = {"in": 0.0, "out": 0.0}
         self._server_pid: int | None = None
         self._sees_pulls = False
 
     def _finish(self) -> None:
-        """Close whatever is open, where the run ends."""
+        """End all current activities at the end of the run."""
         for record in self._workers.values():
             self._abandon(record, self._end, "cut off by the end")
-        for done in self._unsettled.values():
-            self._write_all(done.pid, done.slices, done.about)
-        self._unsettled.clear()
+        for finished in self._undecided.values():
+            self._write_all(finished.pid, finished.slices, finished.details)
+        self._undecided.clear()
 
-    def _go_on(self, worker: int, lane: str, name: str, time: float) -> None:
+    def _start(self, worker: int, lane: str, name: str, time: float) -> None:
+        """Start an activity of a worker, and record the previous one."""
         record = self._workers[worker]
-        did = record.do(lane, name, self._at(time))
-        if did:
-            record.slices.append(did)
+        previous = record.start(lane, name, self._at(time))
+        if previous:
+            record.slices.append(previous)
 
-    def _abandon(self, record: _WorkerTrack, now: int, why: str) -> None:
-        waits = record.name == "wait for grant"
+    def _abandon(self, record: _WorkerTrack, now: int, reason: str) -> None:
+        """End the current activity of a worker, and write its iteration with the reason."""
+        waits = record.name == "wait for grant"  # then there is no iteration to abandon
         if record.awaits_pull and not self._sees_pulls:
             record.lane, record.name = "compute", UNKNOWN
-        did = record.do(None, "", now)
-        if did:
-            record.slices.append(did)
-        # Who waits for a Grant has nothing under way that could be cut off.
-        self._write_all(record.pid, record.slices, {"iteration": record.iteration} | ({} if waits else {why: True}))
+        previous = record.start(None, "", now)
+        if previous:
+            record.slices.append(previous)
+        self._write_all(record.pid, record.slices, {"iteration": record.iteration} | ({} if waits else {reason: True}))
         record.slices = []
 
-    def _settle(self, update: Identity, how: dict[str, Any]) -> None:
-        done = self._unsettled.pop(update, None)
-        if done:
-            self._write_all(done.pid, done.slices, done.about | how)
+    def _decide(self, update: Identity, decision: dict[str, Any]) -> None:
+        """Write the iteration of an update with the policy's decision. It is written once."""
+        finished = self._undecided.pop(update, None)
+        if finished:
+            self._write_all(finished.pid, finished.slices, finished.details | decision)
 
     @property
     def _server(self) -> int:
@@ -264,17 +267,17 @@ class Perfetto(Observer):
         return self._server_pid
 
     def _at(self, time: float) -> int:
-        """Whole microseconds: what ends and what begins at one time are rounded alike, so no slices overlap."""
+        """Return the time in whole microseconds. Equal times are rounded equally, so that no slices overlap."""
         self._end = now = round(time * 1e6)
         return now
 
-    # Lines of the file
+    # The lines of the file
 
     def _process(self, name: str, order: int, lanes: tuple[str, ...]) -> int:
-        self._pids += STEP
+        self._pids += PID_STEP
         pid = self._pids
         self._emit({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": self._name + name}})
-        place = {"sort_index": self._runs * RUN + order}
+        place = {"sort_index": self._runs * RUN_STEP + order}
         self._emit({"name": "process_sort_index", "ph": "M", "pid": pid, "args": place})
         for number, lane in enumerate(lanes, 1):
             where = {"ph": "M", "pid": pid, "tid": pid + number}
@@ -282,19 +285,19 @@ class Perfetto(Observer):
             self._emit({"name": "thread_sort_index"} | where | {"args": {"sort_index": number}})
         return pid
 
-    def _write_all(self, pid: int, slices: list[_Slice], about: dict[str, Any]) -> None:
-        for did in slices:
-            self._slice(pid, did, about)
+    def _write_all(self, pid: int, slices: list[_Slice], details: dict[str, Any]) -> None:
+        for activity in slices:
+            self._slice(pid, activity, details)
 
-    def _slice(self, pid: int, did: _Slice, about: dict[str, Any]) -> None:
-        what = {"name": f"{did.name} {about['iteration']}", "cat": did.lane, "ph": "X"}
-        when = {"ts": did.start, "dur": did.end - did.start}
-        where = {"pid": pid, "tid": pid + 1 + LANES.index(did.lane)}
-        self._emit(what | when | where | {"args": about})
+    def _slice(self, pid: int, activity: _Slice, details: dict[str, Any]) -> None:
+        what = {"name": f"{activity.name} {details['iteration']}", "cat": activity.lane, "ph": "X"}
+        when = {"ts": activity.start, "dur": activity.end - activity.start}
+        where = {"pid": pid, "tid": pid + 1 + LANES.index(activity.lane)}
+        self._emit(what | when | where | {"args": details})
 
-    def _instant(self, pid: int, name: str, now: int, about: dict[str, Any], tid: int | None = None) -> None:
+    def _instant(self, pid: int, name: str, now: int, details: dict[str, Any], tid: int | None = None) -> None:
         where = {"s": "p", "pid": pid} if tid is None else {"s": "t", "pid": pid, "tid": tid}
-        self._emit({"name": name, "ph": "i", "ts": now} | where | {"args": about})
+        self._emit({"name": name, "ph": "i", "ts": now} | where | {"args": details})
 
     def _count(self, name: str, time: float, values: dict[str, float]) -> None:
         self._emit({"name": name, "ph": "C", "ts": self._at(time), "pid": self._server, "args": values})

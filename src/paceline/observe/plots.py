@@ -1,4 +1,4 @@
-"""Pictures of a run: who computes, pushes, waits and pulls, and how full the servers' links are."""
+"""Plots of a run: when each worker computes, pushes, waits and pulls, and the use of the servers' links."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from paceline.observe.trace import Arrived, Cancelled, Computed, Event, Granted,
 COLOURS = {"computing": "#3b7dd8", "pushing": "#e07b39", "pulling": "#4aa564", "waiting": "#d9d9d9"}
 MAX_WORKERS = 64
 
-#: What a worker does from each event on.
-_THEN = {
+#: What a worker does after each event.
+_ACTIVITY_AFTER = {
     Granted: "waiting",
     Pulling: "pulling",
     Pulled: "computing",
@@ -27,7 +27,7 @@ _THEN = {
 
 @dataclass
 class Panel:
-    """The end of one run's trace, to be drawn."""
+    """The part of a plot that shows the end of one run."""
 
     title: str
     workers: int
@@ -35,12 +35,12 @@ class Panel:
     events: deque[Event] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        # Some ten rounds of events are enough to draw two or three, and bound the memory.
+        # About ten rounds of events, which bounds the memory; a plot shows two or three.
         self.events = deque(maxlen=100 * self.workers)
 
 
 def draw(panels: list[Panel], path: Path) -> None:
-    """Draw the panels one above the other, all with the same scale of time, and write them to a PNG file."""
+    """Draw the panels one below the other on the same time scale, and write them to a PNG file."""
     from matplotlib.figure import Figure
 
     seconds = 2.5 * max(panel.iteration_seconds for panel in panels)
@@ -59,7 +59,7 @@ def draw(panels: list[Panel], path: Path) -> None:
 
 
 def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, path: Path) -> None:
-    """Draw named curves, of points (x, y) each, and write them to a PNG file."""
+    """Draw named curves, each a sequence of points (x, y), and write them to a PNG file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -73,25 +73,28 @@ def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y: 
 
 
 def intervals(panel: Panel, seconds: float) -> tuple[float, dict[int, list[tuple[float, float, str]]]]:
-    """Where the window begins, and for each worker what it did from when to when, in seconds since then."""
+    """Return the start of the window, and for each worker its activities as (from, to, activity).
+
+    The times of the activities are in seconds since the start of the window, which is the last `seconds` of the panel.
+    """
     end = panel.events[-1].time if panel.events else 0.0
     start = max(end - seconds, panel.events[0].time if panel.events else 0.0)
     doing: dict[int, tuple[float, str]] = {}
     done: dict[int, list[tuple[float, float, str]]] = {}
     for event in panel.events:
         if isinstance(event, Left):
-            then = None
-        elif (then := _THEN.get(type(event))) is None:
+            activity = None
+        elif (activity := _ACTIVITY_AFTER.get(type(event))) is None:
             continue
         worker: int = event.worker  # type: ignore[union-attr]
         if worker in doing:
             since, what = doing[worker]
             if event.time > max(since, start):
                 done.setdefault(worker, []).append((max(since, start) - start, event.time - start, what))
-        if then is None:
+        if activity is None:
             doing.pop(worker, None)
         else:
-            doing[worker] = (event.time, then)
+            doing[worker] = (event.time, activity)
     for worker, (since, what) in doing.items():
         if end > max(since, start):
             done.setdefault(worker, []).append((max(since, start) - start, end - start, what))
@@ -107,8 +110,8 @@ def _draw_workers(axis: Any, panel: Panel, seconds: float) -> None:
             bars = [(since, until - since) for since, until, kind in spans if kind == what]
             axis.broken_barh(bars, (worker - 0.4, 0.8), facecolor=colour)
     shown = min(panel.workers, MAX_WORKERS)
-    of = f" (the first {shown} of {panel.workers} workers)" if shown < panel.workers else ""
-    axis.set_title(f"{panel.title}: {panel.iteration_seconds:.3g} s an iteration{of}", loc="left", fontsize=11)
+    note = f" (the first {shown} of {panel.workers} workers)" if shown < panel.workers else ""
+    axis.set_title(f"{panel.title}: {panel.iteration_seconds:.3g} s per iteration{note}", loc="left", fontsize=11)
     axis.set_ylim(shown - 0.4, -0.6)
     axis.set_yticks(range(0, shown, max(1, shown // 8)))
     axis.set_ylabel("worker")
@@ -117,7 +120,10 @@ def _draw_workers(axis: Any, panel: Panel, seconds: float) -> None:
 
 def _draw_links(axis: Any, panel: Panel, seconds: float) -> None:
     start, _ = intervals(panel, seconds)
-    for direction, colour, width in (("in", "pushing", 4.0), ("out", "pulling", 1.4)):  # the one shows beside the other
+    for direction, colour, width in (
+        ("in", "pushing", 4.0),
+        ("out", "pulling", 1.4),
+    ):  # widths that show both lines where they coincide
         times, uses, now = [0.0], [0.0], 0.0
         for event in panel.events:
             if isinstance(event, Used) and event.direction == direction:

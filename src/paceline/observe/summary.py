@@ -1,6 +1,6 @@
-"""What a run came to, computed from its trace as it goes by.
+"""The report of a run, computed from its trace events as they occur.
 
-Means leave out the warm-up (the start of a ring, the tuning of batches); maxima and counts are of the whole run.
+Means leave out the warm-up (the start of a ring, the tuning of batches). Maxima and counts cover the whole run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.observe.trace import Identity
 
 @dataclass(frozen=True)
 class Gaps:
-    """Times between updates that follow one another into the server."""
+    """The distribution of the seconds between two consecutive arrivals of updates at the server."""
 
     zero_fraction: float
     p5: float
@@ -26,22 +26,22 @@ class Gaps:
 class Report:
     """The figures of one run."""
 
-    mean_iteration_seconds: float  # member-seconds for one iteration
-    samples_per_second: float  # that changed the model
-    blocking_seconds: float  # an iteration's wait: arrival to Grant, and computed to Turn
+    mean_iteration_seconds: float  # member-seconds per iteration
+    samples_per_second: float  # samples whose updates changed the model
+    blocking_seconds: float  # wait per iteration: from arrival to Grant, and from computed to Turn
     blocking_by_worker: dict[int, float]
-    communication_seconds: float  # an iteration's push and pull, queueing included
+    communication_seconds: float  # push and pull per iteration, including queueing
     max_staleness: int
     mean_staleness: float
     max_progress_gap: int
     update_gaps: Gaps
     batch_sizes: dict[int, int]
-    updates: int  # accepted: applied or kept
+    updates: int  # applied or kept
     discarded: int
     warm_up_iterations: int
     updates_by_worker: dict[int, int] = field(default_factory=dict)
-    lost: int = 0  # times that a worker was lost
-    returned: int = 0  # times that one came back
+    lost: int = 0  # how often a worker was lost
+    returned: int = 0  # how often a worker joined again
 
 
 class _WorkerTotals:
@@ -59,14 +59,14 @@ class _WorkerTotals:
 
     def __init__(self) -> None:
         self.granted_at = self.computed_at = self.turned_at = 0.0
-        self.arrived_at: float | None = None  # since when it waits for a Grant
+        self.arrived_at: float | None = None  # when it began to wait for a Grant
         self.batch = 0
         self.blocked = self.communicated = 0.0
         self.iterations = self.updates = 0
 
 
 class _Series:
-    """Many numbers in bounded memory: once there are too many, every second one is kept."""
+    """A series of numbers in bounded memory: when it is full, every second number is dropped."""
 
     MAX_VALUES = 1 << 18
 
@@ -93,13 +93,14 @@ class _Series:
 
 
 class Summary(Observer):
-    """Adds up what it sees to a Report."""
+    """An observer that computes a Report."""
 
-    TOGETHER = 1e-6  # seconds: updates nearer than this come at the same time
+    TOGETHER = 1e-6  # seconds; updates closer than this arrive at the same time
 
     def __init__(self, warm_up: int = 0) -> None:
-        """Means are taken after `warm_up` arrivals. In a run that ends before, or within a round of that, how long an
-        iteration takes is that of the whole run.
+        """warm_up: the number of arrivals after which means begin.
+
+        If a run ends before that, or less than a round after it, its iteration time is that of the whole run.
         """
         self.warm_up = warm_up
         self.arrivals = 0
@@ -108,37 +109,39 @@ class Summary(Observer):
         self._member_seconds = 0.0
         self._members_since = 0.0
         self._warming_seconds = 0.0  # member-seconds of the warm-up
-        self._began: float | None = 0.0 if warm_up == 0 else None  # with the first member, or after the warm-up
+        self._began: float | None = 0.0 if warm_up == 0 else None  # of the first member, or of the end of the warm-up
         self._ended = 0.0
         self._iterations = 0
         self._samples = 0
-        self._unsettled: dict[Identity, int] = {}  # samples of updates that are neither accepted nor dropped yet
+        self._undecided: dict[Identity, int] = {}  # samples of the updates that the policy has not decided about
         self._updates = self._discarded = 0
         self._lost = self._returned = 0
-        self._stale_total = self._stale_count = self._stale_most = 0
-        self._gap_most = 0
+        self._stale_total = self._stale_count = self._max_staleness = 0
+        self._max_progress_gap = 0
         self._gaps = _Series()
         self._gap_count = self._gap_zeros = 0
         self._last_arrival: float | None = None
 
     def report(self) -> Report:
+        """Return the figures of the run so far."""
         span = self._ended - (self._began or 0.0)
         seconds = self._member_seconds + self._members * (self._ended - self._members_since)
         iterations = max(self._iterations, 1)
-        whole = self._iterations < self._members
-        pace = (self._warming_seconds + seconds) / max(self.arrivals, 1) if whole else seconds / iterations
+        iteration_seconds = seconds / iterations
+        if self._iterations < self._members:  # less than a round since the warm-up
+            iteration_seconds = (self._warming_seconds + seconds) / max(self.arrivals, 1)
         workers = self._workers
         blocked = {number: self._blocked(worker) for number, worker in sorted(workers.items())}
         p5, p50, p95 = self._gaps.percentiles(5, 50, 95)
         return Report(
-            mean_iteration_seconds=pace,
+            mean_iteration_seconds=iteration_seconds,
             samples_per_second=self._samples / span if span > 0 else 0.0,
             blocking_seconds=sum(blocked.values()) / iterations,
             blocking_by_worker={number: blocked[number] / max(workers[number].iterations, 1) for number in blocked},
             communication_seconds=sum(worker.communicated for worker in workers.values()) / iterations,
-            max_staleness=self._stale_most,
+            max_staleness=self._max_staleness,
             mean_staleness=self._stale_total / max(self._stale_count, 1),
-            max_progress_gap=self._gap_most,
+            max_progress_gap=self._max_progress_gap,
             update_gaps=Gaps(self._gap_zeros / max(self._gap_count, 1), p5, p50, p95),
             batch_sizes={number: worker.batch for number, worker in sorted(workers.items())},
             updates=self._updates,
@@ -166,8 +169,8 @@ class Summary(Observer):
 
     def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None:
         record = self._workers[worker]
-        if progress_gap > self._gap_most:
-            self._gap_most = progress_gap
+        if progress_gap > self._max_progress_gap:
+            self._max_progress_gap = progress_gap
         record.granted_at = time
         if record.arrived_at is not None:
             if self._began is not None:
@@ -182,7 +185,7 @@ class Summary(Observer):
     def computed(self, time: float, worker: int, seconds: float | None = None) -> None:
         record = self._workers[worker]
         record.computed_at = time
-        if seconds is not None and self._began is not None:  # then `pulled` was told too late, by so much
+        if seconds is not None and self._began is not None:  # `pulled` was called this much too late
             record.communicated -= min(seconds, time - record.granted_at)
 
     def turned(self, time: float, worker: int) -> None:
@@ -203,7 +206,7 @@ class Summary(Observer):
         record = self._workers[worker]
         record.arrived_at = self._ended = time
         record.batch = batch_size
-        self._unsettled[worker, incarnation, iteration] = batch_size
+        self._undecided[worker, incarnation, iteration] = batch_size
         self.arrivals += 1
         if self._began is not None:
             record.communicated += time - record.turned_at
@@ -235,8 +238,8 @@ class Summary(Observer):
             self._stale_total += sum(staleness)
             self._stale_count += len(staleness)
         for stale in staleness:
-            if stale > self._stale_most:
-                self._stale_most = stale
+            if stale > self._max_staleness:
+                self._max_staleness = stale
         for index, worker in enumerate(workers):
             incarnation = incarnations[index] if incarnations else 1
             self._accept((worker, incarnation, iterations[index]), counts)
@@ -246,21 +249,21 @@ class Summary(Observer):
 
     def discarded(self, time: float, worker: int, iteration: int, incarnation: int = 1) -> None:
         self._discarded += 1
-        self._unsettled.pop((worker, incarnation, iteration), None)
+        self._undecided.pop((worker, incarnation, iteration), None)
 
     def _blocked(self, worker: _WorkerTotals) -> float:
-        """How long it has waited, up to the end of the run if it waits still."""
+        """Return how long the worker has waited. A wait that has not ended counts up to the end of the run."""
         if worker.arrived_at is None or self._began is None:
             return worker.blocked
         return worker.blocked + self._ended - max(worker.arrived_at, self._began)
 
     def _counts(self, time: float) -> bool:
-        """Is this after the warm-up? What is applied as the last update of the warm-up arrives belongs to it."""
+        """Return whether this time is after the warm-up. The arrival that ends the warm-up still belongs to it."""
         return self._began is not None and time > self._began
 
     def _accept(self, update: Identity, counts: bool) -> None:
-        """Count an update once, also if it is kept and applied again and again."""
-        samples = self._unsettled.pop(update, None)
+        """Count an update once, even if it is kept and applied several times."""
+        samples = self._undecided.pop(update, None)
         if samples is not None:
             self._updates += 1
             self._workers[update[0]].updates += 1

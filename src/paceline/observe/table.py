@@ -1,4 +1,4 @@
-"""Runs side by side, in the terminal."""
+"""A table that compares runs, for a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.observe.summary import Report
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One run to be shown."""
+    """A run in the table."""
 
     policy: str
     apply: str
@@ -24,7 +24,7 @@ class ComparisonRow:
 
 
 def ruled(title: str | None) -> Table:
-    """An empty table in the style of all of ours: a title, and a line under the headings."""
+    """Return an empty table in paceline's style: a title, and a line below the headings."""
     return Table(
         box=box.SIMPLE_HEAD,
         title=title,
@@ -37,15 +37,16 @@ def ruled(title: str | None) -> Table:
 
 
 def comparison(rows: Sequence[ComparisonRow], title: str, width: int) -> Table:
-    """A table of runs. "× bsp" is how many times faster than the first; "× floor" how near to the cluster's limit.
+    """Return a table of runs.
 
-    waits: blocking time; network: push and pull; staleness: mean, and at most. Where there is little room, the first
-    two are left out.
+    "× bsp" is the speedup over the first run, and "× floor" the ratio to the cluster's limit. The columns "waits"
+    (blocking time) and "network" (push and pull) are left out if the terminal is narrow. "staleness" is the mean and
+    the maximum.
     """
     narrow = width < 100
     table = ruled(title)
     headings = ["iteration", "", f"× {rows[0].policy.partition(':')[0]}", "× floor", "samples/s", "staleness"]
-    table.add_column("policy", overflow="fold", min_width=10)  # the only one that gives way: a long name goes on below
+    table.add_column("policy", overflow="fold", min_width=10)  # the only column that is wrapped
     for heading in headings if narrow else [*headings, "waits", "network"]:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     slowest = max(row.report.mean_iteration_seconds for row in rows)
@@ -71,11 +72,11 @@ def comparison(rows: Sequence[ComparisonRow], title: str, width: int) -> Table:
 
 
 def duration(seconds: float) -> str:
-    """Seconds with three digits that matter."""
+    """Return a time with three significant digits and a suitable unit."""
     if seconds < 1e-6 or seconds >= 100:
         return f"{seconds:.0f} s"
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
-    if seconds < 0.9995:  # which would be 1e+03 ms
+    if seconds < 0.9995:  # 0.9995 s would be shown as 1e+03 ms
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds:.3g} s"

@@ -1,9 +1,9 @@
-"""Trace events: one small schema, whoever drives the policy.
+"""Trace events: one small schema for every driver of a policy.
 
-Each event is one JSON object on a line of its own, `{"event": "granted", "time": 1.5, "worker": 3, …}`. Times are
-seconds since the run began; versions number the Applies. Worker, incarnation and iteration identify an update. Fields
-that came later have defaults, so old traces can be read. An old trace names no incarnations; there all of them are 1.
-JSON has no number for a loss that is not finite: it is written as "NaN", "Infinity" or "-Infinity".
+Each event is a JSON object on its own line, `{"event": "granted", "time": 1.5, "worker": 3, …}`. Times are seconds
+since the run began; versions number the Applies. Worker, incarnation and iteration identify an update. Fields that
+were added later have defaults, so that old traces can be read. In a trace without incarnations, all of them are 1.
+JSON cannot hold a loss that is not finite: it is written as "NaN", "Infinity" or "-Infinity".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Identity: TypeAlias = tuple[int, int, int]
 
 
 class Began(NamedTuple):
-    """A run begins. A file may hold several."""
+    """A run began. A file can hold several runs."""
 
     time: float
     cluster: str
@@ -28,7 +28,7 @@ class Began(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A worker became a member. One that comes back is a new incarnation."""
+    """A worker became a member. When a worker returns, it is a new incarnation."""
 
     time: float
     worker: int
@@ -36,23 +36,23 @@ class Joined(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """A worker was let go; `progress_gap` is how many iterations it is ahead of the slowest member."""
+    """A worker may run its next iteration."""
 
     time: float
     worker: int
     batch_size: int | None
-    progress_gap: int
+    progress_gap: int  # the number of iterations by which the worker is ahead of the slowest member
 
 
 class Pulling(NamedTuple):
-    """A worker's pull is on the link."""
+    """The transfer of a worker's pull started."""
 
     time: float
     worker: int
 
 
 class Pulled(NamedTuple):
-    """A worker has the model, and begins to compute."""
+    """A worker has pulled the model, and starts to compute."""
 
     time: float
     worker: int
@@ -60,9 +60,10 @@ class Pulled(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A worker has its gradient, and asks to push it.
+    """A worker has computed its gradient, and is ready to push it.
 
-    `seconds`: how long it says it has computed, where nobody saw it begin. There, Pulled is told late.
+    seconds: the time spent computing, as the worker reports it. It is set where the driver cannot observe the end of
+    the pull; Pulled is then reported too late.
     """
 
     time: float
@@ -71,43 +72,43 @@ class Computed(NamedTuple):
 
 
 class Turned(NamedTuple):
-    """A worker was told to push."""
+    """A worker's turn to push began."""
 
     time: float
     worker: int
 
 
 class Pushing(NamedTuple):
-    """A worker's push is on the link."""
+    """The transfer of a worker's push started."""
 
     time: float
     worker: int
 
 
 class Arrived(NamedTuple):
-    """A whole push is in."""
+    """A push has arrived completely."""
 
     time: float
     worker: int
     iteration: int
     batch_size: int
-    loss: float | None = None  # as the worker told it
+    loss: float | None = None  # as the worker reports it
     incarnation: int = 1
 
 
 class Applied(NamedTuple):
-    """The model changed. Of each update: its worker, its iteration, its staleness and its worker's incarnation."""
+    """Updates were applied to the model. The four tuples have an entry for each update."""
 
     time: float
     version: int
     workers: tuple[int, ...]
     iterations: tuple[int, ...]
     staleness: tuple[int, ...]
-    incarnations: tuple[int, ...] = ()  # empty in an old trace: then all are 1
+    incarnations: tuple[int, ...] = ()  # empty in an old trace, where all incarnations are 1
 
 
 class Kept(NamedTuple):
-    """An update was put aside."""
+    """An update was kept for later."""
 
     time: float
     worker: int
@@ -117,7 +118,7 @@ class Kept(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """An update was dropped."""
+    """An update was discarded."""
 
     time: float
     worker: int
@@ -126,39 +127,39 @@ class Discarded(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """A worker was told to abandon its iteration."""
+    """A worker's iteration was cancelled."""
 
     time: float
     worker: int
 
 
 class Left(NamedTuple):
-    """A worker is no longer a member. `lost`: it did not say goodbye, but fell silent or broke the rules."""
+    """A worker is no longer a member."""
 
     time: float
     worker: int
-    lost: bool = False
+    lost: bool = False  # whether it left without a message: its lease expired, or it violated the protocol
 
 
 class Used(NamedTuple):
-    """From now on, this share of the servers' links is in use. `direction`: "in" (pushes) or "out" (pulls)."""
+    """The use of the servers' links changed."""
 
     time: float
-    direction: str
-    fraction: float
+    direction: str  # "in" (pushes) or "out" (pulls)
+    fraction: float  # the share of the links' rate that is in use from now on
 
 
 class Progressed(NamedTuple):
-    """So many samples of the whole job have changed the model, of so many in all; `epoch` counts from 0."""
+    """The progress of the whole job, in samples."""
 
     time: float
-    epoch: int
-    done: int
+    epoch: int  # counts from 0
+    done: int  # samples whose updates changed the model
     total: int
 
 
 class Measured(NamedTuple):
-    """A worker has measured something: an accuracy, a validation loss."""
+    """A worker reported a metric, such as an accuracy or a validation loss."""
 
     time: float
     worker: int
@@ -214,19 +215,19 @@ KINDS: dict[str, Any] = {
 def identities(
     workers: tuple[int, ...], iterations: tuple[int, ...], incarnations: tuple[int, ...]
 ) -> Iterable[Identity]:
-    """The identities of the updates that an Applied names."""
+    """Return the identities of the updates in an Applied event."""
     return zip(workers, incarnations or (1,) * len(workers), iterations, strict=True)
 
 
 def in_json(value: Any) -> Any:
-    """The value as JSON can hold it: a float that is not finite becomes a word, which `float` reads again."""
+    """Convert a value for JSON. A float that is not finite becomes a string that `float` can parse."""
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def as_line(event: Event) -> str:
-    """The event as one line of JSON, the same for the same event on every machine."""
+    """Return the event as one line of JSON. Equal events give equal lines on every machine."""
     fields = {"event": type(event).__name__.lower()} | event._asdict()
     try:
         return json.dumps(fields, separators=(",", ":"), allow_nan=False)
@@ -235,7 +236,7 @@ def as_line(event: Event) -> str:
 
 
 def from_line(line: str) -> Event:
-    """The event that a line describes."""
+    """Return the event that a line of JSON describes."""
     fields = json.loads(line)
     for name in ("loss", "value"):
         if isinstance(fields.get(name), str):

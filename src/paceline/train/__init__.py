@@ -1,1 +1,1 @@
-"""What a training script touches."""
+"""The part of paceline that a training script uses: `join`, `wrap` and the session."""

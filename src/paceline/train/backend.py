@@ -1,4 +1,4 @@
-"""What a session asks of the job that it is part of: samples to train on, and weights for a gradient."""
+"""The job behind a session: it assigns samples, and exchanges gradients for new weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from paceline.train.flat_model import FlatModel
 
 @dataclass(frozen=True)
 class AssignedSamples:
-    """Samples to train on: positions from `start` up to `stop` of an epoch's order.
+    """Samples to train on: positions `start` up to `stop` in the order of an epoch.
 
-    number, life: under which number they were given, and how often the worker had joined then.
-    size: how many of them count. None do for a rank that only keeps step with the others.
+    number: identifies this assignment.
+    joins: how often the worker had joined the job when it received them.
+    size: how many of them count. It is 0 for a rank that has no samples and only keeps step with the others.
     """
 
     number: int
@@ -28,74 +29,78 @@ class AssignedSamples:
     size: int
 
 
-#: Given the batch size, the size of the dataset, and of how many epochs at most: the next samples, or None.
-Source: TypeAlias = Callable[[int, int, int], AssignedSamples | None]
+#: Called with the batch size, the size of the dataset and the number of epochs. Returns the next samples, or None if
+#: there are none left.
+SampleSource: TypeAlias = Callable[[int, int, int], AssignedSamples | None]
 
 
 @dataclass(frozen=True)
 class ComputedGradient:
-    """What is told of a gradient."""
+    """The properties of a gradient that the server needs to know."""
 
     batch_size: int
-    rates: Sequence[float]
+    rates: Sequence[float]  # the learning rate of each parameter group
     loss: float | None = None
-    taken: Sequence[int] = ()
-    scale: float = 1.0  # that the gradients are still multiplied by
-    overflowed: bool = False  # are they of no use?
+    taken: Sequence[int] = ()  # numbers of the assignments that it was computed from
+    scale: float = 1.0  # factor that the gradient is still multiplied by
+    overflowed: bool = False  # whether it holds infinity or NaN and must be skipped
 
 
 class Backend(Protocol):
     """A job, as one process of a worker sees it."""
 
     worker: int
-    joins: int  # what was taken in an earlier one is not this worker's any more
-    rank: int  # which process of this worker
-    ranks: int  # of so many
+    joins: int  # samples that were assigned before the last join belong to other workers now
+    rank: int  # the number of this process within its worker
+    ranks: int  # the number of processes of this worker
 
     @property
     def alone(self) -> bool:
-        """Is there no server?"""
+        """Whether there is no server."""
 
     @property
     def mixes(self) -> bool:
-        """Does the server mix models? Then a worker makes its own steps, and pushes weights."""
+        """Whether the server mixes models. A worker then steps its own optimizer and pushes weights."""
 
     @property
-    def pushing(self) -> bool:
-        """Is a gradient under way that is still being computed?"""
+    def is_pushing(self) -> bool:
+        """Whether a gradient is being pushed while the backward pass still computes it."""
 
-    def watch(self, computing: Callable[[], ComputedGradient]) -> None:
-        """computing: tells what is known of a gradient when the first of it is there."""
+    def describe_gradients_with(self, describe: Callable[[], ComputedGradient]) -> None:
+        """Register the function that describes a gradient whose first part has just been computed."""
 
-    def source(self) -> Source:
-        """Where samples come from."""
+    def sample_source(self) -> SampleSource:
+        """Return the function that assigns samples to this process."""
 
     def exchange(self, computed: ComputedGradient) -> bool:
-        """Give the model's gradients for the newest weights. False if they overflowed, here or in another rank."""
+        """Push the model's gradients and pull the newest weights.
+
+        Return False if the gradients overflowed, in this rank or in another one. Then nothing was pushed.
+        """
 
     def finish(self) -> None:
-        """Wait until the other workers are done too, and have the last model."""
+        """Wait until the other workers are done too, and pull the final model."""
 
-    def measured(self, kind: str, value: float) -> None:
-        """Tell what was measured."""
+    def report_metric(self, name: str, value: float) -> None:
+        """Send a metric to the server."""
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the job."""
 
 
-class AllAtOnce:
-    """Gradients are pushed when they are all there."""
+class PushAfterBackward:
+    """Base of the backends that push a gradient when all of it has been computed."""
 
     @property
-    def pushing(self) -> bool:
+    def is_pushing(self) -> bool:
         return False
 
-    def watch(self, computing: Callable[[], ComputedGradient]) -> None:
+    def describe_gradients_with(self, describe: Callable[[], ComputedGradient]) -> None:
         pass
 
 
-class LocalBackend(AllAtOnce):
-    """No job at all: the same script under plain `python`."""
+class LocalBackend(PushAfterBackward):
+    """No job: the same script under plain `python`."""
 
     worker = 0
     joins = 1
@@ -104,8 +109,8 @@ class LocalBackend(AllAtOnce):
     alone = True
     mixes = False
 
-    def source(self) -> Source:
-        """All samples, one after the other."""
+    def sample_source(self) -> SampleSource:
+        """Return a function that assigns all samples of each epoch, in order."""
         number = epoch = position = 0
 
         def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
@@ -113,7 +118,7 @@ class LocalBackend(AllAtOnce):
             if position >= size:
                 epoch, position = epoch + 1, 0
             if epoch >= epochs:
-                position = size  # of the epoch before, should more be asked for
+                position = size  # stay at the end of the last epoch: a later call may allow more epochs
                 epoch -= 1
                 return None
             number, start, position = number + 1, position, min(size, position + batch_size)
@@ -122,20 +127,20 @@ class LocalBackend(AllAtOnce):
         return take
 
     def exchange(self, computed: ComputedGradient) -> bool:
-        raise AssertionError("there is nobody to exchange with")
+        raise AssertionError("a local backend has no server to exchange with")
 
     def finish(self) -> None:
         pass
 
-    def measured(self, kind: str, value: float) -> None:
+    def report_metric(self, name: str, value: float) -> None:
         pass
 
     def close(self) -> None:
         pass
 
 
-class JobBackend(AllAtOnce):
-    """One worker of a job, of one process."""
+class JobBackend(PushAfterBackward):
+    """A worker of a job that consists of one process."""
 
     rank = 0
     ranks = 1
@@ -146,18 +151,18 @@ class JobBackend(AllAtOnce):
         client.begin(flat.weights_bytes())
         flat.scatter()
         self.worker, self.joins = client.worker, client.joins
-        self._since = time.perf_counter()
+        self._pulled_at = time.perf_counter()
 
-    def source(self) -> Source:
+    def sample_source(self) -> SampleSource:
         def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
-            given = self._client.take(self._client.granted.batch_size or batch_size, size, epochs)
-            if self.joins != self._client.joins:  # It was given up, and has the newest weights of its new life.
+            samples = self._client.take(self._client.granted.batch_size or batch_size, size, epochs)
+            if self.joins != self._client.joins:  # the worker was given up, joined again and pulled the newest weights
                 self._flat.scatter()
                 self.joins = self._client.joins
-            if given.start == given.stop:
+            if samples.start == samples.stop:
                 return None
-            count = given.stop - given.start
-            return AssignedSamples(given.number, self.joins, given.epoch, given.start, given.stop, count)
+            count = samples.stop - samples.start
+            return AssignedSamples(samples.number, self.joins, samples.epoch, samples.start, samples.stop, count)
 
         return take
 
@@ -167,17 +172,16 @@ class JobBackend(AllAtOnce):
         else:
             self._flat.gather()
         self._exchange(computed)
-        self._take_over()
+        self._use_pulled_weights()
         return True
 
     def _exchange(self, computed: ComputedGradient, backward: Backward | None = None) -> None:
-        exchange(self._client, self._flat, computed, self._since, backward)
+        exchange(self._client, self._flat, computed, self._pulled_at, backward)
 
-    def _take_over(self) -> None:
-        """What was pulled is the model."""
+    def _use_pulled_weights(self) -> None:
         self._flat.scatter()
         self.joins = self._client.joins
-        self._since = time.perf_counter()
+        self._pulled_at = time.perf_counter()
 
     @property
     def mixes(self) -> bool:
@@ -185,25 +189,29 @@ class JobBackend(AllAtOnce):
 
     def finish(self) -> None:
         while not self._client.finish(self._flat.weights_bytes()):
-            pass  # the script's loop is over: what is to be done again is left to others
+            pass  # the server restored a checkpoint; this script's loop is over, so other workers repeat the samples
         self._flat.scatter()
 
-    def measured(self, kind: str, value: float) -> None:
-        self._client.measured(kind, value)
+    def report_metric(self, name: str, value: float) -> None:
+        self._client.measured(name, value)
 
     def close(self) -> None:
         self._client.close()
 
 
 def exchange(
-    client: Client, flat: FlatModel, computed: ComputedGradient, since: float, backward: Backward | None = None
+    client: Client, flat: FlatModel, computed: ComputedGradient, pulled_at: float, backward: Backward | None = None
 ) -> None:
-    """Push what is in the flat gradient, or will be when the backward pass is through; pull into the flat weights."""
+    """Push the flat gradient and pull into the flat weights.
+
+    pulled_at: when the last pull ended, as `time.perf_counter` counts. Computing began then.
+    backward: the backward pass that still computes the gradient, if it is pushed meanwhile.
+    """
     client.exchange(
         flat.gradient_bytes(),
         flat.weights_bytes(),
         batch_size=computed.batch_size,
-        compute_seconds=time.perf_counter() - since,
+        compute_seconds=time.perf_counter() - pulled_at,
         rates=computed.rates,
         loss=computed.loss,
         taken=computed.taken,

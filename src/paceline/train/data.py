@@ -1,4 +1,7 @@
-"""Batches as the job hands them out: each sample once an epoch over all workers, whoever comes and goes."""
+"""Batches of the samples that the job assigns: all workers together see each sample once an epoch.
+
+This holds while workers join and leave.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +25,31 @@ from paceline.train.optimizer import PacedOptimizer
 
 
 class JobBatches:
-    """A DataLoader's batches, but of those samples that this worker is given.
+    """The batches of a DataLoader, made of the samples that the job assigns to this worker.
 
-    Everything else about it stays: dataset, collate_fn, num_workers and so on. With num_workers, samples are taken
-    ahead of time, as batches are. Each batch is counted when it is given to the loop, and not before.
+    The loader's other settings are kept: dataset, collate_fn, num_workers and so on. With num_workers, samples are
+    requested ahead of time, because batches are fetched ahead of time. A batch counts as trained on only when the
+    training loop receives it.
     """
 
-    def __init__(self, loader: DataLoader[Any], optimizer: PacedOptimizer, link: Backend, seed: int = 0) -> None:
-        shuffle, seed = _order_of(loader, seed)
+    def __init__(self, loader: DataLoader[Any], optimizer: PacedOptimizer, backend: Backend, seed: int = 0) -> None:
+        shuffle, seed = _shuffling(loader, seed)
         assert loader.batch_size is not None
         count = len(loader.dataset)  # type: ignore[arg-type]
-        unit = loader.batch_size * link.ranks
+        unit = loader.batch_size * backend.ranks
         if count < loader.batch_size:
             raise ValueError(f"The dataset has {count} samples, fewer than a batch of {loader.batch_size}.")
-        self._optimizer, self._link = optimizer, link
-        self._take, self._batch_size = link.source(), loader.batch_size
+        self._optimizer, self._backend = optimizer, backend
+        self._take, self._batch_size = backend.sample_source(), loader.batch_size
         self.size = max(unit, count - count % unit) if loader.drop_last else count
         if self.size > count:
-            raise ValueError(f"The dataset has {count} samples, fewer than the {unit} that the ranks take at a time.")
-        self.epochs = 0  # of how many epochs samples have been asked for
-        self._ahead: deque[AssignedSamples] = deque()  # taken, and not yet given to the loop
+            raise ValueError(f"The dataset has {count} samples, fewer than the {unit} that the ranks use per step.")
+        self.epochs = 0  # the number of epochs from which samples may be requested so far
+        self._ahead: deque[AssignedSamples] = deque()  # assigned, but not yet handed to the training loop
 
         @lru_cache(maxsize=2)
         def order(epoch: int) -> torch.Tensor:
-            """Alike for all workers, so it depends on nothing of this process."""
+            """Return the order of the samples in an epoch. It depends only on the seed: all workers need the same."""
             if not shuffle:
                 return torch.arange(count)
             return torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch))
@@ -56,32 +60,32 @@ class JobBatches:
         )
 
     def batches(self, epochs: int) -> Iterator[Any]:
-        """The batches of the next so many epochs."""
+        """Yield this worker's batches of the next `epochs` epochs."""
         self.epochs += epochs
         while True:
             for batch in self._loader:
-                share = self._ahead.popleft()
-                if share.joins < self._link.joins:
-                    continue  # The worker had been given up: others have these samples now.
-                self._optimizer.trains_on(share)
+                samples = self._ahead.popleft()
+                if samples.joins < self._backend.joins:
+                    continue  # the worker was given up meanwhile, and others train on these samples
+                self._optimizer.trains_on(samples)
                 yield batch
-            # Samples are taken ahead of time, and since the last were, some may have come back.
-            again = self._take(self._batch_size, self.size, self.epochs)
-            if again is None:
+            # The loader found no more samples, but it looks ahead: samples may have been returned to the job since.
+            returned = self._take(self._batch_size, self.size, self.epochs)
+            if returned is None:
                 return
-            self._ahead.append(again)  # the loader begins with what is in there
+            self._ahead.append(returned)  # `indices` begins with these
 
     def indices(self) -> Iterator[list[int]]:
-        """Samples' numbers, a batch at a time, taken from the job as they are asked for."""
-        left = list(self._ahead)  # by a loop that was broken off
+        """Yield the sample numbers of one batch after another. Each batch is requested from the job when needed."""
+        left = list(self._ahead)  # assigned, but not used because the training loop stopped early
         self._ahead.clear()
-        while share := left.pop(0) if left else self._take(self._batch_size, self.size, self.epochs):
-            self._ahead.append(share)
-            yield self._order(share.epoch)[share.start : share.stop].tolist()
+        while samples := left.pop(0) if left else self._take(self._batch_size, self.size, self.epochs):
+            self._ahead.append(samples)
+            yield self._order(samples.epoch)[samples.start : samples.stop].tolist()
 
     @property
     def pending(self) -> bool:
-        """May a step still come, of batches that were accumulated?"""
+        """Whether gradients have been accumulated that no step has pushed yet."""
         return self._optimizer.pending
 
     def __len__(self) -> int:
@@ -89,65 +93,68 @@ class JobBatches:
 
 
 class _AssignedBatches:
-    """What torch calls a batch sampler."""
+    """A torch batch sampler that yields the samples of `JobBatches`."""
 
-    def __init__(self, feed: JobBatches) -> None:
-        self._feed = feed
+    def __init__(self, batches: JobBatches) -> None:
+        self._batches = batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._feed.indices()
+        return self._batches.indices()
 
     def __len__(self) -> int:
-        return len(self._feed)
+        return len(self._batches)
 
 
 class PacedLoader:
-    """A DataLoader that takes part in a job: each time it is iterated over, this worker's batches of one more epoch.
+    """A DataLoader that takes part in a job. Each iteration over it yields this worker's batches of one more epoch.
 
-    `len()` counts the batches of an epoch over all workers. All else that is asked of it is asked of the DataLoader.
+    `len()` counts the batches of an epoch over all workers. Every other attribute is that of the DataLoader.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], feed: JobBatches, finish: Callable[[], None], epochs: int | None
+        self, loader: DataLoader[Any], batches: JobBatches, leave: Callable[[], None], epochs: int | None
     ) -> None:
-        self._loader, self._feed, self._finish, self._epochs = loader, feed, finish, epochs
+        """leave: called after the last of `epochs` epochs."""
+        self._loader, self._batches, self._leave, self._epochs = loader, batches, leave, epochs
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._feed.batches(1)
-        if self._feed.epochs == self._epochs and not self._feed.pending:
-            self._finish()
+        yield from self._batches.batches(1)
+        if self._batches.epochs == self._epochs and not self._batches.pending:
+            self._leave()
 
     def __len__(self) -> int:
-        return len(self._feed)
+        return len(self._batches)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":
+        if name == "_loader":  # not set yet, for example while the object is being copied
             raise AttributeError(name)
         return getattr(self._loader, name)
 
 
 def loader_of(data: Any, batch_size: int | None) -> DataLoader[Any]:
-    """A DataLoader as it is, or one that shuffles a Dataset."""
+    """Return `data` if it is a DataLoader, or a DataLoader that shuffles it if it is a Dataset."""
     if isinstance(data, DataLoader):
         if batch_size not in (None, data.batch_size):
-            raise ValueError("The DataLoader has a batch size already; leave batch_size out.")
+            raise ValueError("The DataLoader already has a batch size; leave out batch_size.")
         return data
     if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise ValueError(
-            "Samples are handed out by their number; give a DataLoader, or a Dataset with __len__ and __getitem__."
+            "The job assigns samples by number; pass a DataLoader, or a Dataset with __len__ and __getitem__."
         )
     if batch_size is None or batch_size < 1:
-        raise ValueError("Say how large a batch is to be: batch_size must be a number from 1 up.")
+        raise ValueError(f"With a Dataset, batch_size must be a number of at least 1; got {batch_size}.")
     dataset: Dataset[Any] = data
     if len(data) < batch_size:
         raise ValueError(f"The dataset has {len(data)} samples, fewer than a batch of {batch_size}.")
     return DataLoader(dataset, batch_size, shuffle=True)
 
 
-def _order_of(loader: DataLoader[Any], seed: int) -> tuple[bool, int]:
-    """Does it shuffle, and by which seed? The loader's own generator is left out: it may differ between workers."""
+def _shuffling(loader: DataLoader[Any], seed: int) -> tuple[bool, int]:
+    """Return whether the loader shuffles, and the seed. Its own generator is ignored: it may differ between workers."""
     if isinstance(loader.dataset, IterableDataset):
-        raise ValueError("An IterableDataset cannot be shared out by sample; give a Dataset with __len__.")
+        raise ValueError(
+            "The job assigns samples by number, so it cannot use an IterableDataset; pass a Dataset with __len__."
+        )
     sampler = loader.sampler
     plain = type(loader.batch_sampler) is torch.utils.data.BatchSampler
     if plain and type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset):  # type: ignore[arg-type]
@@ -157,13 +164,13 @@ def _order_of(loader: DataLoader[Any], seed: int) -> tuple[bool, int]:
     if plain and type(sampler) is DistributedSampler:
         return sampler.shuffle, sampler.seed
     raise ValueError(
-        "The job hands out the samples, so the DataLoader must have a batch size and no sampler of its own; "
-        "choose samples with torch.utils.data.Subset instead."
+        "The job assigns the samples, so the DataLoader must have a batch size and no sampler of its own; "
+        "select samples with torch.utils.data.Subset instead."
     )
 
 
 def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What else there is to a DataLoader."""
+    """Return the settings of the loader that are independent of which samples it loads."""
     names = (
         "num_workers",
         "collate_fn",

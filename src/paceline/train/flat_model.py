@@ -1,4 +1,4 @@
-"""A model as one flat buffer, so that what is pulled lands in the model without another copy."""
+"""A model as one flat buffer, so that pulled weights arrive in the model without another copy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paceline.model.half_precision import WIDTH
 from paceline.model.layout import DTYPES, STATISTICS, WHOLE, Layout, Tensor
 
 LARGEST_HALF = torch.finfo(torch.float16).max
-SAMPLED = 1024  # elements of each tensor that does not travel that are looked at
+DIGEST_ELEMENTS = 1024  # elements of each tensor that enter the digest of what is not sent
 
 
 class FlatModel:
-    """The parameters that an optimizer trains, one after the other, and behind them the model's running statistics.
+    """The parameters that an optimizer trains, one after another, followed by the model's running statistics.
 
-    `weights` is float32 on the host, where pulls land. Contiguous float32 parameters on the CPU become views of it, and
-    others are copied from it (`scatter`). `gradient` is what is pushed, in the type that crosses the wire.
+    `weights` is a float32 buffer on the host that receives pulls. Contiguous float32 parameters on the CPU become views
+    of it; `scatter` copies it to all others. `gradient` is the buffer that is pushed, in the type that is sent.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class FlatModel:
         buffers: bool = True,
         apart: bool = False,
     ) -> None:
-        """apart: what is pulled does not touch the parameters before `scatter`."""
+        """apart: no parameter is a view of `weights`, so that a pull changes the model only in `scatter`."""
         if gradients not in WIDTH:
-            raise ValueError(f"Gradients are sent as {', '.join(WIDTH)}, not as {gradients!r:.80}.")
+            raise ValueError(f"Gradients can be sent as {', '.join(WIDTH)}; got {gradients!r:.80}.")
         self.wire = gradients
         tensors = self._find_parameters(model, optimizer)
         self._statistics = list(_statistics(model)) if buffers else []
@@ -41,20 +41,21 @@ class FlatModel:
             for name, owner, key in self._statistics
         ]
         self.layout = Layout(tuple(tensors))
-        #: What does not travel but must be alike everywhere: frozen parameters, and tensors that no average is of.
+        #: A digest of the tensors that are not sent but must be equal in all workers: frozen parameters, and buffers
+        #: that cannot be averaged.
         self.fixed = _digest(model, {tensor.name for tensor in tensors}, buffers)
-        self._trained = self.layout.offsets[len(self.parameters)]  # where statistics begin
+        self._statistics_start = self.layout.offsets[len(self.parameters)]
         devices = {parameter.device for parameter in self.parameters} | {
             owner[key].device for _, owner, key in self._statistics
         }
         self._cuda = [device for device in devices if device.type == "cuda"]
-        #: Where several ranks add up their gradients: on the GPU if the model is on one, else on the host.
+        #: The device on which several ranks add their gradients: the model's GPU if it is on one, else the CPU.
         self.device = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
         self.weights = torch.empty(self.layout.size, pin_memory=bool(self._cuda))
         self.gradient = torch.zeros(self.layout.size, dtype=getattr(torch, gradients), pin_memory=bool(self._cuda))
-        # A stream of its own for copies, so that they do not wait for what is computed next.
-        self._copying = torch.cuda.Stream(self._cuda[0]) if len(self._cuda) == 1 else None  # type: ignore[no-untyped-call]
-        self._copied: torch.cuda.Event | None = None
+        # Copies have their own stream, so that they do not wait for the computation that follows.
+        self._copy_stream = torch.cuda.Stream(self._cuda[0]) if len(self._cuda) == 1 else None  # type: ignore[no-untyped-call]
+        self._last_copy: torch.cuda.Event | None = None
         self._weight_views = self._views(self.weights)
         self._gradient_views = self._views(self.gradient)
         for parameter, view in zip(self.parameters, self._weight_views, strict=False):
@@ -65,7 +66,7 @@ class FlatModel:
             view.copy_(owner[key].detach())
 
     def _find_parameters(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-        names = {parameter: name for name, parameter in model.named_parameters()}  # a tied one has its first name
+        names = {parameter: name for name, parameter in model.named_parameters()}  # a tied parameter has its first name
         self.parameters: list[torch.nn.Parameter] = []
         tensors: list[Tensor] = []
         for number, group in enumerate(optimizer.param_groups):
@@ -74,17 +75,17 @@ class FlatModel:
                     continue
                 name = names.get(parameter, f"group {number}, parameter {len(tensors)}")
                 if is_lazy(parameter):
-                    raise ValueError(f"{name!r} has no shape yet; run one batch through the model before you join.")
+                    raise ValueError(f"{name!r} has no shape yet; run one batch through the model before joining.")
                 if _name(parameter.dtype) not in DTYPES:
-                    raise ValueError(f"{name!r} is {parameter.dtype}; paceline trains {', '.join(DTYPES)}.")
+                    raise ValueError(f"{name!r} is {parameter.dtype}; paceline can train {', '.join(DTYPES)}.")
                 tensors.append(Tensor(name, tuple(parameter.shape), _name(parameter.dtype), number))
                 self.parameters.append(parameter)
         if not any(parameter.numel() for parameter in self.parameters):
             raise ValueError(
-                "The optimizer has no parameter to train; give it model.parameters() that require gradients."
+                "The optimizer has no parameter to train; create it with model.parameters() that require gradients."
             )
         if not any(parameter in names for parameter in self.parameters):
-            raise ValueError("The optimizer trains none of this model's parameters; make it from model.parameters().")
+            raise ValueError("The optimizer trains none of this model's parameters; create it with model.parameters().")
         return tensors
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -94,65 +95,67 @@ class FlatModel:
         ]
 
     def weights_bytes(self) -> memoryview:
+        """Return the buffer that receives pulls."""
         return self.weights.numpy().data.cast("B")
 
     def gradient_bytes(self) -> memoryview:
+        """Return the buffer that is pushed."""
         return self.gradient.view(torch.uint8).numpy().data
 
     def scatter(self) -> None:
-        """Bring pulled weights into the parameters that are not views of them, and into the statistics."""
+        """Copy pulled weights to the parameters that are not views of them, and to the statistics."""
         with torch.no_grad():
             for parameter, view in zip(self.parameters, self._weight_views, strict=False):
-                if parameter.data_ptr() != view.data_ptr():  # Looked at each time: the model may have been moved.
+                if parameter.data_ptr() != view.data_ptr():  # checked each time: the model may have been moved
                     parameter.copy_(view, non_blocking=True)
             for (_, owner, key), view in zip(self._statistics, self._weight_views[len(self.parameters) :], strict=True):
-                _bring(view, owner[key])
+                _update_statistic(view, owner[key])
 
     def gather(self) -> None:
-        """Bring gradients and statistics together, to be pushed. A parameter without a gradient counts as zero."""
+        """Copy gradients and statistics to the buffer that is pushed. A parameter without a gradient counts as zero."""
         self._fill(self._gradient_views, self.gradient)
 
     def gather_weights(self) -> None:
-        """Bring the model itself together, to be pushed."""
+        """Copy the weights and statistics themselves to the buffer that is pushed."""
         for parameter, view in zip(self.parameters, self._gradient_views, strict=False):
             _copy(parameter.detach(), view)
         self._fill_statistics(self._gradient_views, self.gradient)
 
-    def add_up(self, flat: torch.Tensor) -> None:
-        """The same, but into a float32 tensor of this size on `device`, to be added up with other ranks'."""
+    def gather_into(self, flat: torch.Tensor) -> None:
+        """Copy gradients and statistics to a float32 tensor of this size on `device`, to be summed over the ranks."""
         self._fill(self._views(flat), flat)
 
     def split(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a flat tensor, the parameters' part and the statistics'."""
-        return flat[: self._trained], flat[self._trained :]
+        """Return the part of a flat tensor that holds the parameters, and the part that holds the statistics."""
+        return flat[: self._statistics_start], flat[self._statistics_start :]
 
-    def take_over(self, flat: torch.Tensor) -> None:
-        """What was added up is to be pushed."""
+    def set_gradient(self, flat: torch.Tensor) -> None:
+        """Copy this tensor, the sum over the ranks, to the buffer that is pushed."""
         _copy(flat, self.gradient)
-        self._wait()
+        self._wait_for_gpus()
 
     def gather_one(self, index: int) -> None:
-        """Bring one parameter's gradient to where it is pushed from; see `wait_for_copies`."""
-        stream = self._copying
+        """Start to copy one parameter's gradient to the buffer that is pushed. `wait_for_copies` waits for the end."""
+        stream = self._copy_stream
         if stream is None:
             self._fill_one(index, self._gradient_views[index])
             return
-        stream.wait_stream(torch.cuda.current_stream(stream.device))  # which computes it
+        stream.wait_stream(torch.cuda.current_stream(stream.device))  # the stream that computes the gradient
         with torch.cuda.stream(stream):
             self._fill_one(index, self._gradient_views[index])
         gradient = self.parameters[index].grad
         if gradient is not None:
             gradient.record_stream(stream)
-        self._copied = stream.record_event()
+        self._last_copy = stream.record_event()
 
     def gather_statistics(self) -> None:
-        """Bring statistics to where they are pushed from."""
+        """Copy the statistics to the buffer that is pushed."""
         self._fill_statistics(self._gradient_views, self.gradient)
 
     def wait_for_copies(self) -> None:
-        """Until what was brought one by one is there."""
-        if self._copied:
-            self._copied.synchronize()
+        """Wait until the copies that `gather_one` started have ended."""
+        if self._last_copy:
+            self._last_copy.synchronize()
 
     def _fill(self, views: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
         for index, view in enumerate(views[: len(self.parameters)]):
@@ -165,8 +168,8 @@ class FlatModel:
             view.zero_()
         elif gradient.layout != torch.strided:
             raise ValueError(
-                f"The gradient of {self.layout.tensors[index].name!r} is sparse, and only dense ones are sent; "
-                "make its layer with sparse=False."
+                f"The gradient of {self.layout.tensors[index].name!r} is sparse, but only dense gradients can be sent; "
+                "create its layer with sparse=False."
             )
         else:
             _copy(gradient.detach(), view)
@@ -176,21 +179,24 @@ class FlatModel:
             if owner[key].shape != view.shape:
                 raise ValueError(f"The shape of {name!r} has changed since the session began; pass buffers=False.")
             _copy(owner[key].detach(), view)
-        self._wait()
-        # A batch that overflowed may have spoilt the statistics, and its gradient was skipped. What was pulled is good.
+        self._wait_for_gpus()
+        # An overflow may have spoiled the statistics, although its gradient was skipped. The pulled ones are finite.
         _, statistics = self.split(flat)
         if not statistics.isfinite().all():
             pulled = self.split(self.weights)[1].to(statistics.device, statistics.dtype)
             torch.where(statistics.isfinite(), statistics, pulled, out=statistics)
 
-    def _wait(self) -> None:
-        """Copies from a GPU are under way until it says otherwise."""
+    def _wait_for_gpus(self) -> None:
+        """Wait until the copies from the GPUs have ended."""
         for device in self._cuda:
             torch.cuda.synchronize(device)
 
 
 def _statistics(model: torch.nn.Module) -> Iterator[tuple[str, dict[str, torch.Tensor], str]]:
-    """The buffers that are part of state_dict() and numbers: name, and where each is found (it may be replaced)."""
+    """Yield the name, the owner and the key of every numeric buffer in state_dict().
+
+    The owner and key are needed because a module may replace its buffer with another tensor.
+    """
     seen = set[int]()
     for prefix, module in model.named_modules():
         owner: dict[str, torch.Tensor] = module._buffers
@@ -199,31 +205,34 @@ def _statistics(model: torch.nn.Module) -> Iterator[tuple[str, dict[str, torch.T
                 continue
             name = f"{prefix}.{key}" if prefix else key
             if is_lazy(tensor):
-                raise ValueError(f"{name!r} has no shape yet; run one batch through the model before you join.")
+                raise ValueError(f"{name!r} has no shape yet; run one batch through the model before joining.")
             if _name(tensor.dtype) in (*DTYPES, *WHOLE) and tensor.layout == torch.strided:
                 seen.add(id(tensor))
                 yield name, owner, key
 
 
-def _digest(model: torch.nn.Module, travel: set[str], buffers: bool) -> str:
-    """Of what is in state_dict() and does not travel: equal if workers have the same, as far as a sample can tell."""
+def _digest(model: torch.nn.Module, sent: set[str], buffers: bool) -> str:
+    """Return a digest of the tensors in state_dict() that are not sent.
+
+    It is equal in two workers if the tensors are equal, as far as a sample of their elements shows.
+    """
     fixed: dict[str, torch.Tensor] = {
-        name: parameter for name, parameter in model.named_parameters() if name not in travel
+        name: parameter for name, parameter in model.named_parameters() if name not in sent
     }
     if buffers:
         fixed |= {
             name: value
             for name, value in model.state_dict(keep_vars=True).items()
-            if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and name not in travel
+            if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and name not in sent
         }
-    tied = {id(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers()) if name in travel}
+    tied = {id(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers()) if name in sent}
     digest = hashlib.sha256()
     for name in sorted(fixed):
         tensor = fixed[name].detach()
         if id(fixed[name]) in tied or tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
             continue
         flat = tensor.reshape(-1)
-        some = flat[:: max(1, flat.numel() // SAMPLED)].contiguous().cpu()
+        some = flat[:: max(1, flat.numel() // DIGEST_ELEMENTS)].contiguous().cpu()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(some.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -234,27 +243,30 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _can_be_a_view(parameter: torch.nn.Parameter) -> bool:
-    """Others keep their own memory: their format (channels last, say) may be what makes them quick."""
+    """Return whether the parameter can be a view of the flat buffer without losing its memory format.
+
+    Other parameters keep their own memory, because their format (channels last, for example) may make them fast.
+    """
     plain = type(parameter.data) is torch.Tensor and parameter.is_contiguous()
     return plain and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
 
 def _copy(source: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy and convert. What float16 cannot hold becomes its largest number; NaN and infinity stay what they are."""
+    """Copy and convert. A value too large for float16 becomes its largest number; NaN and infinity stay."""
     if into.dtype == torch.float16 and source.dtype != torch.float16:
         source = torch.where(source.isinf(), source, source.clamp(-LARGEST_HALF, LARGEST_HALF))
     if source.device != into.device:
-        source = source.to(into.dtype)  # there, so that no more than is needed crosses the bus
+        source = source.to(into.dtype)  # converted before the copy, so that fewer bytes cross the bus
     into.copy_(source, non_blocking=True)
 
 
-def _bring(pulled: torch.Tensor, statistic: torch.Tensor) -> None:
-    """Take over a statistic. Where float32 cannot tell it from what is there, what is there is more exact."""
+def _update_statistic(pulled: torch.Tensor, statistic: torch.Tensor) -> None:
+    """Copy a pulled statistic to the model. An element that is equal in float32 keeps its more exact value."""
     if statistic.dtype == torch.float32:
         statistic.copy_(pulled, non_blocking=True)
         return
-    here = pulled.to(statistic.device)
-    same = statistic.to(torch.float32) == here
+    pulled = pulled.to(statistic.device)
+    same = statistic.to(torch.float32) == pulled
     if not statistic.is_floating_point():
-        here = here.round()
-    statistic.copy_(torch.where(same, statistic, here.to(statistic.dtype)))
+        pulled = pulled.round()
+    statistic.copy_(torch.where(same, statistic, pulled.to(statistic.dtype)))

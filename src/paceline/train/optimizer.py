@@ -1,4 +1,4 @@
-"""An optimizer whose step is made by the server: push the gradients, wait for the Grant, pull the weights."""
+"""An optimizer whose step pushes the gradients to the server, waits for the Grant and pulls the new weights."""
 
 from __future__ import annotations
 
@@ -13,46 +13,48 @@ from paceline.train.backend import AssignedSamples, Backend, ComputedGradient
 
 
 class PacedOptimizer(torch.optim.Optimizer):
-    """A torch.optim optimizer that takes part in a job. Its groups, and all else that it has, are the wrapped one's.
+    """A torch.optim optimizer that takes part in a job. Its parameter groups and hooks are those of the wrapped one.
 
-    So learning rates, schedulers, hooks and gradient scalers work as before, whether they were given this one or the
-    one inside. Its state (momentum and the like) is on the server. Without a server, `step` is the wrapped one's.
+    Learning rates, schedulers, hooks and gradient scalers therefore work as before, whether they use this optimizer or
+    the wrapped one. The optimizer's state, such as momentum, is on the server. Without a server, `step` is that of the
+    wrapped optimizer.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, link: Backend) -> None:
-        # Not torch's: that would make groups and hooks of our own.
+    def __init__(self, inner: torch.optim.Optimizer, backend: Backend) -> None:
+        # super().__init__() is not called: it would create parameter groups and hooks of our own.
         self.inner = inner
-        #: Samples in each gradient, for a loop that does not get its batches from a session. None: all count alike.
+        #: The number of samples in each gradient, for a loop that does not take its batches from a session. With None,
+        #: all gradients count the same.
         self.batch_size: int | None = None
-        #: Has the worker left the job?
-        self.over = False
-        #: Has it no more steps to make?
+        #: Whether the worker has left the job.
+        self.closed = False
+        #: Whether `finish` was called, after which no step can follow.
         self.finished = False
-        #: Samples that a session has given to the loop, where it trains alone.
-        self.handed_out = 0
-        self._link = link
-        self._shares: list[AssignedSamples] = []  # trained on since the last step
-        self._lost: list[int] = []  # numbers of those whose gradient was thrown away
-        self._last = 1  # samples in the last gradient
-        self._seen: list[tuple[int, int]] = []  # the gradients when the last share was begun with
-        link.watch(self._computing)
-        if not link.alone and inner.state:
-            self._state_stays_behind()
+        #: The number of samples that a session has handed to the training loop, if it trains alone.
+        self.samples_taken = 0
+        self._backend = backend
+        self._samples: list[AssignedSamples] = []  # trained on since the last step
+        self._dropped: list[int] = []  # numbers of assignments whose gradient was thrown away
+        self._last_batch_size = 1
+        self._gradients_before: list[tuple[int, int]] = []  # state of the gradients when the last batch was fetched
+        backend.describe_gradients_with(self._describe)
+        if not backend.alone and inner.state:
+            self._warn_of_lost_state()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # while it is being copied, say
+        if name == "inner":  # not set yet, for example while the object is being copied
             raise AttributeError(name)
         return getattr(self.inner, name)
 
     @property
     def worker(self) -> int:
-        """This worker's number; 0 when it trains alone."""
-        return self._link.worker
+        """The number of this worker; 0 when it trains alone."""
+        return self._backend.worker
 
     @property
     def pending(self) -> bool:
-        """Are there batches that no step has been made of yet?"""
-        return bool(self._shares)
+        """Whether there are batches whose gradients no step has pushed yet."""
+        return bool(self._samples)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -68,53 +70,57 @@ class PacedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Asked by GradScaler. Of several ranks it must not be one alone that skips a step: all do or none."""
-        return self._link.ranks > 1
+        """Whether GradScaler leaves the handling of overflows to `step`.
+
+        With several ranks, GradScaler must not skip a step in one rank alone: all ranks skip it, or none.
+        """
+        return self._backend.ranks > 1
 
     def __repr__(self) -> str:
-        return f"Paced({self.inner!r})"
+        return f"PacedOptimizer({self.inner!r})"
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.inner.load_state_dict(state_dict)
-        if not self._link.alone and state_dict["state"]:
-            self._state_stays_behind()
+        if not self._backend.alone and state_dict["state"]:
+            self._warn_of_lost_state()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if not self._link.alone:
+        if not self._backend.alone:
             raise ValueError(
-                "The server knows the model as it was when the session began; add parameter groups before."
+                "The server already has the parameter groups; add parameter groups before you call paceline.join."
             )
         self.inner.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As ever. A gradient that is thrown away before a step (it overflowed, say) does not count in the next."""
-        if self._link.pushing:
+        """Clear the gradients. A gradient that no step has pushed (it overflowed, say) does not count in the next."""
+        if self._backend.is_pushing:
             raise ValueError(
-                "With overlap=True a gradient is pushed while backward() makes it, so it cannot be thrown away: "
+                "With overlap=True a gradient is pushed while backward() computes it, so it cannot be discarded: "
                 "call step() first, or join with overlap=False."
             )
-        if self._shares:
-            # A batch is fetched before or after this call, but always before its own backward.
-            unused = self._shares[-1:] if self._gradients() == self._seen else []
-            self._lost += [share.number for share in self._shares[: len(self._shares) - len(unused)]]
-            self._shares = unused
+        if self._samples:
+            # A loop may fetch its batch before or after this call, but always before its own backward(). If no gradient
+            # has changed since the last batch was fetched, that batch is still to be used.
+            unused = self._samples[-1:] if self._gradient_versions() == self._gradients_before else []
+            self._dropped += [samples.number for samples in self._samples[: len(self._samples) - len(unused)]]
+            self._samples = unused
         self.inner.zero_grad(set_to_none)
-        self._seen = self._gradients()
+        self._gradients_before = self._gradient_versions()
 
-    def trains_on(self, share: AssignedSamples) -> None:
-        """The next gradient is of these samples, too."""
-        if self._link.alone:
-            self.handed_out += share.size
+    def trains_on(self, samples: AssignedSamples) -> None:
+        """Count these samples as part of the next gradient."""
+        if self._backend.alone:
+            self.samples_taken += samples.size
             return
-        if self._shares and self._shares[-1].joins < share.joins:
-            # The worker was given up in between: what is in the gradient so far is of samples that others have now.
-            self._shares, self._lost = [], []
+        if self._samples and self._samples[-1].joins < samples.joins:
+            # The worker was given up in between. Other workers now train on the samples of the gradient so far.
+            self._samples, self._dropped = [], []
             self.inner.zero_grad()
-        self._shares.append(share)
-        self._seen = self._gradients()
+        self._samples.append(samples)
+        self._gradients_before = self._gradient_versions()
 
     def step(
         self,
@@ -123,16 +129,18 @@ class PacedOptimizer(torch.optim.Optimizer):
         loss: torch.Tensor | float | None = None,
         batch_size: int | None = None,
     ) -> Any:
-        """Give the gradients that are in the model, and go on with the newest weights. Gradients stay as they are.
+        """Push the model's gradients and pull the newest weights into the model. The gradients are not cleared.
 
-        loss: for the records, and for policies that look at it.
-        batch_size: samples in the gradient, where neither a session's batches nor the attribute of this name say it.
+        loss: recorded, and sent to policies that use it.
+        batch_size: the number of samples in the gradient. It is needed if the batches do not come from a session and
+            the attribute `batch_size` is not set.
         """
-        if self._link.alone:
+        if self._backend.alone:
             return self.inner.step() if closure is None else self.inner.step(closure)
-        if self.over or self.finished:
-            raise ValueError("The session is over, so there is nobody to step with; step before it is closed.")
-        self.inner._opt_called = True  # type: ignore[attr-defined]  # A scheduler of the inner one asks for it.
+        if self.closed or self.finished:
+            raise ValueError("The session is over; call step() before session.finish() and session.close().")
+        # A scheduler that was created from the wrapped optimizer checks this attribute.
+        self.inner._opt_called = True  # type: ignore[attr-defined]
         return self._push(closure, loss, batch_size)
 
     @torch.optim.Optimizer.profile_hook_step
@@ -146,49 +154,51 @@ class PacedOptimizer(torch.optim.Optimizer):
             loss = result if loss is None else loss
         scale, overflowed = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
         computed = replace(
-            self._computing(batch_size),
+            self._describe(batch_size),
             loss=float(loss.detach()) if isinstance(loss, torch.Tensor) else loss,
             scale=1.0 if scale is None else float(scale),
             overflowed=overflowed is not None and bool(overflowed),
         )
-        self._last = computed.batch_size
-        self._shares, self._lost = [], []
-        if self._link.mixes:
+        self._last_batch_size = computed.batch_size
+        self._samples, self._dropped = [], []
+        if self._backend.mixes:
             self.inner.step()
-        if not self._link.exchange(computed):
-            self._lost = list(computed.taken)
+        if not self._backend.exchange(computed):
+            self._dropped = list(computed.taken)
         return result
 
-    def _computing(self, batch_size: int | None = None) -> ComputedGradient:
-        """What is known of a gradient while it is being computed."""
-        counted = sum(share.size for share in self._shares) if self._shares else self.batch_size or self._last
+    def _describe(self, batch_size: int | None = None) -> ComputedGradient:
+        """Return what is known of a gradient before it is complete: all but its loss and whether it overflowed."""
+        if batch_size is None:
+            counted = sum(samples.size for samples in self._samples)
+            batch_size = counted if self._samples else self.batch_size or self._last_batch_size
         return ComputedGradient(
-            batch_size=batch_size if batch_size is not None else counted,
+            batch_size=batch_size,
             rates=[float(group["lr"]) for group in self.param_groups],
-            taken=[*self._lost, *(share.number for share in self._shares)],
+            taken=[*self._dropped, *(samples.number for samples in self._samples)],
         )
 
     def finish(self) -> None:
-        """No more steps: wait until the other workers are done too, and have the last model."""
-        if not self.finished and not self.over:
+        """End training: wait until the other workers are done too, and pull the final model."""
+        if not self.finished and not self.closed:
             self.finished = True
-            self._link.finish()
+            self._backend.finish()
 
     def close(self) -> None:
-        """Leave the job. It is left by itself when the script ends."""
-        if not self.over:
-            self.over = True
-            self._link.close()
+        """Leave the job. A script that ends leaves it automatically."""
+        if not self.closed:
+            self.closed = True
+            self._backend.close()
 
-    def _gradients(self) -> list[tuple[int, int]]:
-        """Which gradients there are, and how often each was changed: it is different after a backward."""
+    def _gradient_versions(self) -> list[tuple[int, int]]:
+        """Return the identity and the version of every gradient. The result changes with each backward()."""
         found = (parameter.grad for group in self.param_groups for parameter in group["params"])
         return [(id(gradient), gradient._version) for gradient in found if gradient is not None]
 
     @staticmethod
-    def _state_stays_behind() -> None:
+    def _warn_of_lost_state() -> None:
         warnings.warn(
-            "The optimizer's state (momentum and the like) is not sent: the server begins with none, or goes on from "
+            "The optimizer's state, such as momentum, is not sent: the server starts without state, or with that of "
             "its own checkpoint.",
             stacklevel=4,
         )

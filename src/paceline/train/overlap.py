@@ -1,7 +1,8 @@
-"""Gradients that are pushed while the backward pass makes them, from the model's end to its beginning.
+"""Push gradients while the backward pass computes them, from the model's last parameter to its first.
 
-A hook at each parameter copies its gradient as soon as it is there, and a thread pushes what is complete. So there is
-nothing left to be done to a gradient between `backward` and `step`: no clipping, no scaling, no adding up.
+A hook at each parameter copies its gradient as soon as it is computed, and a thread pushes the pieces that are
+complete. The script therefore cannot change a gradient between `backward` and `step`: no clipping, scaling or
+accumulating.
 """
 
 from __future__ import annotations
@@ -17,31 +18,35 @@ from paceline.serve.worker.client import Client
 from paceline.train.backend import ComputedGradient, JobBackend
 from paceline.train.flat_model import FlatModel
 
-ONCE = "With overlap=True a gradient is pushed while backward() makes it, so "
-REMEDY = "; join with overlap=False if that cannot be."
+#: Both ends of an error about a loop that overlap=True does not allow.
+BECAUSE = "With overlap=True a gradient is pushed while backward() computes it, so "
+REMEDY = "; otherwise join with overlap=False."
 
 
 class Abandoned(RuntimeError):
-    """The gradient will never be whole."""
+    """The backward pass will not be completed."""
 
 
 class BackwardPass:
-    """One backward pass, as the thread sees it that pushes its gradient (`serve.exchange.Backward`)."""
+    """One backward pass, for the thread that pushes its gradient.
 
-    def __init__(self, flat: FlatModel, announced: ComputedGradient, since: float) -> None:
+    It implements `paceline.serve.worker.streamed_exchange.Backward`.
+    """
+
+    def __init__(self, flat: FlatModel, announced: ComputedGradient, pulled_at: float) -> None:
         self.announced = announced
-        self._flat, self._since = flat, since
+        self._flat, self._pulled_at = flat, pulled_at
         self._state = threading.Condition()
-        self._versions: dict[int, int] = {}  # of each gradient that is there: it changes whenever that is changed
-        self._lowest = len(flat.parameters)  # from this parameter on, all are there
+        self._versions: dict[int, int] = {}  # torch's version of each computed gradient, to detect later changes
+        self._lowest = len(flat.parameters)  # the gradients of this parameter and all after it are computed
         self._outcome: tuple[float, float | None] | None = None
         self._abandoned = False
         flat.gather_statistics()
 
-    def made(self, index: int) -> None:
-        """A parameter's gradient is there."""
+    def gradient_computed(self, index: int) -> None:
+        """Note that the gradient of this parameter is computed."""
         if index in self._versions:
-            raise ValueError(f"{ONCE}there is one backward() for each step(){REMEDY}")
+            raise ValueError(f"{BECAUSE}there must be one backward() for each step(){REMEDY}")
         self._flat.gather_one(index)
         gradient = self._flat.parameters[index].grad
         assert gradient is not None
@@ -52,70 +57,72 @@ class BackwardPass:
             self._state.notify_all()
 
     def complete(self, computed: ComputedGradient) -> None:
-        """The step is there: parameters that got no gradient get none any more."""
+        """Note that step() was called: parameters that have no gradient by now count as zero."""
         if (computed.batch_size, computed.taken) != (self.announced.batch_size, self.announced.taken):
             raise ValueError(
-                f"{ONCE}its batch size must be known by then: use session.batches or session.loader, or set "
-                f"optimizer.batch_size; it was {self.announced.batch_size}, and step() says {computed.batch_size}."
+                f"{BECAUSE}its batch size must be known before: use session.batches or session.loader, or set "
+                f"optimizer.batch_size; it was {self.announced.batch_size}, and step() got {computed.batch_size}."
             )
         for index, version in self._versions.items():
             gradient = self._flat.parameters[index].grad
             if gradient is None or gradient._version != version:
-                raise ValueError(f"{ONCE}it cannot be clipped, scaled or cleared before step(){REMEDY}")
+                raise ValueError(f"{BECAUSE}it must not be clipped, scaled or cleared before step(){REMEDY}")
         for index in range(len(self._flat.parameters)):
             if index not in self._versions:
                 self._flat.gather_one(index)
         with self._state:
             self._lowest = 0
-            self._outcome = time.perf_counter() - self._since, computed.loss
+            self._outcome = time.perf_counter() - self._pulled_at, computed.loss
             self._state.notify_all()
 
     def abandon(self) -> None:
-        """No step will come."""
+        """Wake the pushing thread with an error: no step() will follow."""
         with self._state:
             self._abandoned = True
             self._state.notify_all()
 
     def wait(self, start: int) -> None:
+        """Wait until all gradients from this element of the flat model on are computed and copied."""
         self._wait_until(lambda: self._flat.layout.offsets[self._lowest] <= start)
         self._flat.wait_for_copies()
 
     def outcome(self) -> tuple[float, float | None]:
+        """Wait for step(), and return the seconds spent computing and the loss."""
         self._wait_until(lambda: self._outcome is not None)
         assert self._outcome is not None
         return self._outcome
 
-    def _wait_until(self, true: Callable[[], bool]) -> None:
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
         with self._state:
-            self._state.wait_for(lambda: self._abandoned or true())
+            self._state.wait_for(lambda: self._abandoned or condition())
             if self._abandoned:
-                raise Abandoned("This backward pass came to no end.")
+                raise Abandoned("The session was closed before step() followed this backward().")
 
 
 class OverlappedBackend(JobBackend):
-    """One worker of a job, of one process, whose gradients are pushed as they come."""
+    """A worker of one process that pushes each gradient while the backward pass computes it."""
 
     def __init__(self, client: Client, flat: FlatModel) -> None:
         super().__init__(client, flat)
         self._pass: BackwardPass | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._computing: Callable[[], ComputedGradient] | None = None
-        self._first = threading.Lock()  # gradients may come from a thread for each device
+        self._describe: Callable[[], ComputedGradient] | None = None
+        self._starting = threading.Lock()  # autograd runs one thread per device, and each may be the first
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._made, index))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(partial(self._gradient_computed, index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(flat.parameters)
         ]
 
-    def watch(self, computing: Callable[[], ComputedGradient]) -> None:
-        self._computing = computing
+    def describe_gradients_with(self, describe: Callable[[], ComputedGradient]) -> None:
+        self._describe = describe
 
     @property
-    def pushing(self) -> bool:
+    def is_pushing(self) -> bool:
         return self._pass is not None
 
     def exchange(self, computed: ComputedGradient) -> bool:
-        if self._pass is None:  # gradients that no backward pass has made
+        if self._pass is None:  # the script set the gradients itself, without a backward pass
             return super().exchange(computed)
         assert self._thread is not None
         self._pass.complete(computed)
@@ -124,37 +131,37 @@ class OverlappedBackend(JobBackend):
         error, self._error = self._error, None
         if error is not None:
             raise error
-        self._take_over()
+        self._use_pulled_weights()
         return True
 
     def finish(self) -> None:
         if self._pass:
-            raise ValueError(f"{ONCE}each backward() must be followed by a step(){REMEDY}")
-        self._unhook()
+            raise ValueError(f"{BECAUSE}each backward() must be followed by a step(){REMEDY}")
+        self._remove_hooks()
         super().finish()
 
     def close(self) -> None:
-        self._unhook()
+        self._remove_hooks()
         if self._pass:
             self._pass.abandon()
         super().close()
         if self._thread:
             self._thread.join()
 
-    def _unhook(self) -> None:
-        """No more steps will come, and the script may go on with the model by itself."""
+    def _remove_hooks(self) -> None:
+        """Remove the hooks: no more steps follow, and the script may use the model for something else."""
         for hook in self._hooks:
             hook.remove()
 
-    def _made(self, index: int, _: torch.Tensor) -> None:
-        with self._first:
-            if self._pass is None and self._computing:
-                self._begin(self._computing())
+    def _gradient_computed(self, index: int, _: torch.Tensor) -> None:
+        with self._starting:
+            if self._pass is None and self._describe:
+                self._start_pushing(self._describe())
         if self._pass:
-            self._pass.made(index)
+            self._pass.gradient_computed(index)
 
-    def _begin(self, computed: ComputedGradient) -> None:
-        backward = self._pass = BackwardPass(self._flat, computed, self._since)
+    def _start_pushing(self, computed: ComputedGradient) -> None:
+        backward = self._pass = BackwardPass(self._flat, computed, self._pulled_at)
 
         def push() -> None:
             try:

@@ -1,7 +1,7 @@
-"""How long a step takes: a script that is run for that trains alone for a while, is timed, and ends.
+"""Measure how long a training step takes: the script trains alone for a while, is timed, and ends early.
 
-`paceline advise` sets PACELINE_PROBE to the file that is to be written. Nothing of it is seen by the script, except
-that it ends early, as by sys.exit(0).
+`paceline advise` sets PACELINE_PROBE to the file that receives the result. The script itself runs unchanged, except
+that it ends early, as if it had called sys.exit(0).
 """
 
 from __future__ import annotations
@@ -23,69 +23,70 @@ from paceline.train.optimizer import PacedOptimizer
 
 
 def wanted(variables: Mapping[str, str] | None = None) -> bool:
-    """Is this process run to be timed?"""
+    """Return whether this process runs in order to be timed."""
     return bool((os.environ if variables is None else variables).get(PROBE))
 
 
 class StepProfiler:
-    """Times the steps of an optimizer: from the end of one to the gradients of the next being there."""
+    """Times an optimizer's steps. Each time runs from the end of one step until the next gradients are computed."""
 
     def __init__(self, model: torch.nn.Module, optimizer: PacedOptimizer, buffers: bool = True) -> None:
         self._path = Path(os.environ[PROBE])
-        self._most, self._limit = int(os.environ[PROBE_STEPS]), float(os.environ[PROBE_SECONDS])
+        self._max_steps, self._max_seconds = int(os.environ[PROBE_STEPS]), float(os.environ[PROBE_SECONDS])
         self._optimizer = optimizer
-        flat = FlatModel(model, optimizer.inner, buffers=buffers)  # so that what a job would refuse is refused now
+        flat = FlatModel(model, optimizer.inner, buffers=buffers)  # raises what a job would refuse
         self._bytes, self._device = 4 * flat.layout.size, str(flat.device)
         self._seconds: list[float] = []
         self._batches: list[int] = []
-        self._handed_out = self._seen = 0
-        model.register_forward_pre_hook(self._forward, with_kwargs=True)
-        optimizer.inner.register_step_pre_hook(self._before)
-        optimizer.inner.register_step_post_hook(self._after)
-        self._began = self._since = time.perf_counter()
-        self.write()  # it has joined, at least
+        self._samples_taken = 0  # from the session, up to the last step
+        self._samples_forwarded = 0  # through the model, since the last step
+        model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        optimizer.inner.register_step_pre_hook(self._before_step)
+        optimizer.inner.register_step_post_hook(self._after_step)
+        self._started_at = self._step_ended_at = time.perf_counter()
+        self.write()  # shows that the script has joined, even if it never makes a step
 
     def write(self) -> None:
-        """Put down what was seen so far."""
+        """Write what was measured so far to the file."""
         part = self._path.with_name(self._path.name + ".part")
-        seen = {
+        measured = {
             "seconds": self._seconds,
             "batches": self._batches,
             "model_bytes": self._bytes,
             "device": self._device,
             "optimizer": spec_of(self._optimizer.inner).as_json(),
         }
-        part.write_text(json.dumps(seen))
+        part.write_text(json.dumps(measured))
         part.replace(self._path)
 
-    def _forward(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Samples that go through the model, for a loop that gets them from elsewhere."""
+    def _before_forward(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the samples that pass through the model, for a loop that does not take its batches from a session."""
         if model.training:
             first = next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)), None)
-            self._seen += first.shape[0] if first is not None and first.dim() else 0
+            self._samples_forwarded += first.shape[0] if first is not None and first.dim() else 0
 
-    def _before(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not any(callable(each) for each in (*args, *kwargs.values())):  # else computing is a part of the step
-            self._note()
+    def _before_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not any(callable(each) for each in (*args, *kwargs.values())):  # with a closure, step() computes
+            self._record()
 
-    def _after(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(callable(each) for each in (*args, *kwargs.values())):
-            self._note()
-        handed_out, self._handed_out = self._optimizer.handed_out - self._handed_out, self._optimizer.handed_out
-        self._batches.append(handed_out or self._optimizer.batch_size or self._seen)
-        self._seen = 0
-        if len(self._seconds) >= self._most or time.perf_counter() - self._began >= self._limit:
+            self._record()
+        taken = self._optimizer.samples_taken - self._samples_taken
+        self._samples_taken = self._optimizer.samples_taken
+        self._batches.append(taken or self._optimizer.batch_size or self._samples_forwarded)
+        self._samples_forwarded = 0
+        if len(self._seconds) >= self._max_steps or time.perf_counter() - self._started_at >= self._max_seconds:
             self.write()
             raise SystemExit(0)
-        self._wait()
-        self._since = time.perf_counter()
+        self._wait_for_gpu()
+        self._step_ended_at = time.perf_counter()
 
-    def _note(self) -> None:
-        self._wait()
-        self._seconds.append(time.perf_counter() - self._since)
+    def _record(self) -> None:
+        self._wait_for_gpu()
+        self._seconds.append(time.perf_counter() - self._step_ended_at)
 
-    def _wait(self) -> None:
-        """What a GPU was told to do is done when it says so."""
+    def _wait_for_gpu(self) -> None:
         if self._device.startswith("cuda"):
             with contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize(self._device)

@@ -1,8 +1,8 @@
-"""Several processes of one host as one worker: they add up their gradients among themselves, and push once.
+"""Several processes of one host as one worker: the ranks sum their gradients and push once.
 
-The first of them (rank 0) alone talks to the server. What it is given to train on it tells the others through a store,
-each takes its part of it, and what it pulls it sends to all. Groups and store are our own, so a script may still call
-`torch.distributed.init_process_group` for itself.
+Only rank 0 talks to the server. It announces the assigned samples to the other ranks through a store, and each rank
+trains on its part of them. After a pull, rank 0 broadcasts the weights. The process groups and the store are separate
+from torch's default group, so a script can still call `torch.distributed.init_process_group`.
 """
 
 from __future__ import annotations
@@ -23,120 +23,126 @@ from paceline.collectives.named import named
 from paceline.collectives.reduce import AllReduce
 from paceline.serve.environment import RANK, RANKS, REDUCE
 from paceline.serve.worker.client import Client
-from paceline.train.backend import AllAtOnce, AssignedSamples, ComputedGradient, Source, exchange
+from paceline.train.backend import AssignedSamples, ComputedGradient, PushAfterBackward, SampleSource, exchange
 from paceline.train.flat_model import FlatModel
 
 BACKEND = "PACELINE_RANKS_BACKEND"
-PATIENCE = timedelta(days=7)  # a Grant may be long in coming, and a rank that dies is noticed without a timeout
-KEPT = 1024  # messages in the store that a rank may be behind
+TIMEOUT = timedelta(days=7)  # a Grant may take long, and a rank that dies is noticed without a timeout
+MAX_LAG = 1024  # announcements in the store by which a rank may be behind rank 0
 
 
 def from_environment() -> tuple[int, int]:
-    """Which rank of how many this process is."""
+    """Return the rank of this process and the number of ranks of its worker."""
     try:
         rank, ranks = int(os.environ.get(RANK, "0")), int(os.environ.get(RANKS, "1"))
     except ValueError:
         rank, ranks = -1, 0
     if not 0 <= rank < ranks:
-        raise ValueError(f"{RANK} must be a number from 0 up to {RANKS}; `paceline run --ranks-per-worker` sets both.")
+        raise ValueError(f"{RANK} must be at least 0 and below {RANKS}; `paceline run --ranks-per-worker` sets both.")
     return rank, ranks
 
 
 class RankGroup:
-    """The ranks of this worker."""
+    """The connections between the ranks of one worker."""
 
     def __init__(self, rank: int, ranks: int, device: torch.device) -> None:
+        """device: the device of the tensors that are summed and broadcast."""
         self.rank, self.ranks = rank, ranks
         host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
         if not host or not port.isdigit():
-            raise ValueError(f"With {RANKS} above 1, MASTER_ADDR and MASTER_PORT must say where the ranks meet.")
-        # Multi-tenant: a process group of the script's own may use the same port.
+            raise ValueError(f"With {RANKS} above 1, MASTER_ADDR and MASTER_PORT must hold the address of rank 0.")
+        # Multi-tenant, because a process group that the script creates may use the same port.
         server: Store = distributed.TCPStore(  # type: ignore[attr-defined]
-            host, int(port), is_master=rank == 0, timeout=PATIENCE, multi_tenant=True
+            host, int(port), is_master=rank == 0, timeout=TIMEOUT, multi_tenant=True
         )
         self._store = PrefixStore("paceline", server)
-        self._words: Any = distributed.ProcessGroupGloo(self._part("words"), rank, ranks, PATIENCE)
-        self._bulk: Any = self._words
+        self._cpu_group: Any = distributed.ProcessGroupGloo(self._substore("words"), rank, ranks, TIMEOUT)
+        self._tensor_group: Any = self._cpu_group
         if device.type == "cuda":
-            self._bulk = self._for_cuda(device)
-        self._told = 0
-        self._reduce = self._collective(os.environ.get(REDUCE, ""))
+            self._tensor_group = self._cuda_group(device)
+        self._announced = 0  # announcements that this rank has sent or received
+        self._reduce = self._all_reduce(os.environ.get(REDUCE, ""))
 
-    def _collective(self, text: str) -> AllReduce | None:
-        """Another way to add up than the backend's own."""
+    def _all_reduce(self, text: str) -> AllReduce | None:
+        """Return the all-reduce that this text names, or None for that of the process group."""
         if not text:
             return None
         chosen = named(text)
         chosen.fits(self.ranks)
         nics = dict(enumerate(chosen.nics))
-        stages, patience = chosen.stages, PATIENCE.total_seconds()
         return AllReduce(
-            chosen.net, self.rank, self._part("reduce"), chosen.algorithm, stages, timeout=patience, nics=nics
+            chosen.net,
+            self.rank,
+            self._substore("reduce"),
+            chosen.algorithm,
+            chosen.stages,
+            timeout=TIMEOUT.total_seconds(),
+            nics=nics,
         )
 
-    def _part(self, name: str) -> Any:
+    def _substore(self, name: str) -> Any:
         return PrefixStore(name, self._store)
 
-    def _for_cuda(self, device: torch.device) -> Any:
-        """NCCL where each rank has a GPU of its own; gloo otherwise, which goes through the host's memory."""
+    def _cuda_group(self, device: torch.device) -> Any:
+        """Return an NCCL group if every rank has its own GPU, else a gloo group, which copies through the host."""
         fitting = distributed.is_nccl_available() and torch.cuda.device_count() >= self.ranks
         chosen = os.environ.get(BACKEND, "nccl" if fitting else "gloo")
         if chosen != "nccl":
-            return distributed.ProcessGroupGloo(self._part("bulk"), self.rank, self.ranks, PATIENCE)
+            return distributed.ProcessGroupGloo(self._substore("bulk"), self.rank, self.ranks, TIMEOUT)
         torch.cuda.set_device(device)
         options = distributed.ProcessGroupNCCL.Options()
-        options._timeout = PATIENCE
-        return distributed.ProcessGroupNCCL(self._part("bulk"), self.rank, self.ranks, options)
+        options._timeout = TIMEOUT
+        return distributed.ProcessGroupNCCL(self._substore("bulk"), self.rank, self.ranks, options)
 
-    def add_words(self, values: list[float]) -> list[float]:
-        """Sums over all ranks of a few numbers."""
+    def sum_numbers(self, values: list[float]) -> list[float]:
+        """Return the sums of a few numbers over all ranks."""
         tensor = torch.tensor(values, dtype=torch.float64)
-        with _together():
-            self._words.allreduce([tensor]).wait()
+        with _rank_errors():
+            self._cpu_group.allreduce([tensor]).wait()
         return tensor.tolist()
 
-    def hear_words(self, values: list[int]) -> list[int]:
-        """What rank 0 has to say."""
+    def broadcast_numbers(self, values: list[int]) -> list[int]:
+        """Return rank 0's values in all ranks."""
         tensor = torch.tensor(values, dtype=torch.int64)
-        with _together():
-            self._words.broadcast(tensor, 0).wait()
+        with _rank_errors():
+            self._cpu_group.broadcast(tensor, 0).wait()
         return tensor.tolist()
 
-    def add(self, flat: torch.Tensor) -> None:
-        """The sum over all ranks, in place."""
-        with _together():
+    def sum(self, flat: torch.Tensor) -> None:
+        """Replace the tensor by its sum over all ranks."""
+        with _rank_errors():
             if self._reduce:
                 self._reduce(flat)
             else:
-                self._bulk.allreduce([flat]).wait()
+                self._tensor_group.allreduce([flat]).wait()
 
-    def spread(self, flat: torch.Tensor) -> None:
-        """Rank 0's on all."""
-        with _together():
-            (self._words if flat.device.type == "cpu" else self._bulk).broadcast(flat, 0).wait()
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Replace the tensor by that of rank 0."""
+        with _rank_errors():
+            (self._cpu_group if flat.device.type == "cpu" else self._tensor_group).broadcast(flat, 0).wait()
 
-    def say(self, words: str) -> None:
-        """Rank 0 tells the others, who may listen later."""
-        self._store.set(f"said/{self._told}", words)
-        self._store.delete_key(f"said/{self._told - KEPT}")
-        self._told += 1
+    def announce(self, text: str) -> None:
+        """Send a text from rank 0 to the others, which may receive it later."""
+        self._store.set(f"said/{self._announced}", text)
+        self._store.delete_key(f"said/{self._announced - MAX_LAG}")
+        self._announced += 1
 
-    def listen(self) -> str:
-        """What rank 0 said next."""
-        with _together():
-            self._store.wait([f"said/{self._told}"], PATIENCE)
-            words = self._store.get(f"said/{self._told}").decode()
-        self._told += 1
-        return words
+    def receive(self) -> str:
+        """Wait for the next text that rank 0 announces, and return it."""
+        with _rank_errors():
+            self._store.wait([f"said/{self._announced}"], TIMEOUT)
+            text = self._store.get(f"said/{self._announced}").decode()
+        self._announced += 1
+        return text
 
 
-class RankedBackend(AllAtOnce):
-    """One rank of a worker."""
+class RankedBackend(PushAfterBackward):
+    """One rank of a worker that consists of several processes."""
 
     alone = False
 
     def __init__(self, connect: Callable[[], Client], flat: FlatModel, rank: int, ranks: int) -> None:
-        """connect: joins the job; called in rank 0 alone."""
+        """connect: joins the job. It is called in rank 0 only."""
         self._flat, self.rank, self.ranks = flat, rank, ranks
         self._group = RankGroup(rank, ranks, flat.device)
         self._sum = torch.empty(flat.layout.size, device=flat.device)
@@ -146,105 +152,105 @@ class RankedBackend(AllAtOnce):
         def begin() -> None:
             self._client = connect()
             if self._client.mixes:
-                raise ValueError("A policy that mixes models cannot have workers of several ranks; use one rank.")
+                raise ValueError(
+                    "A policy that mixes models cannot have workers of several ranks; use --ranks-per-worker 1."
+                )
             self._client.begin(flat.weights_bytes())
 
-        self._go_on(begin)
+        self._in_rank_0(begin)
 
-    def source(self) -> Source:
+    def sample_source(self) -> SampleSource:
         def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
             if self._client is None:
-                number, joins, epoch, start, stop = map(int, self._group.listen().split())
+                number, joins, epoch, start, stop = map(int, self._group.receive().split())
             else:
                 count = self._client.granted.batch_size or batch_size * self.ranks
-                given = self._client.take(count, size, epochs)
-                number, joins, epoch, start, stop = (
-                    given.number,
-                    self._client.joins,
-                    given.epoch,
-                    given.start,
-                    given.stop,
-                )
-                self._group.say(f"{number} {joins} {epoch} {start} {stop}")
-            if joins != self.joins:  # The worker was given up, and rank 0 has the newest weights of its new life.
+                samples = self._client.take(count, size, epochs)
+                number, joins = samples.number, self._client.joins
+                epoch, start, stop = samples.epoch, samples.start, samples.stop
+                self._group.announce(f"{number} {joins} {epoch} {start} {stop}")
+            if joins != self.joins:  # the worker was given up, and rank 0 joined again and pulled the newest weights
                 self.joins = joins
-                self._spread()
+                self._broadcast_weights()
             return _part(AssignedSamples(number, joins, epoch, start, stop, stop - start), self.rank, self.ranks)
 
         return take
 
     def exchange(self, computed: ComputedGradient) -> bool:
-        """Add up with the other ranks, by batch size; rank 0 exchanges the sum with the server."""
+        """Average the gradients over the ranks, weighted by batch size. Rank 0 exchanges the mean with the server."""
         size = computed.batch_size
-        has_loss = 0.0 if computed.loss is None else float(size)
-        words = [float(computed.overflowed), size, has_loss, (computed.loss or 0.0) * size]
-        overflowed, total, of_loss, loss = self._group.add_words(words)
+        size_with_loss = 0.0 if computed.loss is None else float(size)
+        numbers = [float(computed.overflowed), size, size_with_loss, (computed.loss or 0.0) * size]
+        overflowed, total, total_with_loss, loss = self._group.sum_numbers(numbers)
         if overflowed:
-            return False  # on all alike
-        self._flat.add_up(self._sum)
+            return False  # in all ranks, because each has the same sum
+        self._flat.gather_into(self._sum)
         gradients, statistics = self._flat.split(self._sum)
         gradients.mul_(size / total / computed.scale)
         statistics.mul_(size / total)
-        self._group.add(self._sum)
+        self._group.sum(self._sum)
         client = self._client
 
         def push() -> None:
             assert client is not None
-            self._flat.take_over(self._sum)
-            told = replace(computed, batch_size=int(total), loss=loss / of_loss if of_loss else None)
-            exchange(client, self._flat, told, self._since)
+            self._flat.set_gradient(self._sum)
+            mean_loss = loss / total_with_loss if total_with_loss else None
+            exchange(client, self._flat, replace(computed, batch_size=int(total), loss=mean_loss), self._pulled_at)
 
-        self._go_on(push)
+        self._in_rank_0(push)
         return True
 
-    def _go_on(self, ask: Callable[[], None]) -> None:
-        """Rank 0 asks the server; then all have its weights."""
+    def _in_rank_0(self, action: Callable[[], None]) -> None:
+        """Call the function in rank 0, and then give all ranks the weights that it pulled.
+
+        If it fails, its error is raised in rank 0, and a ConnectionError in the others.
+        """
         error: BaseException | None = None
         values = [0, 0, 0]
         if self.rank == 0:
             try:
-                ask()
+                action()
                 assert self._client is not None
                 values = [1, self._client.worker, self._client.joins]
             except BaseException as problem:
                 error = problem
-        good, self.worker, self.joins = self._group.hear_words(values)
+        succeeded, self.worker, self.joins = self._group.broadcast_numbers(values)
         if error is not None:
             raise error
-        if not good:
-            raise ConnectionError("Rank 0 of this worker could not go on; its output says why.")
-        self._spread()
-        self._since = time.perf_counter()
+        if not succeeded:
+            raise ConnectionError("Rank 0 of this worker failed; see its output for the reason.")
+        self._broadcast_weights()
+        self._pulled_at = time.perf_counter()
 
-    def _spread(self) -> None:
-        """Bring rank 0's weights into all ranks' models."""
+    def _broadcast_weights(self) -> None:
+        """Copy rank 0's weights to the models of all ranks."""
         if self._flat.device.type == "cpu":
-            self._group.spread(self._flat.weights)
-        else:  # over the links between GPUs, and then down
+            self._group.broadcast(self._flat.weights)
+        else:  # over the links between the GPUs, and from there to the host
             if self.rank == 0:
                 self._sum.copy_(self._flat.weights, non_blocking=True)
-            self._group.spread(self._sum)
+            self._group.broadcast(self._sum)
             if self.rank != 0:
                 self._flat.weights.copy_(self._sum)
         self._flat.scatter()
 
     @property
     def mixes(self) -> bool:
-        return False  # refused at the start
+        return False  # such a policy was refused at the start
 
     def finish(self) -> None:
-        """All ranks have the last model."""
+        """Wait until the other workers are done too, and pull the final model into all ranks."""
 
-        def last() -> None:
+        def pull_final_model() -> None:
             assert self._client is not None
             while not self._client.finish(self._flat.weights_bytes()):
-                pass  # as in `Link.finish`
+                pass  # as in `JobBackend.finish`
 
-        self._go_on(last)
+        self._in_rank_0(pull_final_model)
 
-    def measured(self, kind: str, value: float) -> None:
+    def report_metric(self, name: str, value: float) -> None:
         if self._client is not None:
-            self._client.measured(kind, value)
+            self._client.measured(name, value)
 
     def close(self) -> None:
         if self._client is not None:
@@ -252,7 +258,10 @@ class RankedBackend(AllAtOnce):
 
 
 def _part(whole: AssignedSamples, rank: int, ranks: int) -> AssignedSamples | None:
-    """A rank's samples of those that all ranks are to train on. Where there is none for it, one that does not count."""
+    """Return a rank's part of the samples that all ranks train on, or None if there are no samples.
+
+    If there are fewer samples than ranks, a rank without one gets the first sample, which does not count.
+    """
     count = whole.stop - whole.start
     if not count:
         return None
@@ -263,7 +272,8 @@ def _part(whole: AssignedSamples, rank: int, ranks: int) -> AssignedSamples | No
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def _rank_errors() -> Iterator[None]:
+    """Raise a ConnectionError if a collective fails because another rank is gone."""
     try:
         yield
     except RuntimeError as error:

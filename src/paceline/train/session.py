@@ -1,4 +1,4 @@
-"""`paceline.join`: a worker's session. The loop body stays as it is.
+"""`paceline.join` and `paceline.wrap`: how a training script takes part in a job.
 
     with paceline.join(model, optimizer) as session:
         for x, y in session.batches(dataset, batch_size=128, epochs=3):
@@ -6,15 +6,17 @@
             loss.backward()
             session.step(loss)
 
-Started by `paceline run` or with a server's address in PACELINE_CONNECT, the session trains together with others. Run
-with plain `python`, it trains alone.
+A script that `paceline run` starts, or that finds a server's address in PACELINE_CONNECT, trains together with the
+other workers of the job. Under plain `python` the same script trains alone.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -36,13 +38,14 @@ from paceline.train.optimizer import PacedOptimizer
 from paceline.train.overlap import OverlappedBackend
 
 GRADIENTS = "PACELINE_GRADIENTS"
+MAX_METRIC_NAME = 80  # characters; the server cuts off the rest
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Under `paceline run`, what a person can put right is said in one sentence, without a traceback.
+    """Under `paceline run`, print an error that the user can fix as one sentence, without a traceback.
 
-    The job ends with it: to start this worker again would not help.
+    The process then exits with a code that ends the job, because a restart of this worker would fail again.
     """
     try:
         yield
@@ -63,60 +66,29 @@ def join(
     buffers: bool = True,
     overlap: bool = False,
 ) -> Session:
-    """Take part in a job: the one at `connect` ("host:port"), or in PACELINE_CONNECT; without either, train alone.
+    """Join the job whose server is at `connect` ("host:port") or in PACELINE_CONNECT. Without either, train alone.
 
-    gradients: how they cross the wire: float32, bfloat16 or float16. Else PACELINE_GRADIENTS says it, else float32.
-    buffers: are batch norm's running statistics and the like averaged? If not, each worker keeps its own.
-    overlap: push gradients while the backward pass makes them, where updates are streamed? Then each backward() is
-        followed by a step(), and nothing is done to gradients in between: no clipping, scaling or adding up.
+    gradients: the type in which gradients cross the network: float32, bfloat16 or float16. The default is
+        PACELINE_GRADIENTS, or float32 if that is not set.
+    buffers: average batch norm's running statistics and similar buffers over the workers. If False, each worker keeps
+        its own.
+    overlap: where updates are streamed, push gradients while the backward pass computes them. Each backward() must
+        then be followed by step(), without clipping, scaling or accumulating gradients in between.
     """
+    with user_errors():
+        _check_order("join", model, optimizer)
     if profile.wanted():
-        return _probed(model, optimizer, buffers)
-    where = connect or os.environ.get(CONNECT)
-    if not where:
+        return _profiled(model, optimizer, buffers)
+    server = connect or os.environ.get(CONNECT)
+    if not server:
         return Session(model, optimizer, LocalBackend())
     with user_errors():
-        return Session(model, optimizer, _link(model, optimizer, where, token, gradients, buffers, overlap))
-
-
-def _probed(model: torch.nn.Module, optimizer: torch.optim.Optimizer, buffers: bool) -> Session:
-    """A session alone, whose steps are timed."""
-    session = Session(model, optimizer, LocalBackend())
-    with user_errors():
-        atexit.register(
-            profile.StepProfiler(model, session.optimizer, buffers).write
-        )  # should the script end before it is told
-    return session
-
-
-def _link(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    where: str,
-    token: str | None,
-    gradients: str | None,
-    buffers: bool,
-    overlap: bool,
-) -> Backend:
-    server = address(where)
-    rank, size = ranks.from_environment()
-    overlap = overlap and size == 1
-    flat = FlatModel(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers, apart=overlap)
-    described = Description(flat.layout, spec_of(optimizer), flat.fixed).as_json()
-    secret = token.encode() if token is not None else bytes.fromhex(os.environ.get(TOKEN, ""))
-
-    def client() -> Client:
-        return Client(server, described, secret, worker_number(), tls=Tls.from_environment())
-
-    if size > 1:
-        return ranks.RankedBackend(client, flat, rank, size)
-    joined = client()
-    return OverlappedBackend(joined, flat) if overlap and joined.streamed else JobBackend(joined, flat)
+        return Session(model, optimizer, _connect(model, optimizer, server, token, gradients, buffers, overlap))
 
 
 def wrap(
-    optimizer: torch.optim.Optimizer,
     model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
     *,
     connect: str | None = None,
     token: str | None = None,
@@ -124,55 +96,108 @@ def wrap(
     buffers: bool = True,
     overlap: bool = False,
 ) -> PacedOptimizer:
-    """`join` for code that owns its loop: `optimizer = paceline.wrap(optimizer, model)`, and nothing else."""
+    """Join a job and return only the optimizer, for code that has its own training loop.
+
+    `optimizer = paceline.wrap(model, optimizer)` is the whole change. The arguments are those of `join`.
+    """
+    with user_errors():
+        _check_order("wrap", model, optimizer)
     return join(
         model, optimizer, connect=connect, token=token, gradients=gradients, buffers=buffers, overlap=overlap
     ).optimizer
 
 
-class Session:
-    """One worker's part in a job, or a job of its own."""
+def _check_order(function: str, model: object, optimizer: object) -> None:
+    """Raise ValueError if the model and the optimizer are swapped."""
+    if isinstance(model, torch.optim.Optimizer) or isinstance(optimizer, torch.nn.Module):
+        raise ValueError(f"The model comes first, the optimizer second: paceline.{function}(model, optimizer).")
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, link: Backend) -> None:
+
+def _profiled(model: torch.nn.Module, optimizer: torch.optim.Optimizer, buffers: bool) -> Session:
+    """Return a session that trains alone and whose steps are timed."""
+    session = Session(model, optimizer, LocalBackend())
+    with user_errors():
+        profiler = profile.StepProfiler(model, session.optimizer, buffers)
+    atexit.register(profiler.write)  # the script may end before the profiler has seen enough steps
+    return session
+
+
+def _connect(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    server: str,
+    token: str | None,
+    gradients: str | None,
+    buffers: bool,
+    overlap: bool,
+) -> Backend:
+    """Join the job at this address and return the backend that fits it."""
+    server_address = address(server)
+    rank, rank_count = ranks.from_environment()
+    overlap = overlap and rank_count == 1
+    flat = FlatModel(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers, apart=overlap)
+    description = Description(flat.layout, spec_of(optimizer), flat.fixed).as_json()
+    secret = token.encode() if token is not None else bytes.fromhex(os.environ.get(TOKEN, ""))
+
+    def connect() -> Client:
+        return Client(server_address, description, secret, worker_number(), tls=Tls.from_environment())
+
+    if rank_count > 1:
+        return ranks.RankedBackend(connect, flat, rank, rank_count)
+    client = connect()
+    return OverlappedBackend(client, flat) if overlap and client.streamed else JobBackend(client, flat)
+
+
+class Session:
+    """The part of one process in a job, or a training run of its own."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, backend: Backend) -> None:
         self.model = model
-        #: The optimizer, for loops that call its step() and for schedulers, scalers and clipping.
-        self.optimizer = PacedOptimizer(optimizer, link)
-        self._link = link
-        self._feeds: dict[int, tuple[Any, JobBatches]] = {}
+        #: The optimizer for loops that call step() themselves, and for schedulers, scalers and clipping.
+        self.optimizer = PacedOptimizer(optimizer, backend)
+        self._backend = backend
+        self._job_batches: dict[int, tuple[Any, JobBatches]] = {}
         atexit.register(self.close)
 
     @property
     def worker(self) -> int:
-        """This worker's number; 0 when it trains alone."""
-        return self._link.worker
+        """The number of this worker; 0 when it trains alone."""
+        return self._backend.worker
 
     @property
-    def is_first(self) -> bool:
-        """Is this the one process of the job that should print results and save the model?"""
-        return self._link.worker == self._link.rank == 0
+    def is_main(self) -> bool:
+        """Whether this is the one process of the job that should print, evaluate and save.
+
+        It is True in rank 0 of worker 0, and under plain `python`.
+        """
+        return self._backend.worker == self._backend.rank == 0
 
     def batches(self, data: Any, batch_size: int | None = None, epochs: int = 1, seed: int = 0) -> Iterator[Any]:
-        """Batches of a Dataset or a DataLoader, each sample once an epoch over all workers.
+        """Yield this worker's batches of a Dataset or a DataLoader. All workers together see each sample once an epoch.
 
-        The batch size follows the Grants. Called again for the same data, it goes on with the epochs that follow.
+        If the policy tunes batch sizes, the batches follow it. Another call with the same data continues with the next
+        epochs.
         """
-        return self._feed(data, batch_size, seed).batches(epochs)
+        return self._batches_of(data, batch_size, seed).batches(epochs)
 
     def loader(self, loader: DataLoader[Any], epochs: int | None = None, seed: int = 0) -> PacedLoader:
-        """A DataLoader to be iterated over once an epoch. After so many epochs, if given, the worker leaves the job."""
+        """Return a DataLoader that yields this worker's batches of one epoch each time it is iterated over.
 
-        def over() -> None:
+        If `epochs` is given, the worker finishes and leaves the job after that number of epochs.
+        """
+
+        def leave() -> None:
             self.finish()
             self.close()
 
-        return PacedLoader(loader, self._feed(loader, None, seed), over, epochs)
+        return PacedLoader(loader, self._batches_of(loader, None, seed), leave, epochs)
 
-    def _feed(self, data: Any, batch_size: int | None, seed: int) -> JobBatches:
-        if id(data) not in self._feeds:
+    def _batches_of(self, data: Any, batch_size: int | None, seed: int) -> JobBatches:
+        if id(data) not in self._job_batches:
             with user_errors():
-                feed = JobBatches(loader_of(data, batch_size), self.optimizer, self._link, seed)
-            self._feeds[id(data)] = data, feed  # the data too, so that its id stays its own
-        return self._feeds[id(data)][1]
+                batches = JobBatches(loader_of(data, batch_size), self.optimizer, self._backend, seed)
+            self._job_batches[id(data)] = data, batches  # holding the data keeps its id from being reused
+        return self._job_batches[id(data)][1]
 
     def step(
         self,
@@ -181,9 +206,9 @@ class Session:
         batch_size: int | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Give the gradients that are in the model, go on with the newest weights, and clear the gradients.
+        """Push the model's gradients, pull the newest weights into the model, and clear the gradients.
 
-        scaler: one that the loss was scaled by. It skips the step if the gradients overflowed, and is updated.
+        scaler: the GradScaler that scaled the loss. It skips the step if the gradients overflowed, and is updated.
         """
         if scaler is None:
             self.optimizer.step(loss=loss, batch_size=batch_size)
@@ -193,16 +218,28 @@ class Session:
         self.optimizer.zero_grad()
 
     def finish(self) -> None:
-        """No more steps: wait until the other workers are done too, and have the last model.
+        """End training: wait until the other workers are done too, and pull the final model.
 
-        Leaving the `with` block does it, and so does a loader after its last epoch; call it to measure the last model
-        before that.
+        Leaving the `with` block calls it, and so does a loader after its last epoch. Call it yourself to evaluate the
+        final model inside the block.
         """
         self.optimizer.finish()
 
-    def measured(self, kind: str, value: float) -> None:
-        """Tell the policy, and whoever watches, what was measured: `session.measured("accuracy", 0.97)`."""
-        self._link.measured(kind, float(value))
+    def log(self, **metrics: Any) -> None:
+        """Report metrics: `session.log(accuracy=0.98, val_loss=0.07)`.
+
+        The policy, `paceline watch` and the trace receive every value. Of a worker with several ranks, only rank 0
+        reports. A session that trains alone checks the values and drops them.
+        """
+        values = {_metric_name(name): _metric_value(name, value) for name, value in metrics.items()}
+        if values and self.optimizer.closed and not self._backend.alone:
+            warnings.warn(
+                f"This worker has left the job, so {', '.join(values)} cannot be reported; call session.log() earlier.",
+                stacklevel=2,
+            )
+            return
+        for name, value in values.items():
+            self._backend.report_metric(name, value)
 
     def close(self) -> None:
         """Leave the job."""
@@ -220,3 +257,26 @@ class Session:
                 self.finish()
         finally:
             self.close()
+
+
+def _metric_name(name: str) -> str:
+    """Return the name, or raise ValueError if it is not a plain word."""
+    if not name.isidentifier() or len(name) > MAX_METRIC_NAME:
+        raise ValueError(
+            f"A metric's name has letters, digits and underscores, at most {MAX_METRIC_NAME} of them; "
+            f"got {name!r:.100}."
+        )
+    return name
+
+
+def _metric_value(name: str, value: Any) -> float:
+    """Return the value as a float, or raise ValueError if it is not one finite number."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError("float() would parse it")
+        number = float(value.detach() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ValueError(f"The metric {name} must be a number; got a value of type {type(value).__name__}.") from None
+    if not math.isfinite(number):
+        raise ValueError(f"The metric {name} must be a finite number; got {number}.")
+    return number
