@@ -1,4 +1,4 @@
-"""Where there can be no lab, its tests are skipped, and that is said."""
+"""A mark that skips a test where a lab cannot be built."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from paceline.lab.namespaces import Lab, LabError
 
 
 def can_build() -> bool:
+    """Return whether a lab can be built on this machine."""
     if multiprocessing.parent_process():
-        return True  # this is imported by what runs in a lab, which has no time for this
+        return True  # a process on a host of a lab imports this module too, and need not check again
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Fabrics: every NIC has the rate, its own; packets go the way that the topology says; and nothing is left behind."""
+"""Fabrics: every NIC has its own rate, packets follow the topology's routes, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,15 +17,12 @@ pytest.importorskip("torch")
 pytest.importorskip("pyroute2")
 
 from lab.labs import built
+from lab.streams import LEAST, MOST, RATE, SIZE, next_from, sent_by_nic, share, streams
 from paceline.collectives.topology import BCube, DCell, FatTree, Topology, Torus
 from paceline.lab import fabric as fabrics
 from paceline.lab.fabric import Fabric
 from paceline.lab.namespaces import LabError
 
-RATE = 12.5e6
-SIZE = 4_000_000  # bytes of a stream: a third of a second
-LEAST = 0.85  # of the rate
-MOST = 15.0  # seconds that anything may take
 PORT = 4000
 
 
@@ -48,79 +44,12 @@ def small() -> Iterator[Fabric]:
         yield fabric
 
 
-def forwarding(fabric: Fabric) -> None:
+def need_forwarding(fabric: Fabric) -> None:
     if not fabric.forwards:
-        pytest.skip("/proc/sys cannot be written here, so that no server passes on what is not for it")
+        pytest.skip("/proc/sys cannot be written here, so servers cannot forward packets")
 
 
-# Streams
-
-
-def receive(pipe: Connection) -> None:
-    """Tell the port, and take a stream when told to; tell when it began and when it ended."""
-    with socket.create_server(("0.0.0.0", 0)) as listener:
-        listener.settimeout(MOST)
-        pipe.send(listener.getsockname()[1])
-        peer, _ = listener.accept()
-    with peer:
-        peer.settimeout(MOST)
-        pipe.send("here")
-        pipe.recv()
-        began, left = time.monotonic(), SIZE
-        peer.sendall(b".")
-        while left:
-            data = peer.recv(min(left, 1 << 16))
-            assert data, "the stream ended early"
-            left -= len(data)
-        pipe.send((began, time.monotonic()))
-
-
-def send(host: str, port: int) -> None:
-    with socket.create_connection((host, port), MOST) as peer:
-        peer.recv(1)
-        peer.sendall(bytes(SIZE))
-
-
-def hear(pipe: Connection) -> Any:
-    assert pipe.poll(MOST), "nothing is heard of it"
-    return pipe.recv()
-
-
-def streams(fabric: Fabric, *flows: tuple[int, int, int]) -> float:
-    """Bytes per second of streams that begin at the same time, all together, until the last has ended. flows: who
-    sends, to whom, to which port of it."""
-    pipes, processes = [], []
-    for source, target, port in flows:
-        ours, theirs = fabric.pipe()
-        processes.append(fabric.start(fabric.host(target), receive, theirs))
-        listening = hear(ours)
-        processes.append(fabric.start(fabric.host(source), send, fabric.nic_address(target, port), listening))
-        assert hear(ours) == "here"
-        pipes.append(ours)
-    for pipe in pipes:
-        pipe.send("go")
-    told = [hear(pipe) for pipe in pipes]
-    fabric.stop(processes)
-    return SIZE * len(flows) / float(max(ended for _, ended in told) - min(began for began, _ in told))
-
-
-def share(fabric: Fabric, nics: int, *flows: tuple[int, int, int]) -> float:
-    """What the streams reach of the rate of so many NICs, and they never reach more. Measured up to three times, since
-    whatever else the machine does slows them down, and nothing makes them faster."""
-    found: list[float] = []
-    while len(found) < 3 and max(found, default=0.0) < LEAST:
-        found.append(streams(fabric, *flows) / (nics * RATE))
-    assert max(found) < 1.05
-    return max(found)
-
-
-def sent_meanwhile(fabric: Fabric, *flows: tuple[int, int, int]) -> dict[tuple[int, int], float]:
-    """For each server and port, how often its NIC has sent the bytes of a stream, in tenths."""
-    before = fabric.carried_by_nic()
-    streams(fabric, *flows)
-    after = fabric.carried_by_nic()
-    times = {nic: round((after[nic][0] - before[nic][0]) / SIZE, 1) for nic in before}
-    return {nic: count for nic, count in times.items() if count}
+# Rates
 
 
 @built
@@ -143,19 +72,19 @@ def test_two_nics_carry_twice_as_much_as_one_and_two_streams_over_one_do_not(bcu
 @built
 @pytest.mark.slow
 @pytest.mark.alone
-def test_servers_pass_on_what_is_not_for_them(bcube: Fabric) -> None:
-    forwarding(bcube)
+def test_servers_forward_packets(bcube: Fabric) -> None:
+    need_forwarding(bcube)
     assert share(bcube, 1, (0, 3, 0)) > LEAST
-    assert sent_meanwhile(bcube, (0, 3, 1)) == {(0, 0): 1.0, (1, 1): 1.0}
-    assert sent_meanwhile(bcube, (3, 0, 0)) == {(3, 0): 1.0, (2, 1): 1.0}
+    assert sent_by_nic(bcube, (0, 3, 1)) == {(0, 0): 1.0, (1, 1): 1.0}
+    assert sent_by_nic(bcube, (3, 0, 0)) == {(3, 0): 1.0, (2, 1): 1.0}
 
 
 @built
 @pytest.mark.slow
-def test_what_a_server_carried_is_what_its_nics_did(bcube: Fabric) -> None:
-    forwarding(bcube)
+def test_the_byte_count_of_a_server_is_the_sum_of_its_nics(bcube: Fabric) -> None:
+    need_forwarding(bcube)
     first, before, last = bcube.carried_by_nic(), bcube.carried(), bcube.carried_by_nic()
-    for server in range(4):  # meanwhile a server may ask who has an address
+    for server in range(4):  # ARP requests may be sent between the counts
         for way, total in enumerate(before[bcube.host(server)]):
             least, most = (sum(nics[server, port][way] for port in range(2)) for nics in (first, last))
             assert least <= total <= most
@@ -175,7 +104,7 @@ def test_what_a_server_carried_is_what_its_nics_did(bcube: Fabric) -> None:
 def test_neighbours_in_a_torus_reach_each_other_over_the_nic_between_them(torus: Fabric) -> None:
     for server in (0, 5):
         flows = [(server, torus.net.beyond(server, port), port) for port in range(4)]
-        assert sent_meanwhile(torus, *flows) == {(server, port): 1.0 for port in range(4)}
+        assert sent_by_nic(torus, *flows) == {(server, port): 1.0 for port in range(4)}
     assert share(torus, 4, *flows) > LEAST
 
 
@@ -183,10 +112,10 @@ def test_neighbours_in_a_torus_reach_each_other_over_the_nic_between_them(torus:
 @built
 @pytest.mark.slow
 @pytest.mark.alone
-def test_two_cables_between_two_servers_are_two(small: Fabric) -> None:
-    assert sent_meanwhile(small, (0, 1, 0)) == {(0, 0): 1.0}
-    assert sent_meanwhile(small, (0, 1, 1)) == {(0, 1): 1.0}
-    assert sent_meanwhile(small, (0, 2, 0), (0, 2, 1)) == {(0, 2): 1.0, (0, 3): 1.0}
+def test_two_cables_between_two_servers_carry_twice_as_much(small: Fabric) -> None:
+    assert sent_by_nic(small, (0, 1, 0)) == {(0, 0): 1.0}
+    assert sent_by_nic(small, (0, 1, 1)) == {(0, 1): 1.0}
+    assert sent_by_nic(small, (0, 2, 0), (0, 2, 1)) == {(0, 2): 1.0, (0, 3): 1.0}
     assert share(small, 2, (0, 1, 0), (0, 1, 1)) > LEAST
 
 
@@ -194,7 +123,7 @@ def test_two_cables_between_two_servers_are_two(small: Fabric) -> None:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_fabric_is_a_lab(bcube: Fabric) -> None:
-    from paceline.lab.hosts import goodput  # here, since what runs in a fabric imports all that is above
+    from paceline.lab.hosts import goodput  # not at the top: every process in a fabric imports this module
 
     assert LEAST < goodput(bcube) < 1.05
     assert bcube.call("server3", os.getpid) != os.getpid()
@@ -204,10 +133,10 @@ def test_a_fabric_is_a_lab(bcube: Fabric) -> None:
     bcube.stop([command])
 
 
-# Who reaches whom
+# Reachability
 
 
-def greet_all(pipe: Connection) -> None:
+def accept_all(pipe: Connection) -> None:
     with socket.create_server(("0.0.0.0", PORT), backlog=128) as listener:
         pipe.send("listening")
         while True:
@@ -215,7 +144,7 @@ def greet_all(pipe: Connection) -> None:
 
 
 def unreached(addresses: list[str], seconds: float = MOST) -> list[str]:
-    """Those of the addresses that do not answer."""
+    """Return the addresses that do not answer."""
     found = []
     for address in addresses:
         try:
@@ -226,13 +155,13 @@ def unreached(addresses: list[str], seconds: float = MOST) -> list[str]:
 
 
 def listen(fabric: Fabric, *servers: int) -> list[BaseProcess]:
-    """Have these servers, or all, answer those who connect."""
+    """Accept connections on these servers, or on all of them."""
     pipes, processes = [], []
     for server in servers or range(fabric.net.servers):
         ours, theirs = fabric.pipe()
-        processes.append(fabric.start(fabric.host(server), greet_all, theirs))
+        processes.append(fabric.start(fabric.host(server), accept_all, theirs))
         pipes.append(ours)
-    assert all(hear(pipe) == "listening" for pipe in pipes)
+    assert all(next_from(pipe) == "listening" for pipe in pipes)
     return processes
 
 
@@ -247,20 +176,20 @@ def listen(fabric: Fabric, *servers: int) -> list[BaseProcess]:
     ],
     ids=lambda net: net.name,
 )
-def test_everyone_reaches_every_nic(net: Topology) -> None:
+def test_every_server_reaches_every_nic(net: Topology) -> None:
     with Fabric(net, RATE) as fabric:
-        forwarding(fabric)
+        need_forwarding(fabric)
         listen(fabric)
-        all_of_them = [fabric.nic_address(server, port) for server in range(net.servers) for port in range(net.ports)]
-        assert len(set(all_of_them)) == net.servers * net.ports
-        missing = fabric.calls([(host, unreached, (all_of_them,)) for host in fabric.rates])
+        addresses = [fabric.nic_address(server, port) for server in range(net.servers) for port in range(net.ports)]
+        assert len(set(addresses)) == net.servers * net.ports
+        missing = fabric.calls([(host, unreached, (addresses,)) for host in fabric.rates])
         assert missing == [[]] * net.servers
 
 
 @built
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_nic_that_is_cut_is_cut_alone_and_is_mended() -> None:
+def test_cutting_a_nic_cuts_no_other_and_mending_restores_it() -> None:
     with Fabric(BCube(2, 2), RATE) as fabric:
         listen(fabric)
 
@@ -285,8 +214,8 @@ def test_a_nic_that_is_cut_is_cut_alone_and_is_mended() -> None:
 
 @built
 @pytest.mark.slow
-def test_a_cable_between_two_servers_is_cut_while_one_of_its_plugs_is_pulled(small: Fabric) -> None:
-    """And its addresses stay: those who come by other cables still reach them."""
+def test_a_direct_cable_is_cut_while_one_of_its_ends_is_unplugged(small: Fabric) -> None:
+    """Its addresses stay, so that servers reach them over other cables."""
     serving = listen(small, 1)
 
     def missing(server: int) -> list[str]:
@@ -305,7 +234,7 @@ def test_a_cable_between_two_servers_is_cut_while_one_of_its_plugs_is_pulled(sma
     small.stop(serving)
 
 
-# Names, and what is refused
+# Names and errors
 
 
 @built
@@ -341,7 +270,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 @built
-def test_where_settings_cannot_be_written_there_is_a_fabric_that_forwards_nothing(
+def test_a_fabric_without_forwarding_is_built_where_settings_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(fabrics, "SETTINGS", tmp_path / "nosuch")
@@ -351,6 +280,6 @@ def test_where_settings_cannot_be_written_there_is_a_fabric_that_forwards_nothin
         assert fabric.call("server0", unreached, ["10.0.0.1", "10.0.0.2"]) == []
 
 
-def test_switches_that_are_joined_are_refused_in_a_sentence() -> None:
-    with pytest.raises(LabError, match=r"^A fabric has no cables from switch to switch, as fat tree.*\.$"):
+def test_a_topology_with_cables_between_switches_is_refused() -> None:
+    with pytest.raises(LabError, match=r"^A fabric cannot have cables between switches, as fat tree.*\.$"):
         Fabric(FatTree(4), RATE)

@@ -1,4 +1,4 @@
-"""The lab: the rate is the rate, links are shared evenly, nothing is left behind, and what runs in it is real."""
+"""The lab: links have their rates, flows share them evenly, nothing is left behind, and the real server runs in it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from typer.testing import CliRunner
 
 from lab.labs import built
 from paceline.cli import app
-from paceline.lab import namespaces as labs
-from paceline.lab import run, synthetic_worker
+from paceline.lab import leftovers, run, synthetic_worker
 from paceline.lab.hosts import goodput, hosts
-from paceline.lab.namespaces import Lab, LabError, sweep
+from paceline.lab.namespaces import Lab, LabError
+from paceline.lab.plan import LabPlan
 from paceline.observe.driver import Fault
 from paceline.observe.trace import Applied
 from paceline.simulate.cluster_spec import ClusterSpec, WorkerSpec
@@ -36,13 +36,13 @@ RATE = 5e6
 
 
 @pytest.fixture
-def pair() -> Iterator[Lab]:
+def small_lab() -> Iterator[Lab]:
     with Lab({"a": RATE, "b": RATE, "c": RATE}) as lab:
         yield lab
 
 
 def cluster(workers: int = 3, servers: int = 1, faults: tuple[Fault, ...] = (), lease: float = 30.0) -> ClusterSpec:
-    """A model of 100 kB, sent in 20 ms and computed in 30."""
+    """Return a cluster with a model of 100 kB, which takes 20 ms to send and 30 ms to compute."""
     worker = WorkerSpec(RATE, 8, 8 / 0.03)
     return ClusterSpec("small", 1e5, servers, RATE, 0.0, 10e9, lease, (worker,) * workers, faults=faults)
 
@@ -51,17 +51,18 @@ def cluster(workers: int = 3, servers: int = 1, faults: tuple[Fault, ...] = (), 
 
 
 def namespaces() -> set[str]:
+    """Return the namespaces of labs that this process has built."""
     return {name for name in os.listdir("/run/netns") if name.startswith(f"paceline-{os.getpid()}-")}
 
 
 @built
 @pytest.mark.alone
-def test_a_stream_reaches_the_rate_and_no_more(pair: Lab) -> None:
-    assert 0.93 < goodput(pair) < 1.01
+def test_a_stream_reaches_the_rate_and_no_more(small_lab: Lab) -> None:
+    assert 0.93 < goodput(small_lab) < 1.01
 
 
-def take(pipe: Connection, peers: int, seconds: float) -> None:
-    """Count what comes from each peer within some seconds, from when all are there."""
+def count_bytes(pipe: Connection, peers: int, seconds: float) -> None:
+    """Count the bytes from each peer for some seconds, once all peers have connected."""
     with socket.create_server(("0.0.0.0", 0)) as listener:
         pipe.send(listener.getsockname()[1])
         found = [listener.accept()[0] for _ in range(peers)]
@@ -79,7 +80,7 @@ def take(pipe: Connection, peers: int, seconds: float) -> None:
     pipe.send(counts)
 
 
-def pour(host: str, port: int) -> None:
+def send_forever(host: str, port: int) -> None:
     with socket.create_connection((host, port)) as peer:
         peer.recv(1)
         while True:
@@ -88,18 +89,19 @@ def pour(host: str, port: int) -> None:
 
 @built
 @pytest.mark.alone
-def test_two_who_send_to_one_share_its_link_evenly(pair: Lab) -> None:
-    ours, theirs = pair.pipe()
-    pair.start("c", take, theirs, 2, 1.5)
+def test_two_senders_share_the_link_of_a_receiver_evenly(small_lab: Lab) -> None:
+    ours, theirs = small_lab.pipe()
+    small_lab.start("c", count_bytes, theirs, 2, 1.5)
     port = ours.recv()
     for host in ("a", "b"):
-        pair.start(host, pour, pair.address("c"), port)
+        small_lab.start(host, send_forever, small_lab.address("c"), port)
     shares = np.array(list(ours.recv().values())) / (1.5 * RATE)
     assert 0.9 < shares.sum() < 1.02
     assert abs(shares[0] - shares[1]) < 0.05
 
 
 def echo(pipe: Connection) -> None:
+    """Send the port through the pipe, and return to the first peer what it sends."""
     with socket.create_server(("0.0.0.0", 0)) as listener:
         pipe.send(listener.getsockname()[1])
         peer, _ = listener.accept()
@@ -108,6 +110,7 @@ def echo(pipe: Connection) -> None:
 
 
 def talk(host: str, port: int, pipe: Connection) -> None:
+    """Send words that come through the pipe, each followed by a timeout. Send back the answers, None for none."""
     with socket.create_connection((host, port)) as peer:
         while True:
             peer.sendall(pipe.recv())
@@ -119,29 +122,29 @@ def talk(host: str, port: int, pipe: Connection) -> None:
 
 
 @built
-def test_nothing_gets_through_a_cut_link_and_all_of_it_when_it_is_mended(pair: Lab) -> None:
-    ours, theirs = pair.pipe()
-    pair.start("b", echo, theirs)
+def test_a_cut_link_delays_bytes_until_it_is_mended(small_lab: Lab) -> None:
+    ours, theirs = small_lab.pipe()
+    small_lab.start("b", echo, theirs)
     port = ours.recv()
-    told, tells = pair.pipe()
-    pair.start("a", talk, pair.address("b"), port, tells)
+    client, clients_end = small_lab.pipe()
+    small_lab.start("a", talk, small_lab.address("b"), port, clients_end)
 
-    def say(word: bytes, seconds: float) -> bytes | None:
-        told.send(word)
-        told.send(seconds)
-        heard: bytes | None = told.recv()
-        return heard
+    def exchange(word: bytes, timeout: float) -> bytes | None:
+        client.send(word)
+        client.send(timeout)
+        answer: bytes | None = client.recv()
+        return answer
 
-    assert say(b"one", 5.0) == b"one"
-    pair.cut("b")
-    assert say(b"two", 0.5) is None
-    pair.mend("b")
-    assert say(b"", 10.0) == b"two"
+    assert exchange(b"one", 5.0) == b"one"
+    small_lab.cut("b")
+    assert exchange(b"two", 0.5) is None
+    small_lab.mend("b")
+    assert exchange(b"", 10.0) == b"two"
 
 
 @built
 @pytest.mark.alone
-def test_nothing_is_left_behind_and_two_labs_do_not_mind_each_other() -> None:
+def test_two_labs_are_independent_and_leave_nothing_behind() -> None:
     with Lab({"a": RATE}) as one, Lab({"a": RATE, "b": RATE}) as other:
         assert one.namespace("a") != other.namespace("a")
         assert len(namespaces()) == 5
@@ -153,7 +156,7 @@ def test_nothing_is_left_behind_and_two_labs_do_not_mind_each_other() -> None:
 
 @built
 @pytest.mark.alone
-def test_what_a_killed_process_has_left_is_found_and_removed() -> None:
+def test_the_namespaces_of_a_killed_process_are_found_and_removed() -> None:
     script = (
         "import time; from paceline.lab.namespaces import Lab\n"
         "if __name__ == '__main__':\n"
@@ -163,16 +166,16 @@ def test_what_a_killed_process_has_left_is_found_and_removed() -> None:
     assert process.stdout and process.stdout.readline() == b"up\n"
     left = {name for name in os.listdir("/run/netns") if name.startswith(f"paceline-{process.pid}-")}
     assert len(left) == 2
-    sweep()
+    leftovers.sweep()
     assert left <= set(os.listdir("/run/netns")), "its process is alive"
     process.kill()
     process.wait()
     process.stdout.close()
-    assert sweep() == [next(iter(left)).rpartition("-")[0]]
+    assert leftovers.sweep() == [next(iter(left)).rpartition("-")[0]]
     assert not left & set(os.listdir("/run/netns"))
 
 
-def test_without_root_or_elsewhere_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lab_without_root_or_linux_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(LabError, match=r"^A lab needs root.*sudo.*\.$"):
         Lab({"a": 1.0})
@@ -182,18 +185,18 @@ def test_without_root_or_elsewhere_there_is_one_sentence(monkeypatch: pytest.Mon
 
 
 @built
-def test_a_host_that_is_not_there_and_one_that_fails_are_named(pair: Lab) -> None:
-    with pytest.raises(LabError, match="There is no host 'd' in this lab; there are a, b, c"):
-        pair.address("d")
-    with pytest.raises(LabError, match=r"What ran on a failed: ValueError: math domain error"):
+def test_an_unknown_host_and_a_host_that_fails_are_named(small_lab: Lab) -> None:
+    with pytest.raises(LabError, match="There is no host 'd' in this lab; its hosts are a, b, c"):
+        small_lab.address("d")
+    with pytest.raises(LabError, match=r"A function on a failed: ValueError: math domain error"):
         import math
 
-        pair.call("a", math.sqrt, -1.0)
-    with pytest.raises(LabError, match="What ran on b ended with exit code 3"):
-        pair.call("b", os._exit, 3)
+        small_lab.call("a", math.sqrt, -1.0)
+    with pytest.raises(LabError, match="A function on b ended with exit code 3"):
+        small_lab.call("b", os._exit, 3)
 
 
-# The real server in it
+# The real server in a lab
 
 
 @built
@@ -209,10 +212,10 @@ def test_a_host_that_is_not_there_and_one_that_fails_are_named(pair: Lab) -> Non
         ("asp", True, True),
     ],
 )
-def test_the_last_model_is_what_was_applied(policy: str, streamed: bool, colocate: bool) -> None:
+def test_the_last_model_contains_every_update_once(policy: str, streamed: bool, colocate: bool) -> None:
     spec = cluster().colocated() if colocate else cluster(servers=2)
     with Lab(hosts(spec)) as lab:
-        measured = run.run(lab, spec, run.LabPlan(policy, 6, streamed, exactly=True))
+        measured = run.run(lab, spec, LabPlan(policy, 6, streamed, exactly=True))
     applied = [worker for event in measured.events if isinstance(event, Applied) for worker in event.workers]
     assert sorted(applied) == sorted([0, 1, 2] * 6)
     assert measured.cost.gigabytes > 0.9 * 2 * (2 / 3 if colocate else 1) * 18 * 1e-4
@@ -233,20 +236,20 @@ def test_a_worker_that_is_killed_and_a_link_that_is_cut_cost_nothing_but_time(po
     faults = (Fault(0.8, 1, "kill", 0.0), Fault(2.0, 1, "rejoin", 0.0), Fault(1.2, 2, "cut", 0.8))
     spec = cluster(servers=2, faults=faults, lease=1.0)
     with Lab(hosts(spec)) as lab:
-        # The run itself compares the last model with what was applied.
-        measured = run.run(lab, spec, run.LabPlan(policy, 40, streamed, exactly=not streamed))
+        # With exactly=True, the run compares the last model with the applied updates.
+        measured = run.run(lab, spec, LabPlan(policy, 40, streamed, exactly=not streamed))
     assert measured.report.lost >= 1
 
 
-def test_the_audit_sees_an_update_too_few_and_one_in_two_halves() -> None:
+def test_a_missing_update_and_half_an_update_are_detected() -> None:
     size = 4000
     model = -synthetic_worker.RATE * (
         2 * synthetic_worker.gradient_of(0, 1000) + synthetic_worker.gradient_of(1, 1000)
     ).astype(np.float32)
-    assert synthetic_worker.differs(model, {0: 2, 1: 1}, size) is None
-    assert synthetic_worker.differs(model, {0: 1, 1: 1}, size)
+    assert synthetic_worker.difference(model, {0: 2, 1: 1}, size) is None
+    assert synthetic_worker.difference(model, {0: 1, 1: 1}, size)
     model[:500] -= synthetic_worker.RATE * synthetic_worker.gradient_of(1, 1000)[:500]
-    assert "of 1000 elements" in str(synthetic_worker.differs(model, {0: 2, 1: 1}, size))
+    assert "of 1000 elements" in str(synthetic_worker.difference(model, {0: 2, 1: 1}, size))
 
 
 # The command
@@ -268,12 +271,12 @@ samples_per_second = 400
 @built
 @pytest.mark.slow
 @pytest.mark.alone
-def test_the_command_prints_what_the_simulator_prints_and_more(tmp_path: Path) -> None:
+def test_the_json_has_the_fields_of_the_simulator_and_more(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(TOML)
     arguments = [str(tmp_path / "two.toml"), "--policy", "bsp,r2sp", "--json", "--iterations", "8"]
-    told = CliRunner().invoke(app, ["lab", *arguments, "--compare-simulation", "--ddp"])
-    assert told.exit_code == 0, told.output
-    measured = json.loads(told.stdout)
+    result = CliRunner().invoke(app, ["lab", *arguments, "--compare-simulation", "--ddp"])
+    assert result.exit_code == 0, result.output
+    measured = json.loads(result.stdout)
     simulated = json.loads(CliRunner().invoke(app, ["simulate", *arguments]).stdout)
     assert measured["measured"] is True
     assert 0.9 < measured["goodput_share"] < 1.01
@@ -290,8 +293,8 @@ def test_the_command_prints_what_the_simulator_prints_and_more(tmp_path: Path) -
 
 @built
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.matrix)])
-def test_an_interrupted_lab_leaves_nothing_behind(tmp_path: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize("interrupt", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.matrix)])
+def test_an_interrupted_lab_leaves_nothing_behind(tmp_path: Path, interrupt: signal.Signals) -> None:
     (tmp_path / "two.toml").write_text(TOML)
     command = [sys.executable, "-m", "paceline", "lab", str(tmp_path / "two.toml"), "--iterations", "1000"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
@@ -300,22 +303,22 @@ def test_an_interrupted_lab_leaves_nothing_behind(tmp_path: Path, how: signal.Si
     while not any(name.startswith(start) for name in os.listdir("/run/netns")) and time.monotonic() < end:
         time.sleep(0.1)
     time.sleep(3.0)
-    process.send_signal(how)
-    _, said = process.communicate(timeout=120)
+    process.send_signal(interrupt)
+    _, printed = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert said.decode().strip().endswith("Interrupted; nothing was written.")
+    assert printed.decode().strip().endswith("Interrupted; nothing was written.")
     assert not [name for name in os.listdir("/run/netns") if name.startswith(start)]
 
 
-def test_what_does_not_go_together_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_options_that_contradict_each_other_are_refused_in_a_sentence() -> None:
     for arguments, sentence in (
         (["lab-5mb", "--script", "nosuch.py"], "There is no script 'nosuch.py'."),
         (["lab-5mb", "--script", __file__, "--ddp"], "--script runs real training"),
         (["lab-5mb", "--apply", "half"], "--apply must be whole or streamed"),
     ):
-        told = CliRunner().invoke(app, ["lab", *arguments])
-        assert told.exit_code == 2
-        assert sentence in told.output
+        result = CliRunner().invoke(app, ["lab", *arguments])
+        assert result.exit_code == 2
+        assert sentence in result.output
 
 
 def test_a_lab_has_as_many_hosts_as_the_cluster_has_machines() -> None:
@@ -325,6 +328,6 @@ def test_a_lab_has_as_many_hosts_as_the_cluster_has_machines() -> None:
     assert hosts(slower)["worker0"] == RATE / 2
 
 
-def test_leftovers_are_told_by_the_process_that_built_them() -> None:
-    assert labs._born(os.getpid())
-    assert labs._born(2**22 + 1) == ""
+def test_a_process_that_does_not_exist_has_no_start_time() -> None:
+    assert leftovers.start_time(os.getpid())
+    assert leftovers.start_time(2**22 + 1) == ""

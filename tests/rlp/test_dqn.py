@@ -1,4 +1,4 @@
-"""Deep Q-learning as the paper has it."""
+"""Deep Q-learning as in the paper."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from paceline.rlp.rules import ACTIONS
 from paceline.workloads.data import load
 
 DIGITS = load("digits")
-SMALL = DqnSettings(pretraining=4, together=4, budget=40, depths=(0, 1), size="bundled", workers=4)
+SMALL = DqnSettings(pretraining=4, parallel=4, budget=40, depths=(0, 1), size="bundled", workers=4)
 
 
 def test_the_defaults_are_the_papers() -> None:
     s = DqnSettings()
-    assert (s.memory, s.batch, s.copied, s.discount, s.explore, s.rate) == (50, 32, 5, 0.8, 0.1, 0.01)
+    assert (s.memory, s.batch, s.copy_every, s.discount, s.epsilon, s.rate) == (50, 32, 5, 0.8, 0.1, 0.01)
     assert s.state == StateFeatures(history=10, scene=False, validated=True)
     assert [rule.action(10, 3, 1) for rule in s.rules] == [WAIT, ITSELF, ALL]
 
 
-def test_it_learns_from_a_seed_and_is_a_policy_then(tmp_path: Path) -> None:
+def test_a_seed_determines_the_network_and_the_network_is_a_policy(tmp_path: Path) -> None:
     def learned(seed: int) -> DqnLearner:
         learner = DqnLearner(replace(SMALL, seed=seed), DIGITS)
         learner.pretrain()
@@ -48,28 +48,28 @@ def test_it_learns_from_a_seed_and_is_a_policy_then(tmp_path: Path) -> None:
     assert policy.joined(0, 0.0)
 
 
-def test_q_goes_to_the_papers_target() -> None:
-    """That is r + γ max Q*; double Q's is what Q* says of the action that Q prefers, which is never more."""
+def test_q_approaches_the_papers_target() -> None:
+    """The target is r + γ max Q*. That of double Q is Q* of the action that Q prefers, which is never more."""
     chance = torch.Generator().manual_seed(0)
-    before, after = (torch.rand(32, SMALL.state.size, generator=chance) for _ in range(2))
+    previous, state = (torch.rand(32, SMALL.state.size, generator=chance) for _ in range(2))
     action, reward = torch.randint(3, (32,), generator=chance), -torch.rand(32, generator=chance)
     values = {}
     for double in (False, True):
-        settings = replace(SMALL, memory=32, rate=3e-3, double=double, copied=10**9, discount=0.9)
+        settings = replace(SMALL, memory=32, rate=3e-3, double=double, copy_every=10**9, discount=0.9)
         learner = DqnLearner(settings, DIGITS)
         with torch.no_grad():
-            learner.target[-1].weight.mul_(4)  # type: ignore[operator]  # Q* is sure of itself
-            wanted = reward + 0.9 * learner.target(after).max(1).values
-            first = learner.network(before).gather(1, action[:, None])[:, 0]
+            learner.target[-1].weight.mul_(4)  # type: ignore[operator]  # so that the values of Q* differ
+            target = reward + 0.9 * learner.target(state).max(1).values
+            first = learner.network(previous).gather(1, action[:, None])[:, 0]
         for _ in range(15):
-            learner.store(before, action, reward, after)
+            learner.store(previous, action, reward, state)
         with torch.no_grad():
-            values[double] = learner.network(before).gather(1, action[:, None])[:, 0]
-    assert float((values[False] - wanted).square().mean()) < 0.1 * float((first - wanted).square().mean())
+            values[double] = learner.network(previous).gather(1, action[:, None])[:, 0]
+    assert float((values[False] - target).square().mean()) < 0.1 * float((first - target).square().mean())
     assert float(values[True].mean()) < float(values[False].mean())
 
 
-def test_the_target_is_copied_every_so_many_steps() -> None:
+def test_q_is_copied_to_the_target_network_every_c_steps() -> None:
     learner = DqnLearner(replace(SMALL, memory=32, batch=32), DIGITS)
     row = torch.rand(1, SMALL.state.size)
 
@@ -79,7 +79,7 @@ def test_the_target_is_copied_every_so_many_steps() -> None:
 
     for _ in range(31):
         learner.store(row, torch.tensor([0]), torch.tensor([-1.0]), row)
-    assert same(), "nothing is learned before there is a batch"
+    assert same(), "training starts with the first whole mini-batch"
     seen = []
     for _ in range(10):
         learner.store(row, torch.tensor([0]), torch.tensor([-1.0]), row)

@@ -1,4 +1,4 @@
-"""Policies side by side on the same instances."""
+"""Policies are compared on the same instances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.rlp.evaluate import FIXED, Times, _together, best_fixed, interval, judged, ratios
+from paceline.rlp.evaluate import FIXED, Times, _episodes_at_once, best_fixed, interval, judged, ratios
 from paceline.rlp.instance import Instance, drawn
 from paceline.workloads.data import Data, load
 
@@ -25,31 +25,31 @@ def bundled(name: str) -> Data:
 
 def test_each_policy_has_a_time_for_each_instance_and_seed() -> None:
     instances = [small(0), small(1, hidden=1), small(2), small(3, workers=3)]
-    told: list[tuple[int, int]] = []
-    times = judged(instances, 2, ("asp", "bsp", "rlp"), bundled, say=lambda *each: told.append(each))
+    calls: list[tuple[int, int]] = []
+    times = judged(instances, 2, ("asp", "bsp", "rlp"), bundled, progress=lambda *each: calls.append(each))
     for each in times.values():
         assert each.seconds.shape == each.updates.shape == (4, 2)
         assert (each.seconds > 0).all()
         assert each.reached.any()
-    assert told[-1] == (12, 12)
-    assert not np.array_equal(times["asp"].seconds[:, 0], times["asp"].seconds[:, 1]), "seeds are to differ"
+    assert calls[-1] == (12, 12)
+    assert not np.array_equal(times["asp"].seconds[:, 0], times["asp"].seconds[:, 1]), "seeds differ"
     alone = judged(instances[1:2], 2, ("rlp",), bundled)["rlp"]
     np.testing.assert_allclose(alone.seconds[0], times["rlp"].seconds[1])
 
 
-def test_as_many_are_played_at_once_as_a_gpu_has_room_for() -> None:
+def test_the_number_of_episodes_at_once_fits_the_memory_of_a_gpu() -> None:
     def at_once(instance: Instance, jobs: int) -> int:
-        return _together(instance, bundled, "cuda", jobs)
+        return _episodes_at_once(instance, bundled, "cuda", jobs)
 
     large = replace(small(0, workers=20, hidden=3), units=4096)
-    assert at_once(small(0), 1) == 1500, "more make nothing quicker"
+    assert at_once(small(0), 1) == 1500, "more would not be faster"
     assert 1 < at_once(large, 4) < at_once(large, 1) < 1500
     assert at_once(replace(large, units=100_000), 4) == 1
 
 
 @pytest.mark.matrix
 @pytest.mark.slow
-def test_side_by_side_it_comes_to_the_same() -> None:
+def test_several_processes_give_the_same_times_as_one() -> None:
     instances, specs = [small(0), small(1, hidden=1), small(2, workers=3)], ("asp", "rlp")
     one, two = (judged(instances, 2, specs, bundled, jobs=jobs) for jobs in (1, 2))
     for spec in specs:
@@ -66,7 +66,7 @@ def test_ratios_are_to_the_best_fixed_policy_of_each_instance() -> None:
     found = ratios(times)
     assert found["bsp"].tolist() == [1.0, 2.0]
     assert found["asp"].tolist() == [2.0, 1.0]
-    assert found["rlp"].tolist() == [0.5, 2.0], "what is judged is not judged by itself"
+    assert found["rlp"].tolist() == [0.5, 2.0], "rlp is not among the policies it is compared with"
     assert best_fixed(times) == ["bsp", "asp"]
     assert interval(np.array([1.0, 3.0])) == pytest.approx(1.96)
     assert len(FIXED) == 7

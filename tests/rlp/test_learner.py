@@ -1,4 +1,4 @@
-"""Learning: the same seed learns the same, interrupted or not; and it does learn."""
+"""The learner: a seed determines the network, also after an interruption, and the network learns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.policies import make
 from paceline.rlp.features import StateFeatures
 from paceline.rlp.instance import Instance, drawn, unseen
 from paceline.rlp.learner import LearnerSettings, RuleLearner
-from paceline.rlp.learner_file import LearnerFileError, export, go_on, keep
+from paceline.rlp.learner_file import LearnerFileError, export, load_learner, save_learner
 from paceline.rlp.pretraining import learned
 from paceline.workloads.data import load
 
@@ -34,7 +34,7 @@ def weights(learner: RuleLearner) -> torch.Tensor:
     return torch.cat([each.flatten() for each in learner.network.state_dict().values()])
 
 
-def test_a_seed_decides_what_is_learned(tmp_path: Path) -> None:
+def test_a_seed_determines_the_network(tmp_path: Path) -> None:
     one, log = learned(SMALL, DIGITS, 64, tmp_path / "a")
     again, same = learned(SMALL, DIGITS, 64, tmp_path / "b")
     assert torch.equal(weights(one), weights(again))
@@ -44,11 +44,11 @@ def test_a_seed_decides_what_is_learned(tmp_path: Path) -> None:
     assert not torch.equal(weights(one), weights(other))
 
 
-def test_interrupted_and_resumed_is_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_resumed_learner_learns_what_an_uninterrupted_one_learns(tmp_path: Path) -> None:
     whole, log = learned(SMALL, DIGITS, 160, tmp_path / "whole")
     learned(SMALL, DIGITS, 64, tmp_path / "part")
     resumed, rest = learned(replace(SMALL, seed=99), DIGITS, 160, tmp_path / "part", resume=True)
-    assert resumed.settings == SMALL, "it goes on with what it began with"
+    assert resumed.settings == SMALL, "the settings of the checkpoint hold"
     assert torch.equal(weights(whole), weights(resumed))
     assert rest == log
 
@@ -56,26 +56,26 @@ def test_interrupted_and_resumed_is_as_if_it_had_not_been(tmp_path: Path) -> Non
 def test_instances_may_have_different_numbers_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[tuple[int, int]] = []
 
-    def noted(seed: int, workers: int, hidden: int, size: str) -> Instance:
+    def recorded(seed: int, workers: int, hidden: int, size: str) -> Instance:
         played.append((hidden, workers))
         return drawn(seed, workers, hidden, size=size)
 
-    monkeypatch.setattr("paceline.rlp.learner.drawn", noted)
+    monkeypatch.setattr("paceline.rlp.learner.drawn", recorded)
     learner, log = learned(replace(SMALL, instances=8, workers=(4, 2)), DIGITS, 64, tmp_path / "kept")
     assert sorted(played) == sorted((hidden, workers) for hidden in (0, 1) for workers in (2, 4) for _ in range(2))
     assert log[-1].episodes == 64
-    again, _ = go_on(tmp_path / "kept", DIGITS)
+    again, _ = load_learner(tmp_path / "kept", DIGITS)
     assert again.settings == learner.settings
 
 
 @pytest.mark.slow
-def test_processes_side_by_side_learn_the_same(tmp_path: Path) -> None:
+def test_several_processes_learn_the_same_as_one(tmp_path: Path) -> None:
     one, _ = learned(SMALL, DIGITS, 64, tmp_path / "one")
     two, _ = learned(SMALL, DIGITS, 64, tmp_path / "two", jobs=2)
     torch.testing.assert_close(weights(one), weights(two), rtol=1e-3, atol=1e-4)
 
 
-def test_what_was_learned_is_a_policy(tmp_path: Path) -> None:
+def test_a_learned_network_is_a_policy(tmp_path: Path) -> None:
     for number, state in enumerate((StateFeatures(), StateFeatures(2, False), StateFeatures(validated=True))):
         learner, log = learned(replace(SMALL, state=state, ring=number == 1), DIGITS, 32, tmp_path / "kept")
         out = tmp_path / f"{number}.safetensors"
@@ -84,8 +84,8 @@ def test_what_was_learned_is_a_policy(tmp_path: Path) -> None:
         assert policy.joined(0, 0.0)
 
 
-def test_the_network_learns_what_rules_are_worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of clusters where one worker is very slow, and nothing else is wrong, that waiting for all is the worst."""
+def test_the_network_learns_the_values_of_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one worker is very slow and nothing else is wrong, it learns that waiting for all workers is worst."""
 
     def straggler(seed: int, workers: int, hidden: int, size: str) -> Instance:
         sleeps = ((1.0, 8.0, 1.0), *((1.0, 0.1, 0.05),) * (workers - 1))
@@ -107,9 +107,9 @@ def test_a_broken_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "kept"
 
     def refused() -> str:
-        with pytest.raises(LearnerFileError) as said:
-            go_on(path, DIGITS)
-        message = str(said.value)
+        with pytest.raises(LearnerFileError) as error:
+            load_learner(path, DIGITS)
+        message = str(error.value)
         assert "--resume" in message
         assert message.count(". ") == 0
         return message
@@ -118,9 +118,9 @@ def test_a_broken_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path.write_bytes(b"nonsense")
     assert "broken" in refused()
     learner = RuleLearner(SMALL, DIGITS)
-    keep(learner, [], path)
+    save_learner(learner, [], path)
     whole = path.read_bytes()
-    go_on(path, DIGITS)
+    load_learner(path, DIGITS)
     path.write_bytes(whole[: len(whole) // 2])
     assert "broken" in refused()
     path.write_bytes(whole.replace(b'"version":"2"', b'"version":"0"'))
@@ -132,9 +132,9 @@ def test_a_broken_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_learned(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "mine.safetensors"
-    command = [sys.executable, "-m", "paceline", "rlp", "learn", "--size", "bundled", "--instances", "4"]
+    command = [sys.executable, "-m", "paceline", "policies", "learn", "--size", "bundled", "--instances", "4"]
     command += ["--jobs", "2", "--episodes", "1000000", "--budget", "50", "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
@@ -144,15 +144,15 @@ def test_ctrl_c_keeps_what_was_learned(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "--resume" in said
-    assert "Traceback" not in said
-    learner, log = go_on(kept, DIGITS)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "--resume" in printed
+    assert "Traceback" not in printed
+    learner, log = load_learner(kept, DIGITS)
     assert learner.iteration == len(log) >= 1
 
 
-def test_nothing_is_learned_from_the_unseen() -> None:
+def test_nothing_is_learned_from_the_unseen_instances() -> None:
     judged_by = {instance.seed for hundred in (1, 2, 3) for instance in unseen(hundred)}
     for seed in range(3):
         learner = RuleLearner(replace(SMALL, seed=seed), DIGITS)

@@ -1,4 +1,4 @@
-"""Our deep Q-learning against Stable-Baselines3's, where that is installed (pip install stable-baselines3)."""
+"""Our deep Q-learning compared with that of Stable-Baselines3, if it is installed (pip install stable-baselines3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")
-baselines = pytest.importorskip("stable_baselines3", reason="the oracle is not installed, and no test needs it")
+baselines = pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
 
 import torch
 from stable_baselines3.common.logger import configure
@@ -20,7 +20,7 @@ from paceline.rlp.instance import Instance, drawn
 from paceline.workloads.data import load
 
 DIGITS = load("digits")
-SETTINGS = dqn.DqnSettings(memory=32, copied=10**9, budget=40, size="bundled", workers=4)
+SETTINGS = dqn.DqnSettings(memory=32, copy_every=10**9, budget=40, size="bundled", workers=4)
 STEPS = 5
 
 
@@ -29,7 +29,7 @@ def small(seed: int) -> Instance:
 
 
 def oracle(environment: SynchronizationEnv, **settings: object):  # type: ignore[no-untyped-def]
-    """With the paper's settings, and without what is its own: a bound on gradients, and learning now and then."""
+    """Return a Stable-Baselines3 learner with the paper's settings, without its own limit on gradients."""
     kwargs = {"net_arch": [64, 32], "activation_fn": torch.nn.LeakyReLU, "optimizer_kwargs": {"eps": 0.5e-8}}
     usual = {"learning_rate": SETTINGS.rate, "gamma": SETTINGS.discount, "batch_size": 32, "max_grad_norm": 1e9}
     model = baselines.DQN("MlpPolicy", environment, policy_kwargs=kwargs, device="cpu", **{**usual, **settings})
@@ -37,8 +37,8 @@ def oracle(environment: SynchronizationEnv, **settings: object):  # type: ignore
     return model
 
 
-def test_it_makes_the_steps_that_the_oracle_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its loss is Huber's: half the square where errors are below one. To Adam that is the same with half its eps."""
+def test_our_learner_makes_the_same_steps_as_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle has Huber's loss: half the square below one. With half of eps, Adam makes the same steps."""
     environment = SynchronizationEnv(DIGITS, small, SETTINGS.state)
     model, learner = oracle(environment, buffer_size=32, learning_starts=0), dqn.DqnLearner(SETTINGS, DIGITS)
     ours = [layer for layer in learner.network if isinstance(layer, torch.nn.Linear)]
@@ -48,29 +48,29 @@ def test_it_makes_the_steps_that_the_oracle_makes(monkeypatch: pytest.MonkeyPatc
             one.weight.copy_(other.weight)
             one.bias.copy_(other.bias)
     learner.target.load_state_dict(learner.network.state_dict())
-    # The same batch for both, in the same order: all there is.
+    # Both learn from the same mini-batch in the same order: the whole replay pool.
     monkeypatch.setattr("torch.randint", lambda *_, **__: torch.arange(32))
     monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: model.replay_buffer._get_samples(np.arange(32)))
     chance = np.random.default_rng(0)
-    seen, _ = environment.reset(seed=1)
+    state, _ = environment.reset(seed=1)
     for _ in range(32):
         action = chance.integers(3)
         after, reward, *_ = environment.step(action)
         reward *= 0.1
-        model.replay_buffer.add(seen[None], after[None], np.array([[action]]), np.array([reward]), np.zeros(1), [{}])
+        model.replay_buffer.add(state[None], after[None], np.array([[action]]), np.array([reward]), np.zeros(1), [{}])
         learner.store(
-            torch.from_numpy(seen)[None],
+            torch.from_numpy(state)[None],
             torch.tensor([int(action)]),
             torch.tensor([reward], dtype=torch.float32),
             torch.from_numpy(after)[None],
         )
-        seen = after
+        state = after
     before = [layer.weight.detach().clone() for layer in theirs]
     for _ in range(STEPS - 1):  # the first one came with the last transition
-        learner._learn()
+        learner._train()
     model.train(gradient_steps=STEPS, batch_size=32)
     for one, other, was in zip(ours, theirs, before, strict=True):
-        assert not torch.allclose(other.weight, was, atol=1e-3), "there was something to learn"
+        assert not torch.allclose(other.weight, was, atol=1e-3), "the steps have an effect"
         torch.testing.assert_close(one.weight, other.weight, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(one.bias, other.bias, rtol=1e-3, atol=1e-4)
 

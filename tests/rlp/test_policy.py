@@ -1,4 +1,4 @@
-"""The policy rlp, its network as a file, and what is said of files that are none."""
+"""The policy rlp, the file of its network, and the errors about broken files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.policies import Apply, Decision, Grant, PolicyError, Update, make,
 from paceline.rlp.features import StateFeatures
 from paceline.rlp.network_file import SHIPPED, NetworkWeights, load, save
 from paceline.rlp.policy import RLP
-from paceline.rlp.rules import ACTIONS, RING, RULES, Rule, named
+from paceline.rlp.rules import ACTIONS, RING, RULES, Rule, parse_rules
 
 
 def network(state: StateFeatures, rules: tuple[Rule, ...], always: int | None = None, seed: int = 0) -> NetworkWeights:
-    """A network at random; or one that always chooses the same."""
+    """Return a random network, or one that always chooses the rule with the number `always`."""
     chance = np.random.default_rng(seed)
     sizes = (state.size, 64, 32, len(rules))
     layers = [
@@ -37,7 +37,8 @@ def update(worker: int, iteration: int = 1, loss: float | None = 1.0, seconds: f
     return Update(worker, iteration, 0, 16, seconds, loss)
 
 
-def by_rule(tmp_path: Path, rule: Rule, rules: tuple[Rule, ...] = RULES) -> RLP:
+def policy_with(tmp_path: Path, rule: Rule, rules: tuple[Rule, ...] = RULES) -> RLP:
+    """Return a policy whose network always chooses this rule."""
     path = tmp_path / "one.safetensors"
     save(network(StateFeatures(), rules, rules.index(rule)), path)
     load.cache_clear()
@@ -54,19 +55,19 @@ def applied(decisions: list[Decision]) -> list[int]:
     return [each.worker for apply in decisions if isinstance(apply, Apply) for each in apply.updates]
 
 
-def test_waiting_for_some_applies_what_came_together(tmp_path: Path) -> None:
-    policy = by_rule(tmp_path, Rule(0.5))
+def test_updates_that_arrive_during_a_wait_are_applied_together(tmp_path: Path) -> None:
+    policy = policy_with(tmp_path, Rule(0.5))
     for worker in range(4):
         assert granted(policy.joined(worker, 0.0)) == [worker]
     assert policy.arrived(update(2), 1.0) == []
     decisions = policy.arrived(update(0), 1.1)
     assert applied(decisions) == [2, 0]
     assert granted(decisions) == [2, 0]
-    assert isinstance(decisions[0], Apply), "whoever is let go must be given what has come in"
+    assert isinstance(decisions[0], Apply), "a granted worker pulls a model that contains the updates"
 
 
-def test_a_ring_lets_go_in_its_order(tmp_path: Path) -> None:
-    policy = by_rule(tmp_path, RING, (*RULES, RING))
+def test_a_ring_grants_in_its_order(tmp_path: Path) -> None:
+    policy = policy_with(tmp_path, RING, (*RULES, RING))
     for worker in range(3):
         policy.joined(worker, 0.0)
     assert granted(policy.arrived(update(1), 1.0)) == []
@@ -75,8 +76,8 @@ def test_a_ring_lets_go_in_its_order(tmp_path: Path) -> None:
     assert granted(policy.arrived(update(1, 2), 1.3)) == [2]
 
 
-def test_who_is_left_alone_goes_on(tmp_path: Path) -> None:
-    policy = by_rule(tmp_path, Rule(1))
+def test_the_last_member_is_granted(tmp_path: Path) -> None:
+    policy = policy_with(tmp_path, Rule(1))
     policy.joined(0, 0.0)
     policy.joined(1, 0.0)
     assert policy.arrived(update(0), 1.0) == []
@@ -85,8 +86,8 @@ def test_who_is_left_alone_goes_on(tmp_path: Path) -> None:
     assert granted(decisions) == [0]
 
 
-def test_what_has_come_still_counts_when_the_last_one_leaves(tmp_path: Path) -> None:
-    policy = by_rule(tmp_path, Rule(1))
+def test_arrived_updates_are_applied_when_the_last_member_leaves(tmp_path: Path) -> None:
+    policy = policy_with(tmp_path, Rule(1))
     policy.joined(0, 0.0)
     policy.joined(1, 0.0)
     policy.arrived(update(0), 1.0)
@@ -105,8 +106,8 @@ def test_what_has_come_still_counts_when_the_last_one_leaves(tmp_path: Path) -> 
         max_size=80,
     ),
 )
-def test_no_loss_and_no_step_time_stops_it(seed: int, story: list[tuple[int, float | None, float]]) -> None:
-    """Whatever workers say, all that it works with are numbers, and somebody runs."""
+def test_no_loss_and_no_step_time_stops_the_policy(seed: int, story: list[tuple[int, float | None, float]]) -> None:
+    """Whatever workers report, all features are finite numbers, and a worker runs."""
     policy = RLP()
     for worker in range(6):
         policy.joined(worker, 0.0)
@@ -118,54 +119,55 @@ def test_no_loss_and_no_step_time_stops_it(seed: int, story: list[tuple[int, flo
     assert set(policy.running) | set(policy.idle) == set(range(6))
 
 
-def test_it_is_saved_and_goes_on_as_it_would_have() -> None:
+def test_a_restored_policy_decides_as_the_saved_one() -> None:
     policy = RLP()
     for worker in range(5):
         policy.joined(worker, 0.0)
     chance = np.random.default_rng(0)
 
-    def tell(to: RLP, at: int, number: int, loss: float) -> object:
-        runs = sorted(to.running)
-        return to.arrived(update(runs[number % len(runs)], at, loss, 1 + loss), float(at))
+    def next_update(policy: RLP, at: int, number: int, loss: float) -> object:
+        runs = sorted(policy.running)
+        return policy.arrived(update(runs[number % len(runs)], at, loss, 1 + loss), float(at))
 
     story = [(at, int(chance.integers(5)), float(chance.uniform(0.5, 2))) for at in range(120)]
     for each in story[:60]:
-        tell(policy, *each)
+        next_update(policy, *each)
     again = snapshot.load(json.loads(json.dumps(snapshot.save(policy))))
     assert isinstance(again, RLP)
     for each in story[60:]:
-        assert tell(again, *each) == tell(policy, *each)
+        assert next_update(again, *each) == next_update(policy, *each)
 
 
-def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
+def test_a_network_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "mine.safetensors"
     kept = network(StateFeatures(3, False, True), (*RULES, RING), seed=4)
     save(kept, path)
     found = load(str(path))
     assert found.state == kept.state
     assert found.rules == kept.rules
-    seen = np.linspace(-1, 1, kept.state.size, dtype=np.float32)
-    np.testing.assert_array_equal(found.values(seen), kept.values(seen))
+    state = np.linspace(-1, 1, kept.state.size, dtype=np.float32)
+    np.testing.assert_array_equal(found.values(state), kept.values(state))
 
 
-def test_rules_are_read_as_they_are_written() -> None:
+def test_rules_are_parsed_from_their_names() -> None:
     for rules in (RULES, ACTIONS, (*RULES, RING)):
-        assert named(",".join(map(str, rules))) == rules
-    assert named("asp,nonsense") is None
+        assert parse_rules(",".join(map(str, rules))) == rules
+    assert parse_rules("asp,nonsense") is None
 
 
 def refused(path: Path) -> str:
+    """Check that a file is refused in one sentence, and return it."""
     load.cache_clear()
-    with pytest.raises(PolicyError) as said:
+    with pytest.raises(PolicyError) as error:
         make(f"rlp:network={path}")
-    message = str(said.value)
+    message = str(error.value)
     assert str(path) in message
     assert message.count(". ") == 0, "one sentence"
-    assert "paceline rlp learn" in message
+    assert "paceline policies learn" in message
     return message
 
 
-def test_what_is_no_file_of_weights_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_file_without_a_network_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     assert "no file" in refused(path)
     path.write_bytes(b"")
@@ -188,10 +190,10 @@ def test_what_is_no_file_of_weights_is_refused_in_a_sentence(tmp_path: Path) -> 
     assert "rules" in refused(path)
     plain["w1"][3, 3] = np.nan
     save_file(plain, path, {**notes, "rules": ",".join(map(str, RULES))})
-    assert "not all numbers" in refused(path)
+    assert "not all finite numbers" in refused(path)
 
 
-def test_the_shipped_network_is_one_of_the_papers_size() -> None:
+def test_the_shipped_network_has_the_papers_size() -> None:
     shipped = load(SHIPPED)
     assert shipped.state == StateFeatures()
     assert shipped.rules == RULES

@@ -1,1 +1,1 @@
-"""Profile a script and its links, evaluate candidate policies, and explain the choice."""
+"""Advice: profile a script and its links, evaluate candidates, and explain the choice."""

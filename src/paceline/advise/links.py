@@ -1,4 +1,7 @@
-"""The links between hosts, measured: in a lab, or between real hosts over ssh, by the same commands."""
+"""Measures the links between hosts, in a lab or between real machines over ssh.
+
+Both use the same commands: `python -m paceline.launch.link_probe serve` on one host and `call` on another.
+"""
 
 from __future__ import annotations
 
@@ -19,32 +22,32 @@ from paceline.launch.processes import JobError, start, stop
 from paceline.launch.supervisor import remote_command
 from paceline.serve.environment import TOKEN
 
-SECONDS = 0.7  # that a stream runs, each way
-PATIENCE = 60.0
+SECONDS = 0.7  # duration of a stream, in each direction
+PATIENCE = 60.0  # seconds to wait for a line from a probe
 PROBE = ("-m", "paceline.launch.link_probe")
 
 
 @dataclass(frozen=True)
 class Links:
-    """What was measured."""
+    """The measured links of a cluster."""
 
     server: float  # bytes per second of a server's link
-    workers: tuple[float, ...]
+    workers: tuple[float, ...]  # bytes per second of each worker's link
     latency: float  # seconds, one way
 
 
 class HostAccess(Protocol):
-    """How hosts are reached."""
+    """A way to reach hosts and to start commands on them."""
 
     def address(self, host: str) -> str:
-        """Where the others find it."""
+        """Return the address at which the other hosts reach this one."""
 
     def command(self, host: str, arguments: Sequence[str], token: bytes) -> tuple[list[str], Mapping[str, str], bytes]:
-        """What runs python with these arguments there: a command line, its environment, and what it is fed."""
+        """Return what starts Python with these arguments on the host: command line, environment, standard input."""
 
 
 class LabAccess:
-    """Hosts of a lab."""
+    """Access to the hosts of a lab."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -57,11 +60,11 @@ class LabAccess:
         return command, {**os.environ, TOKEN: token.hex()}, b""
 
 
-HERE = ""
+HERE = ""  # the name of this machine
 
 
 class SshAccess:
-    """Machines that are reached over ssh, as those of `paceline run --hosts`; HERE is this one."""
+    """Access to machines over ssh, as `paceline run --hosts` has it. HERE stands for this machine."""
 
     def address(self, host: str) -> str:
         return host.rpartition("@")[2]
@@ -73,30 +76,30 @@ class SshAccess:
         return ["ssh", "-o", "BatchMode=yes", host, remote], os.environ, f"{token.hex()}\n".encode()
 
 
-async def measured(
-    reach: HostAccess, server: str, workers: Sequence[str], progress: Callable[[float], None] | None = None
+async def measure_links(
+    access: HostAccess, server: str, workers: Sequence[str], progress: Callable[[float], None] | None = None
 ) -> Links:
-    """A server's link and each worker's.
+    """Measure the server's link and each worker's link.
 
-    A stream is as fast as the slower of its two ends. So a worker's link is the fastest stream that it had, with the
-    server or with the worker next to it; and the server's is what all workers get from it together.
+    A stream is as fast as the slower of its two ends. So a worker's rate is that of its fastest stream, to the server
+    or to a neighbouring worker. The server's rate is the total of streams to all workers at once.
     """
     count = len(workers)
-    beside = list(zip(workers, [*workers[1:], workers[0]], strict=True)) if count > 2 else [(workers[0], workers[-1])]
-    pairs = [(server, worker) for worker in workers] + (beside if count > 1 else [])
+    ring = list(zip(workers, [*workers[1:], workers[0]], strict=True)) if count > 2 else [(workers[0], workers[-1])]
+    pairs = [(server, worker) for worker in workers] + (ring if count > 1 else [])
     best: dict[str, float] = dict.fromkeys(workers, 0.0)
     latencies, single = [], 0.0
     for done, (caller, served) in enumerate(pairs):
-        stretch = (await between(reach, caller, [served]))[0]
-        latencies.append(stretch.latency)
+        (link,) = await measure_between(access, caller, [served])
+        latencies.append(link.latency)
         for host in {caller, served} & set(workers):
-            best[host] = max(best[host], min(stretch.up, stretch.down))
+            best[host] = max(best[host], min(link.up, link.down))
         if server in (caller, served):
-            single = max(single, min(stretch.up, stretch.down))
+            single = max(single, min(link.up, link.down))
         if progress:
             progress((done + 1) / (len(pairs) + 1))
-    together = await between(reach, server, workers)
-    rates = sum(stretch.up for stretch in together), sum(stretch.down for stretch in together)
+    together = await measure_between(access, server, workers)
+    rates = sum(link.up for link in together), sum(link.down for link in together)
     return Links(
         _rounded(max(single, min(rates))),
         tuple(_rounded(best[host]) for host in workers),
@@ -105,27 +108,27 @@ async def measured(
 
 
 def _rounded(value: float) -> float:
-    """To three digits: a stream tells no more."""
+    """Round a value to three digits, which is as precise as a stream measures."""
     return float(f"{value:.3g}")
 
 
-async def between(reach: HostAccess, caller: str, served: Sequence[str]) -> list[LinkMeasurement]:
-    """The stretches from one host to others, all used at the same time."""
+async def measure_between(access: HostAccess, caller: str, served: Sequence[str]) -> list[LinkMeasurement]:
+    """Measure the links from one host to others, with streams to all of them at the same time."""
     token = secrets.token_bytes(TOKEN_BYTES)
     async with AsyncExitStack() as stack:
         targets = []
         for host in served:
-            process = await stack.enter_async_context(_running(reach, host, ("serve",), token))
-            targets.append(f"{reach.address(host)}:{await _line(process, host)}")
+            process = await stack.enter_async_context(_running(access, host, ("serve",), token))
+            targets.append(f"{access.address(host)}:{await _read_line(process, host)}")
         process = await stack.enter_async_context(
-            _running(reach, caller, ("call", ",".join(targets), str(SECONDS)), token)
+            _running(access, caller, ("call", ",".join(targets), str(SECONDS)), token)
         )
-        return [LinkMeasurement(**each) for each in json.loads(await _line(process, caller))]
+        return [LinkMeasurement(**each) for each in json.loads(await _read_line(process, caller))]
 
 
 @asynccontextmanager
-async def _running(reach: HostAccess, host: str, arguments: Sequence[str], token: bytes) -> Any:
-    command, environment, feed = reach.command(host, (*PROBE, *arguments), token)
+async def _running(access: HostAccess, host: str, arguments: Sequence[str], token: bytes) -> Any:
+    command, environment, feed = access.command(host, (*PROBE, *arguments), token)
     process = await start(command, environment, capture=True, feed=feed)
     try:
         yield process
@@ -133,15 +136,17 @@ async def _running(reach: HostAccess, host: str, arguments: Sequence[str], token
         await stop([process])
 
 
-async def _line(process: asyncio.subprocess.Process, host: str) -> str:
-    """The line that it prints."""
+async def _read_line(process: asyncio.subprocess.Process, host: str) -> str:
+    """Return the next line that a probe prints. Raise JobError if there is none."""
     assert process.stdout and process.stderr
     try:
         line = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
     except TimeoutError:
-        raise JobError(f"The link of {host or 'this machine'} could not be measured: it did not answer.") from None
+        raise JobError(
+            f"The link of {host or 'this machine'} could not be measured: the probe did not answer."
+        ) from None
     if not line:
-        said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-        why = said[-1] if said else "it ended without a word"
+        complaints = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+        why = complaints[-1] if complaints else "the probe ended without a message"
         raise JobError(f"The link of {host or 'this machine'} could not be measured: {why.rstrip('.')}.")
     return line.decode().strip()

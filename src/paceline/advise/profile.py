@@ -1,4 +1,4 @@
-"""What a step of a training script takes on this machine: the script is run alone for a while, and timed."""
+"""Profiles a training script: runs it alone on this machine for a while, and measures the time of its steps."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from paceline.model.correction import chosen
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.serve.environment import CONNECT, LAUNCHED, PROBE, PROBE_SECONDS, PROBE_STEPS, REFUSAL, REFUSED
 
-FIRST = 5  # steps that are left out: they load, compile and allocate
-PAUSE = 3.0  # times the median: what takes longer is no step, but an evaluation or a checkpoint between two
-MAX_SIGMA = 1.0
-LAST_WORDS = 15  # lines of a script that failed that are shown
+FIRST = 5  # steps that are left out, because they load, compile and allocate
+PAUSE = 3.0  # times the median; a longer step includes a pause, such as an evaluation or a checkpoint
+MAX_SIGMA = 1.0  # the largest jitter of a profile
+LAST_LINES = 15  # lines of a failed script's standard error that are shown
 
 
 @dataclass(frozen=True)
 class ScriptProfile:
-    """What was measured of a script."""
+    """The measured compute time of a script, its batch, its model and its optimizer."""
 
-    seconds: float  # of computing, an iteration
-    jitter: float  # relative spread of it
-    batch: int  # samples in an iteration; 1 if nobody says
+    seconds: float  # compute time of an iteration
+    jitter: float  # relative spread of the compute time
+    batch: int  # samples in an iteration; 1 if unknown
     model_bytes: float
-    steps: int  # that were counted
+    steps: int  # number of steps that were counted
     device: str
     optimizer: OptimizerSpec | None = None
 
@@ -42,7 +42,7 @@ class ScriptProfile:
 
     @property
     def optimizer_name(self) -> str:
-        """In words."""
+        """The optimizer in words, such as "SGD with momentum"."""
         if self.optimizer is None:
             return "unknown"
         momentum = self.optimizer.name == "SGD" and chosen("auto", self.optimizer) == "full"
@@ -50,47 +50,46 @@ class ScriptProfile:
 
 
 async def timed(script: Sequence[str], steps: int, seconds: float, patience: float) -> ScriptProfile:
-    """Run a script until it has made so many steps, or has trained for so many seconds, and end it.
+    """Run a script until it has made `steps` steps or trained for `seconds`, and return its profile.
 
-    patience: seconds after which it is given up.
+    patience: seconds after which the script is stopped with a JobError.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path = Path(folder) / "probe.json"
         environment = {name: value for name, value in os.environ.items() if name != CONNECT}
         environment |= {PROBE: str(path), PROBE_STEPS: str(steps), PROBE_SECONDS: str(seconds), LAUNCHED: "1"}
         process = await start([sys.executable, *script], environment, capture=True)
-        last_words: deque[str] = deque(maxlen=LAST_WORDS)
-        listening = [
-            asyncio.ensure_future(_listen(process.stdout, None)),
-            asyncio.ensure_future(_listen(process.stderr, last_words)),
+        last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        readers = [
+            asyncio.ensure_future(_read(process.stdout, None)),
+            asyncio.ensure_future(_read(process.stderr, last_lines)),
         ]
         try:
             code = await asyncio.wait_for(process.wait(), patience)
         except TimeoutError:
             raise JobError(
-                f"{script[0]} did not make {steps} steps within {patience:g} s; ask for fewer with --steps, "
-                "or give it longer with --patience."
+                f"{script[0]} did not make {steps} steps within {patience:g} s. Reduce --steps or increase --patience."
             ) from None
         finally:
             await stop([process])
-            await heard(listening)
+            await heard(readers)
         if code == REFUSED:
-            refusal = [line.removeprefix(REFUSAL) for line in last_words if line.startswith(REFUSAL)]
+            refusal = [line.removeprefix(REFUSAL) for line in last_lines if line.startswith(REFUSAL)]
             raise JobError(refusal[-1] if refusal else f"{script[0]} {ending(code)}.")
         if code:
-            words = "".join(f"\n  {line}" for line in last_words)
-            raise JobError(f"{script[0]} {ending(code)}." + (f" Its last words:{words}" if words else ""))
+            output = "".join(f"\n  {line}" for line in last_lines)
+            raise JobError(f"{script[0]} {ending(code)}." + (f" Its last output:{output}" if output else ""))
         if not path.exists():
             raise JobError(f"{script[0]} never called paceline.join or paceline.wrap, so no step could be timed.")
         seen = json.loads(path.read_text())
     if not seen["seconds"]:
-        raise JobError(f"{script[0]} joined and made no step, so there was nothing to time.")
+        raise JobError(f"{script[0]} joined but made no step, so there was nothing to time.")
     found = judged(seen["seconds"], seen["batches"], seen["model_bytes"], seen["device"])
     return replace(found, optimizer=OptimizerSpec.from_json(seen["optimizer"]))
 
 
 def judged(seconds: Sequence[float], batches: Sequence[int], model_bytes: float, device: str) -> ScriptProfile:
-    """What the times of single steps come to: the first ones are left out, and so are pauses between steps."""
+    """Return a profile from the times of single steps. The first steps and pauses between steps are left out."""
     first = min(FIRST, (len(seconds) - 1) // 2)
     counted = seconds[first:]
     median = statistics.median(counted)
@@ -101,7 +100,8 @@ def judged(seconds: Sequence[float], batches: Sequence[int], model_bytes: float,
     return ScriptProfile(mean, min(round(spread, 4), MAX_SIGMA), max(1, batch), model_bytes, len(counted), device)
 
 
-async def _listen(stream: asyncio.StreamReader | None, keep: deque[str] | None) -> None:
+async def _read(stream: asyncio.StreamReader | None, keep: deque[str] | None) -> None:
+    """Read a stream to its end, so that the script never blocks on it."""
     async for line in lines(stream):
         if keep is not None:
             keep.append(line)

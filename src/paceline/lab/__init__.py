@@ -1,1 +1,1 @@
-"""Hosts with real, shaped links on one machine, and the runs that are measured on them."""
+"""Hosts with real, shaped links on one machine, and runs that are measured on them."""

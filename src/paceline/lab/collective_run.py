@@ -1,4 +1,4 @@
-"""All-reduce algorithms on the servers of a fabric: what they take for real."""
+"""Measures all-reduce algorithms on the servers of a fabric."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paceline.collectives.topology import Topology
 from paceline.lab.fabric import Fabric
 from paceline.lab.namespaces import LabError
 
-GLOO = "gloo"  # its own all-reduce, over one NIC
-PATIENCE = 120.0  # seconds for one step of them
+GLOO = "gloo"  # the name of gloo's own all-reduce, over one NIC
+PATIENCE = 120.0  # seconds that a step of an algorithm may take
 
 
 @dataclass(frozen=True)
 class CollectiveTrial:
-    """One algorithm on one rank."""
+    """One rank's part in the measurement of an algorithm."""
 
     net: Topology
     rank: int
@@ -46,7 +46,10 @@ def measure(
     repeats: int = 3,
     patience: float = PATIENCE,
 ) -> float:
-    """Seconds from when the first rank begins until the last has the sum: the median of so many, after one more."""
+    """Return the seconds from the first rank's start until the last rank has the sum.
+
+    They are the median of `repeats` repetitions, after one that is not counted.
+    """
     net = fabric.net
     store = fabric.nic_address(0, 0), secrets.randbelow(10_000) + 20_000
     trials = [
@@ -63,13 +66,13 @@ def measure(
         )
         for rank in range(net.servers)
     ]
-    spans = fabric.calls([(fabric.host(trial.rank), carry_out, (trial,)) for trial in trials])
+    spans = fabric.calls([(fabric.host(trial.rank), run_trial, (trial,)) for trial in trials])
     together = list(zip(*spans, strict=True))[1:]
     return float(median(max(end for _, end in each) - min(begin for begin, _ in each) for each in together))
 
 
-def carry_out(trial: CollectiveTrial) -> list[tuple[float, float]]:
-    """When each repetition began and ended."""
+def run_trial(trial: CollectiveTrial) -> list[tuple[float, float]]:
+    """Run one rank's part. Return when each repetition began and ended."""
     torch.set_num_threads(1)
     wait = timedelta(seconds=trial.patience)
     count = trial.net.servers
@@ -79,18 +82,18 @@ def carry_out(trial: CollectiveTrial) -> list[tuple[float, float]]:
     spans = []
     for repeat in range(trial.repeats):
         flat.fill_(trial.rank + 1)
-        _meet(store, f"begin/{repeat}", count, wait)
+        _barrier(store, f"begin/{repeat}", count, wait)
         began = time.monotonic()
         reduce(flat)
         spans.append((began, time.monotonic()))
         if not bool((flat == count * (count + 1) / 2).all()):
-            raise LabError(f"{trial.algorithm} did not come to the sum on rank {trial.rank}.")
+            raise LabError(f"{trial.algorithm} did not compute the sum on rank {trial.rank}.")
     if isinstance(reduce, AllReduce):
         reduce.close()
-    _meet(store, "end", count, wait)  # nobody goes before all are done
+    _barrier(store, "end", count, wait)  # no rank closes its connections before all are done
     if trial.rank:
         store.add("gone", 1)
-    while not trial.rank and store.add("gone", 0) < count - 1:  # the store goes last
+    while not trial.rank and store.add("gone", 0) < count - 1:  # rank 0 holds the store, so it ends last
         time.sleep(0.01)
     return spans
 
@@ -104,8 +107,8 @@ def _reducer(trial: CollectiveTrial, store: Any) -> Callable[[torch.Tensor], obj
     return lambda flat: group.allreduce([flat]).wait()
 
 
-def _meet(store: Any, name: str, count: int, wait: timedelta) -> None:
-    """Until all are here."""
+def _barrier(store: Any, name: str, count: int, wait: timedelta) -> None:
+    """Wait until all ranks have reached the barrier of this name."""
     if store.add(f"{name}/here", 1) == count:
         store.set(f"{name}/go", "")
     store.wait([f"{name}/go"], wait)

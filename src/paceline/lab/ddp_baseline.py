@@ -1,8 +1,9 @@
-"""PyTorch's DistributedDataParallel over gloo, on the same hosts, with the same bytes and the same waiting.
+"""The DDP baseline: PyTorch's DistributedDataParallel over gloo, on the same hosts, with the same bytes and waiting.
 
-It is the real thing: a module wrapped in DDP, whose gradients are reduced in DDP's buckets during the backward pass,
-and a real optimizer's step. Only the computing is stood in for: each of the module's parameters is a part of the model,
-and what computing it would take is waited for, in the forward pass or, with `overlap`, two thirds in the backward pass.
+A module is wrapped in DDP, its gradients are reduced in DDP's buckets during the backward pass, and a real optimizer
+makes the step. Only the computing is replaced by waiting. Each parameter of the module is a part of the model; the
+module waits for as long as computing that part would take. It waits in the forward pass or, with `overlap`, one third
+in the forward pass and two thirds in the backward pass.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ import torch.distributed
 from paceline.lab.synthetic_worker import RATE, wait_until
 from paceline.simulate.cluster_spec import WorkerSpec, chance_of
 
-PARTS = 16  # parameters of the module
+PARTS = 16  # number of the module's parameters
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of the job."""
+    """One process of a DDP job."""
 
     number: int
-    of: int
-    store: tuple[str, int]  # where they meet
+    of: int  # number of ranks
+    store: tuple[str, int]  # address of the TCPStore
     spec: WorkerSpec
     batch: int
     model_bytes: float
@@ -38,7 +39,7 @@ class Rank:
 
 
 class _Wait(torch.autograd.Function):
-    """Waits in the forward pass, and in the backward pass until the part's gradient would be there."""
+    """Waits in the forward and in the backward pass for as long as computing one part of the model would take."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, part: torch.Tensor, gradient: torch.Tensor, clock: _Clock) -> torch.Tensor:
@@ -53,7 +54,7 @@ class _Wait(torch.autograd.Function):
 
 
 class _Clock:
-    """When each step of an iteration's computing is over."""
+    """Waits until the next part of an iteration's computing would be done."""
 
     def __init__(self, overlap: bool) -> None:
         self._share = 1 / 3 if overlap else 1.0
@@ -71,6 +72,8 @@ class _Clock:
 
 
 class _WaitingModel(torch.nn.Module):
+    """A model that waits instead of computing. Its gradients are constant."""
+
     def __init__(self, elements: int, clock: _Clock) -> None:
         super().__init__()
         ends = [elements * part // PARTS for part in range(PARTS + 1)]
@@ -86,7 +89,7 @@ class _WaitingModel(torch.nn.Module):
 
 
 def train(rank: Rank) -> tuple[float, float]:
-    """Seconds of an iteration, and CPU seconds of it, after a quarter of them."""
+    """Run one rank. Return the mean seconds and the mean CPU seconds of an iteration, without the first quarter."""
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     torch.set_num_threads(1)
     host, port = rank.store
@@ -94,7 +97,7 @@ def train(rank: Rank) -> tuple[float, float]:
     torch.distributed.init_process_group("gloo", store=store, rank=rank.number, world_size=rank.of)
     chance, clock = chance_of(rank.number, rank.seed), _Clock(rank.overlap)
     size = rank.model_bytes / 4
-    # With overlap, buckets small enough that several are under way; without, all there is at once.
+    # With overlap, small buckets, so that several are sent while others are computed; otherwise DDP's default.
     bucket = rank.model_bytes / 8e6 / 1.048576 if rank.overlap else 25.0
     model = torch.nn.parallel.DistributedDataParallel(
         _WaitingModel(round(size), clock), bucket_cap_mb=bucket, gradient_as_bucket_view=True
@@ -111,5 +114,5 @@ def train(rank: Rank) -> tuple[float, float]:
         optimizer.zero_grad(set_to_none=False)
     count = rank.iterations - warm_up
     took, cpu = (time.perf_counter() - began) / count, (time.process_time() - spent) / count
-    torch.distributed.barrier()  # nobody goes before all are done
+    torch.distributed.barrier()  # no rank closes its connections before all are done
     return took, cpu

@@ -1,4 +1,4 @@
-"""PyTorch's DDP on the hosts of a lab, measured as a policy is: `rival.py` is what runs on each of them."""
+"""Measures PyTorch's DDP on the hosts of a lab, as `run.py` measures a policy. Each host runs `ddp_baseline.py`."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from multiprocessing.connection import Connection
 from paceline.lab import ddp_baseline
 from paceline.lab.hosts import worker_host
 from paceline.lab.namespaces import Lab, LabError
-from paceline.lab.run import Cost, LabPlan, LabResult
+from paceline.lab.plan import Cost, LabPlan, LabResult
 from paceline.observe.summary import Gaps, Report
 from paceline.simulate.cluster_spec import ClusterSpec
 
-PATIENCE = 300.0  # seconds, for all of it
+PATIENCE = 300.0  # seconds that a whole run may take
 
 
 def run(lab: Lab, spec: ClusterSpec, plan: LabPlan, batches: Sequence[int] | None = None) -> LabResult:
-    """As `trial.run`; of the plan, the policy does not count. batches: of the workers, if not their own."""
+    """Run DDP on the workers' hosts, and return the measurements. The policy of the plan is ignored.
+
+    batches: the batch sizes of the workers; those of the cluster if left out.
+    """
     batches = batches or [worker.batch for worker in spec.workers]
     store = lab.address(worker_host(0)), secrets.randbelow(10_000) + 20_000
-    began, carried = time.perf_counter(), _sent(lab)
+    began, sent_before = time.perf_counter(), _sent(lab)
     pipes, processes = [], []
     for number, (worker, batch) in enumerate(zip(spec.workers, batches, strict=True)):
         rank = ddp_baseline.Rank(
             number, len(batches), store, worker, batch, spec.model_bytes, plan.iterations, plan.overlap, plan.seed
         )
         ours, theirs = lab.pipe()
-        processes.append(lab.start(worker_host(number), _tell, theirs, rank))
+        processes.append(lab.start(worker_host(number), _train, theirs, rank))
         theirs.close()
         pipes.append(ours)
     try:
-        timed = [_told(pipe, began + PATIENCE - time.perf_counter()) for pipe in pipes]
+        timed = [_receive(pipe, began + PATIENCE - time.perf_counter()) for pipe in pipes]
     finally:
         lab.stop(processes)
     counted = plan.iterations - plan.iterations // 4
     seconds = max(took for took, _ in timed)
-    cost = Cost((_sent(lab) - carried) / 1e9 * counted / plan.iterations, sum(cpu for _, cpu in timed) * counted)
+    cost = Cost((_sent(lab) - sent_before) / 1e9 * counted / plan.iterations, sum(cpu for _, cpu in timed) * counted)
     report = Report(
         mean_iteration_seconds=seconds,
         samples_per_second=sum(batches) / seconds,
@@ -58,13 +61,14 @@ def run(lab: Lab, spec: ClusterSpec, plan: LabPlan, batches: Sequence[int] | Non
 
 
 def _sent(lab: Lab) -> int:
-    """Bytes that all hosts have sent."""
+    """Return the bytes that all hosts have sent."""
     return sum(sent for sent, _ in lab.carried().values())
 
 
-def _told(pipe: Connection, seconds: float) -> tuple[float, float]:
+def _receive(pipe: Connection, seconds: float) -> tuple[float, float]:
+    """Return the measurements of one rank. Raise LabError if there are none within `seconds`."""
     if not pipe.poll(max(0.0, seconds)):
-        raise LabError(f"All-reduce between the hosts did not end within {PATIENCE:g} s; the links are too slow.")
+        raise LabError(f"All-reduce between the hosts took longer than {PATIENCE:g} s; the links are too slow.")
     try:
         took, cpu = pipe.recv()
     except EOFError:
@@ -72,6 +76,7 @@ def _told(pipe: Connection, seconds: float) -> tuple[float, float]:
     return took, cpu
 
 
-def _tell(pipe: Connection, rank: ddp_baseline.Rank) -> None:
+def _train(pipe: Connection, rank: ddp_baseline.Rank) -> None:
+    """Run one rank, and send its measurements. This is the main function of its process."""
     pipe.send(ddp_baseline.train(rank))
-    os._exit(0)  # gloo's own way out waits for the others, who may be gone
+    os._exit(0)  # gloo's normal exit waits for the other ranks, which may have ended

@@ -1,4 +1,4 @@
-"""A cluster as it is built in a lab: which hosts there are, and what their links come to."""
+"""The hosts of a cluster in a lab, and the rates that their links reach."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from paceline.lab.namespaces import Lab
 from paceline.launch import link_probe
 from paceline.simulate.cluster_spec import ClusterSpec
 
-STREAM = 1.5  # seconds of the stream by which a link is measured
+STREAM = 1.5  # seconds of the TCP stream that measures a link
 
 
 def hosts(spec: ClusterSpec) -> dict[str, float]:
-    """The hosts of a cluster, and the rates of their links."""
+    """Return the hosts of a cluster with the rates of their links."""
     servers = {} if spec.colocate else {server_host(spec, number): spec.server_link for number in range(spec.servers)}
     return servers | {worker_host(number): worker.link for number, worker in enumerate(spec.workers)}
 
 
 def server_host(spec: ClusterSpec, shard: int) -> str:
+    """Return the host of a shard."""
     return worker_host(shard) if spec.colocate else f"server{shard}"
 
 
 def worker_host(number: int) -> str:
+    """Return the host of a worker."""
     return f"worker{number}"
 
 
 def goodput(lab: Lab) -> float:
-    """What a bare TCP stream gets through between two hosts of the lab, as a share of the slower one's rate."""
+    """Return the rate that a bare TCP stream reaches between two hosts, as a share of the slower link's rate."""
     here, there = (list(lab.rates) * 2)[:2]
     token = secrets.token_bytes(link_probe.TOKEN_BYTES)
     ours, theirs = lab.pipe()
     serving = lab.start(there, _serve, theirs, token)
     theirs.close()
-    (stretch,) = lab.call(here, link_probe.call, [(lab.address(there), ours.recv())], token, STREAM)
+    (link,) = lab.call(here, link_probe.call, [(lab.address(there), ours.recv())], token, STREAM)
     lab.stop([serving])
-    return float(min(stretch.up, stretch.down) / min(lab.rates[here], lab.rates[there]))
+    return float(min(link.up, link.down) / min(lab.rates[here], lab.rates[there]))
 
 
 def _serve(pipe: Connection, token: bytes) -> None:
@@ -48,7 +50,10 @@ def _serve(pipe: Connection, token: bytes) -> None:
 
 
 def as_built(spec: ClusterSpec, share: float, streamed: bool) -> ClusterSpec:
-    """The cluster with the rates that a bare TCP stream reaches, and the slices that the real server makes."""
+    """Return the cluster as the simulator should see it to match the lab.
+
+    Its links have the rates that a bare TCP stream reaches, and its updates the pieces that the real server makes.
+    """
     dealt = synthetic_worker.description(spec.model_bytes).deal(spec.servers)
     workers = tuple(replace(worker, link=worker.link * share) for worker in spec.workers)
     slices = sum(len(pieces) for pieces in dealt) if streamed else spec.slices

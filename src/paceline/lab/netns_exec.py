@@ -7,7 +7,7 @@ import sys
 
 
 def enter(namespace: str) -> None:
-    """From now on, what this thread opens, and the threads it starts, is on that host."""
+    """Move this thread to a namespace. Sockets that it opens and threads that it starts are there from now on."""
     from pyroute2 import netns
 
     netns.setns(namespace)

@@ -1,4 +1,4 @@
-"""What the processes of a lab have in common, loaded once: they are forked from a process that has imported this."""
+"""Imports what all processes of a lab need. They are forked from a process that has imported this module."""
 
 import gc
 import os
@@ -6,7 +6,7 @@ import os
 import paceline.serve.server
 import paceline.serve.worker.client
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a host without a name in any directory is no warning's worth
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # do not warn about hosts that have no DNS name
 try:
     import torch
 
@@ -14,9 +14,9 @@ try:
 
     parameter = torch.zeros(1, requires_grad=True)
     parameter.grad = torch.zeros(1)
-    torch.optim.SGD([parameter]).step()  # the first step loads far more than the import does
+    torch.optim.SGD([parameter]).step()  # the first step loads much more than the import does
 except ImportError:
     pass
 
 gc.collect()
-gc.freeze()  # what is here stays: to look through it again and again would stop each process for a tenth of a second
+gc.freeze()  # these objects stay alive; collecting them again would stop each process for a tenth of a second

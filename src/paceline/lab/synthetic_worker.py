@@ -1,8 +1,8 @@
-"""A worker that computes nothing: it waits as long as computing would take, and then moves real bytes.
+"""A synthetic worker: it waits for as long as computing would take, and then moves real bytes.
 
-Its gradient is made once; it is really sent, really applied, and the weights that come back are really received. So
-what is measured is all that a training step has besides its computation. And since a worker's gradient is always the
-same, the last model tells how many of each worker's updates are in it (`differs`).
+It makes its gradient once. Each iteration sends the gradient, the server applies it, and the worker receives the new
+weights. So a run measures everything in a training step but the computation. A worker's gradient is always the same, so
+the last model shows how many updates of each worker it contains (`difference`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RATE = 1e-3  # the learning rate
 
 @dataclass(frozen=True)
 class SyntheticTask:
-    """What a worker is to do."""
+    """The task of a synthetic worker: where it connects, how long it computes, and when it stops."""
 
     address: tuple[str, int]
     token: bytes
@@ -34,17 +34,18 @@ class SyntheticTask:
     spec: WorkerSpec
     model_bytes: float
     seed: int = 0
-    overlap: bool = False  # push the gradient while it comes out
-    iterations: int | None = None  # None: until the job is over
+    overlap: bool = False  # push the gradient while it is computed
+    iterations: int | None = None  # None: until the job ends
 
 
 class SyntheticBackward:
-    """The last two thirds of computing, in which the gradient comes out evenly, from its end to its beginning."""
+    """The last two thirds of computing. They produce the gradient at an even rate, from its end to its beginning."""
 
     def __init__(self, elements: int, began: float, seconds: float) -> None:
         self._elements, self._began, self._seconds = elements, began, seconds
 
     def wait(self, start: int) -> None:
+        """Wait until the gradient is computed from element `start` to its end."""
         done = 1 - start / self._elements
         wait_until(self._began + self._seconds * (1 + 2 * done) / 3)
 
@@ -53,24 +54,24 @@ class SyntheticBackward:
 
 
 def description(model_bytes: float) -> Description:
-    """A model of so many bytes, trained by plain SGD."""
+    """Return the description of a model of this size, trained by plain SGD."""
     elements = max(1, round(model_bytes / 4))
     return Description(Layout((Tensor("model", (elements,)),)), OptimizerSpec("SGD", ({"lr": RATE},)))
 
 
 def gradient_of(number: int, elements: int) -> npt.NDArray[np.float32]:
-    """A worker's gradient, in every iteration."""
+    """Return the gradient of a worker, which is the same in every iteration."""
     return np.random.default_rng(number).standard_normal(elements, dtype=np.float32)
 
 
 def wait_until(moment: float) -> None:
-    """Until this moment of `time.perf_counter`."""
+    """Wait until this time of `time.perf_counter`."""
     while (left := moment - time.perf_counter()) > 0:
         time.sleep(left)
 
 
 def work(task: SyntheticTask, pipe: Connection) -> None:
-    """Take part. If the number of iterations is given, the last model goes into the pipe."""
+    """Take part in a job. If the number of iterations is given, send the model after the last one through the pipe."""
     described = description(task.model_bytes)
     elements = described.layout.size
     gradient, weights = gradient_of(task.number, elements), np.zeros(elements, np.float32)
@@ -97,12 +98,15 @@ def work(task: SyntheticTask, pipe: Connection) -> None:
     client.close()
 
 
-def differs(model: npt.NDArray[np.float32], counts: Mapping[int, int], model_bytes: float) -> str | None:
-    """One sentence if a model is not what so many updates of each worker, of weight 1, make of one that was zero."""
+def difference(model: npt.NDArray[np.float32], counts: Mapping[int, int], model_bytes: float) -> str | None:
+    """Compare a model with one that began at zero and received `counts[worker]` updates of each worker.
+
+    Return the difference in words, or None if there is none. Updates have the weight 1.
+    """
     elements = description(model_bytes).layout.size
     expected = np.zeros(elements)
     for number, count in counts.items():
         expected -= RATE * count * gradient_of(number, elements)
-    # Each update is rounded to float32 when it is added; half of one is far more than that.
+    # Each addition rounds to float32. Half an update is far larger than these rounding errors.
     wrong = int(np.count_nonzero(np.abs(model - expected) > RATE / 4))
-    return f"{wrong} of {elements} elements are other than {sum(counts.values())} updates make them" if wrong else None
+    return f"{wrong} of {elements} elements differ from the sum of {sum(counts.values())} updates" if wrong else None

@@ -1,6 +1,6 @@
-"""The state of one cluster, as the policy sees it: in plain numbers, so that it can be saved and goes anywhere.
+"""The state of one cluster, as the policy sees it. It consists of plain numbers, so that it can be saved.
 
-`paceline.rlp.fleet_state` makes the same of many clusters at once; a test holds them to it.
+`paceline.rlp.fleet_state` computes the same for many clusters at once. A test checks that both agree.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from paceline.policies import WorkerId
 from paceline.rlp.features import (
     FAST,
     FRAME,
+    JITTER_WEIGHT,
     SHARES,
     SLOW,
     STEP_WEIGHT,
     UNKNOWN,
-    UNSTEADY_WEIGHT,
     WORST,
     StateFeatures,
     frame,
@@ -25,72 +25,79 @@ from paceline.rlp.features import (
 
 
 class ClusterState:
-    """Remembers what a state is made of. An update costs the same however many workers there are."""
+    """Keeps what the state is computed from. The cost of an update does not depend on the number of workers."""
 
     def __init__(self, history: int) -> None:
         self.updates = 0
-        self.frames = [0.0] * (FRAME * history)  # the newest first
-        self.first = self.fast = self.slow = self.best = self.rough = 0.0  # losses
-        self.heard = 0  # how many there were
-        self.mean: dict[WorkerId, float] = {}  # of each worker's steps
-        self.total = self.squares = 0.0  # of these means
-        self.unsteady = 0.0
-        self.momentum = 0.0  # of the server's optimizer, as far as is known
+        self.frames = [0.0] * (FRAME * history)  # newest first
+        self.losses = 0  # number of losses so far
+        self.first = self.fast = self.slow = self.best = 0.0  # the first loss, two running means, and the least mean
+        self.noise = 0.0
+        self.mean_steps: dict[WorkerId, float] = {}
+        self.sum = self.sum_of_squares = 0.0  # of the mean steps
+        self.jitter = 0.0
+        self.momentum = 0.0  # of the server's optimizer; 0 while unknown
 
-    def see(
-        self, worker: WorkerId, members: int, stale: int, seconds: float, loss: float | None, state: StateFeatures
+    def observe(
+        self,
+        worker: WorkerId,
+        members: int,
+        staleness: int,
+        seconds: float,
+        loss: float | None,
+        features: StateFeatures,
     ) -> None:
-        """This worker's update is in."""
+        """Record a worker's update. seconds: the duration of its step."""
         self.updates += 1
         before = self.fast
         if loss is not None:
-            self._hear(loss, state.validated)
-        self._clock(worker, seconds)
-        fast = self.fast or 1.0  # nobody tells a loss: it is as if it stayed the same
-        change = fast - ((before or fast) if state.validated else (self.slow or 1.0))
-        newest = frame(self.updates / members, fast, self.first or 1.0, change, stale / members)
+            self._record_loss(loss, features.validated)
+        self._record_step(worker, seconds)
+        fast = self.fast or 1.0  # if no worker reports a loss, the loss counts as constant
+        change = fast - ((before or fast) if features.validated else (self.slow or 1.0))
+        newest = frame(self.updates / members, fast, self.first or 1.0, change, staleness / members)
         self.frames = [*newest, *self.frames[: len(self.frames) - FRAME]]
 
-    def state(self, members: int, state: StateFeatures) -> list[float]:
-        """What the network is shown now."""
-        if not state.scene:
+    def vector(self, members: int, features: StateFeatures) -> list[float]:
+        """Return the present state as the network's input."""
+        if not features.scene:
             return self.frames
-        usual = self.total / len(self.mean)
-        uneven = math.sqrt(max(0.0, self.squares / len(self.mean) - usual * usual)) / usual
-        order = sorted(self.mean.values())
-        middle, ranks = order[(len(order) - 1) // 2], (rank(share, members) for share in SHARES)
-        paces = [min(order[at] / middle, UNKNOWN) if at < len(order) else UNKNOWN for at in ranks]
+        mean = self.sum / len(self.mean_steps)
+        inequality = math.sqrt(max(0.0, self.sum_of_squares / len(self.mean_steps) - mean * mean)) / mean
+        steps = sorted(self.mean_steps.values())
+        median, ranks = steps[(len(steps) - 1) // 2], (rank(share, members) for share in SHARES)
+        paces = [min(steps[at] / median, UNKNOWN) if at < len(steps) else UNKNOWN for at in ranks]
         fast, first, slow, best = (each or 1.0 for each in (self.fast, self.first, self.slow, self.best))
         rounds = self.updates / members
-        seen = scene(rounds, fast, first, slow, best, self.rough, uneven, self.unsteady, self.momentum, paces)
-        return [*self.frames, *seen]
+        newest = scene(rounds, fast, first, slow, best, self.noise, inequality, self.jitter, self.momentum, paces)
+        return [*self.frames, *newest]
 
     def forget(self, worker: WorkerId) -> None:
-        """It has left."""
-        mean = self.mean.pop(worker, None)
+        """Remove a worker that has left."""
+        mean = self.mean_steps.pop(worker, None)
         if mean is not None:
-            self.total -= mean
-            self.squares -= mean * mean
+            self.sum -= mean
+            self.sum_of_squares -= mean * mean
 
-    def _hear(self, loss: float, validated: bool) -> None:
-        self.heard += 1
-        if self.heard == 1:
+    def _record_loss(self, loss: float, validated: bool) -> None:
+        self.losses += 1
+        if self.losses == 1:
             self.first = max(loss, 1e-9) if math.isfinite(loss) else 1.0
             self.fast = self.slow = self.best = self.first
-        told = max(min(loss, WORST * self.first), 1e-9) if loss == loss else WORST * self.first
-        before, newest = self.fast, 1 / self.heard
-        self.fast = told if validated else before + max(FAST, newest) * (told - before)
-        self.slow += max(SLOW, newest) * (told - self.slow)
+        bounded = max(min(loss, WORST * self.first), 1e-9) if loss == loss else WORST * self.first
+        before, newest = self.fast, 1 / self.losses
+        self.fast = bounded if validated else before + max(FAST, newest) * (bounded - before)
+        self.slow += max(SLOW, newest) * (bounded - self.slow)
         self.best = min(self.best, self.fast)
-        self.rough += max(FAST, newest) * (abs(told - before) - self.rough)
+        self.noise += max(FAST, newest) * (abs(bounded - before) - self.noise)
 
-    def _clock(self, worker: WorkerId, seconds: float) -> None:
+    def _record_step(self, worker: WorkerId, seconds: float) -> None:
         seconds = max(seconds, 1e-9)
-        own = self.mean.get(worker)
-        if own is not None:
+        mean = self.mean_steps.get(worker)
+        if mean is not None:
             self.forget(worker)
-            self.unsteady += UNSTEADY_WEIGHT * (abs(seconds - own) / own - self.unsteady)
-            seconds = own + STEP_WEIGHT * (seconds - own)
-        self.mean[worker] = seconds
-        self.total += seconds
-        self.squares += seconds * seconds
+            self.jitter += JITTER_WEIGHT * (abs(seconds - mean) / mean - self.jitter)
+            seconds = mean + STEP_WEIGHT * (seconds - mean)
+        self.mean_steps[worker] = seconds
+        self.sum += seconds
+        self.sum_of_squares += seconds * seconds

@@ -1,7 +1,8 @@
 """The synchronization problem as a Gymnasium environment: one simulated cluster, real gradients, the paper's actions.
 
-A step is an iteration of the paper's algorithm 1: an update comes in, and the action says who goes on. The reward is
-−Δt, so an episode's return is minus the time until the target accuracy. It is truncated when the budget is spent.
+A step is an iteration of the paper's algorithm 1: an update arrives, and the action says which workers run. The reward
+is −Δt, so the return of an episode is minus the time until the target accuracy. An episode is truncated when the budget
+is spent.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ __all__ = ["ALL", "ITSELF", "NEXT", "WAIT", "SynchronizationEnv"]
 
 
 class SynchronizationEnv(gymnasium.Env[Observation, np.int64]):
-    """Actions: 0 keep idle workers idle, 1 let the one go on who came, 2 let all idle ones go on.
+    """Actions: 0 keeps idle workers idle, 1 lets the worker run whose update arrived, 2 lets all idle workers run.
 
-    ring: a fourth, 3, lets the one go on whose turn it is in a fixed order, if it is idle.
-    instances: makes the next episode's instance from a number; seeds of `reset` decide which numbers.
+    instances: returns the instance of an episode, given a number that is drawn from the seed of `reset`. state: the
+    features of the observations. ring: adds action 3, which lets the next worker in a ring run, if it is idle.
     """
 
-    metadata = {"render_modes": []}  # noqa: RUF012  # so Gymnasium has it
+    metadata = {"render_modes": []}  # noqa: RUF012  # as Gymnasium declares it
 
     def __init__(
         self,
@@ -41,41 +42,44 @@ class SynchronizationEnv(gymnasium.Env[Observation, np.int64]):
         state: StateFeatures | None = None,
         ring: bool = False,
     ) -> None:
-        self._data, self._instances, self._state = data, instances, state or StateFeatures()
+        self._data, self._instances, self._features = data, instances, state or StateFeatures()
         self.action_space = spaces.Discrete(4 if ring else 3)
-        self.observation_space = spaces.Box(-1.0, 1.0, (self._state.size,), np.float32)
+        self.observation_space = spaces.Box(-1.0, 1.0, (self._features.size,), np.float32)
         self._fleet: Fleet | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """A new cluster, and its first update. options: {"instance": an Instance} takes that one."""
+        """Start an episode on a new cluster, and wait for its first update.
+
+        options: {"instance": an Instance} chooses the instance.
+        """
         super().reset(seed=seed)
         instance = (options or {}).get("instance") or self._instances(int(self.np_random.integers(2**31)))
         self._instance: Instance = instance
         self._fleet = Fleet([instance], self._data)
-        self._watch, self._guard = FleetState(self._fleet, self._state), Guard(self._fleet)
+        self._states, self._guard = FleetState(self._fleet, self._features), Guard(self._fleet)
         self._tick, observation = self._next(self._fleet)
-        return observation, self._about(self._fleet)
+        return observation, self._info(self._fleet)
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Let workers go on, and wait for the next update."""
+        """Let workers run as the action says, and wait for the next update."""
         fleet = self._fleet
         if fleet is None:
             raise gymnasium.error.ResetNeeded("Call reset before step.")
         before = float(fleet.now)
-        who = self._guard.let_go(fleet.now.new_full((1,), int(action)).long(), fleet, self._tick)
-        fleet.apply(who.any(1))
-        fleet.go(who)
+        granted = self._guard.granted(fleet.now.new_full((1,), int(action)).long(), fleet, self._tick)
+        fleet.apply(granted.any(1))
+        fleet.grant(granted)
         reached = fleet.updates % TEST_EVERY == 0 and float(fleet.accuracy()) >= self._instance.target
         self._tick, observation = self._next(fleet)
         spent = fleet.updates >= self._instance.budget
-        return observation, before - float(fleet.now), reached, spent and not reached, self._about(fleet)
+        return observation, before - float(fleet.now), reached, spent and not reached, self._info(fleet)
 
     def _next(self, fleet: Fleet) -> tuple[FleetTick, Observation]:
-        tick = fleet.arrive()
-        state = self._watch.see(fleet, tick, fleet.loss() if self._state.validated else None)
+        tick = fleet.next_arrivals()
+        state = self._states.observe(fleet, tick, fleet.loss() if self._features.validated else None)
         return tick, state[0].numpy().astype(np.float32)
 
-    def _about(self, fleet: Fleet) -> dict[str, Any]:
+    def _info(self, fleet: Fleet) -> dict[str, Any]:
         return {"seconds": float(fleet.now), "updates": fleet.updates, "idle": int(fleet.idle.sum())}

@@ -1,4 +1,4 @@
-"""How good policies are: their times on the same instances, beside those of the best fixed one."""
+"""Measures policies on the same instances, and compares their times with those of the best fixed policy."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from paceline.rlp.instance import Instance
 from paceline.rlp.network_file import load
 from paceline.rlp.policy import RLP
 from paceline.rlp.process_pool import pool_of, table
-from paceline.rlp.rollout import play, replay
+from paceline.rlp.rollout import follow, play
 from paceline.rlp.rule_network import greedy, network_of
 from paceline.rlp.update_order import update_order
 from paceline.workloads.data import Data
 
 FIXED = ("bsp", "asp", "ssp:staleness=2", "ssp:staleness=5", "ssp:staleness=8", "dssp", "r2sp")
-MEMORY = 80e9  # bytes of a GPU that are made use of
+MEMORY = 80e9  # bytes of GPU memory to use
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """A policy's, with a row for each instance and a column for each seed."""
+    """The outcomes of a policy, with a row for each instance and a column for each seed."""
 
     reached: NDArray[np.bool_]
     updates: NDArray[np.int64]
     seconds: Floats  # until the target, or until the budget was spent
 
     def of(self, instances: Sequence[int]) -> Times:
-        """These rows."""
+        """Return the rows of these instances."""
         some = list(instances)
         return Times(self.reached[some], self.updates[some], self.seconds[some])
 
     @property
     def mean(self) -> Floats:
-        """Of each instance."""
+        """The mean time of each instance."""
         found: Floats = self.seconds.mean(1)
         return found
 
@@ -54,57 +54,58 @@ def judged(
     specs: Sequence[str],
     data: Callable[[str], Data],
     device: str = "cpu",
-    say: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     jobs: int = 1,
 ) -> dict[str, Times]:
-    """Each instance under each policy, so many times with other chances.
+    """Play each instance under each policy with `seeds` seeds. Return the times of each policy.
 
-    data: gives a set by its name. jobs: processes that play side by side. say: hears how far it is.
+    data: returns a dataset by its name. progress: called with the number of instances that are done, and of all.
+    jobs: the number of processes that play episodes.
     """
     lots: list[list[int]] = []
     for numbers in _by_shape(instances).values():
-        several = max(1, _together(instances[numbers[0]], data, device, jobs) // seeds)
-        lots += [numbers[at : at + several] for at in range(0, len(numbers), several)]
+        at_once = max(1, _episodes_at_once(instances[numbers[0]], data, device, jobs) // seeds)
+        lots += [numbers[at : at + at_once] for at in range(0, len(numbers), at_once)]
     shape = (len(instances), seeds)
     found = {spec: Times(np.zeros(shape, bool), np.zeros(shape, int), np.zeros(shape)) for spec in specs}
     parts = [(spec, lot) for lot in lots for spec in specs]
     tables = {each.dataset: data(each.dataset) for each in instances}
     done = 0
     with pool_of(min(jobs, len(parts)), tables) as pool:
-        asked = [(spec, _repeated(instances, lot, seeds), device) for spec, lot in parts]
-        told = (
-            pool.map(_there, asked)
+        tasks = [(spec, _repeated(instances, lot, seeds), device) for spec, lot in parts]
+        outcomes = (
+            pool.map(_play_in_pool, tasks)
             if pool
-            else (_under(spec, some, tables[some[0].dataset], device) for spec, some, device in asked)
+            else (_play_under(spec, some, tables[some[0].dataset], device) for spec, some, device in tasks)
         )
-        for (spec, lot), times in zip(parts, told, strict=True):
+        for (spec, lot), times in zip(parts, outcomes, strict=True):
             for name, values in zip(("reached", "updates", "seconds"), times, strict=True):
                 getattr(found[spec], name)[lot] = values.reshape(len(lot), seeds)
             done += len(lot)
-            if say:
-                say(done, len(instances) * len(specs))
+            if progress:
+                progress(done, len(instances) * len(specs))
     return found
 
 
 def ratios(times: dict[str, Times]) -> dict[str, Floats]:
-    """Each policy's time by that of the best fixed policy for that instance."""
+    """Return, for each instance, the time of each policy relative to the best fixed policy's."""
     best = np.min([times[spec].mean for spec in FIXED if spec in times], axis=0)
     return {spec: each.mean / best for spec, each in times.items()}
 
 
 def best_fixed(times: dict[str, Times]) -> list[str]:
-    """For each instance, the fixed policy that is the best."""
+    """Return the best fixed policy of each instance."""
     fixed = [spec for spec in FIXED if spec in times]
     return [fixed[at] for at in np.argmin([times[spec].mean for spec in fixed], axis=0)]
 
 
 def interval(values: Floats) -> float:
-    """Half the width of the mean's 95% confidence interval."""
+    """Return half the width of the 95% confidence interval of the mean."""
     return 1.96 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def _by_shape(instances: Sequence[Instance]) -> dict[object, list[int]]:
-    """The numbers of those that can be played at once."""
+    """Group the numbers of instances by shape. Instances of one shape can be played at once."""
     found: dict[object, list[int]] = {}
     for number, each in enumerate(instances):
         shape = (each.workers, each.hidden, each.units, each.pooled, each.dataset, each.budget, each.batch)
@@ -112,8 +113,8 @@ def _by_shape(instances: Sequence[Instance]) -> dict[object, list[int]]:
     return found
 
 
-def _together(instance: Instance, data: Callable[[str], Data], device: str, jobs: int) -> int:
-    """How many episodes are played at once: as many as there is memory for, and on a CPU few, for its cache."""
+def _episodes_at_once(instance: Instance, data: Callable[[str], Data], device: str, jobs: int) -> int:
+    """Return the number of episodes to play at once: what fits the memory of a GPU, or the cache of a CPU."""
     if torch.device(device).type == "cpu":
         return 60
     units, samples = instance.units, data(instance.dataset)
@@ -125,22 +126,24 @@ def _together(instance: Instance, data: Callable[[str], Data], device: str, jobs
 
 
 def _repeated(instances: Sequence[Instance], lot: Sequence[int], seeds: int) -> list[Instance]:
+    """Return the instances of a lot, each with `seeds` seeds."""
     return [replace(instances[each], seed=instances[each].seed * 1000 + seed) for each in lot for seed in range(seeds)]
 
 
-def _there(asked: tuple[str, list[Instance], str]) -> tuple[NDArray[Any], ...]:
-    """In another process."""
-    spec, instances, device = asked
-    return _under(spec, instances, table(instances[0].dataset), device)
+def _play_in_pool(task: tuple[str, list[Instance], str]) -> tuple[NDArray[Any], ...]:
+    """Play a task in a process of the pool."""
+    spec, instances, device = task
+    return _play_under(spec, instances, table(instances[0].dataset), device)
 
 
-def _under(spec: str, instances: list[Instance], data: Data, device: str) -> tuple[NDArray[Any], ...]:
-    """Was the target reached, after how many updates, and when."""
+def _play_under(spec: str, instances: list[Instance], data: Data, device: str) -> tuple[NDArray[Any], ...]:
+    """Play instances under a policy. Return whether each reached the target, the number of updates, and the time."""
     policy = make(spec)
     if isinstance(policy, RLP):
         weights = load(policy.network)
         chooser = greedy(network_of(weights).to(device), weights.rules, len(instances), device)
-        ended = play(instances, data, chooser, weights.state, device)
+        episodes = play(instances, data, chooser, weights.state, device)
     else:
-        ended = replay(instances, [update_order(instance, make(spec)) for instance in instances], data, device)
-    return tuple(each.cpu().numpy() for each in (ended.reached, ended.updates, ended.seconds))
+        orders = [update_order(instance, make(spec)) for instance in instances]
+        episodes = follow(instances, orders, data, device)
+    return tuple(each.cpu().numpy() for each in (episodes.reached, episodes.updates, episodes.seconds))

@@ -1,11 +1,12 @@
-"""What the learned policy looks at: the paper's state, and what it leaves out.
+"""The state that the network sees: the paper's features, and features that the paper leaves out.
 
-A *frame* is the paper's tuple (n, L(ω), L(ω′) − L(ω), ℓ) of one update; the state has those of the last H. The paper's
-server does not see how unequal the workers are, nor its optimizer's momentum, which makes stale gradients costly. A
-*scene* says so, of the newest update alone.
+A *frame* is the paper's tuple Tₙ = (n, L(ω), L(ω′) − L(ω), ℓₙ) of one update. The paper's state consists of the frames
+of the H most recent updates. The paper's server knows neither how unequal the workers are nor the momentum of its
+optimizer, which makes stale gradients costly. The *scene* adds these features, for the newest update only.
 
-Every figure is relative: to the number of workers, to the first loss, to the mean step. So nothing depends on how many
-workers there are, how large the loss is or how long a step takes. The functions take numbers or arrays alike.
+Every feature is relative: to the number of workers, to the first loss, or to the mean step time. So the state depends
+neither on the number of workers, nor on the scale of the loss, nor on the length of a step. The functions accept
+numbers and arrays.
 """
 
 from __future__ import annotations
@@ -15,51 +16,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FRAME = 4
-SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the workers: how slow is the slowest of so many?
-SCENE = 7 + len(SHARES)
-WAIT, ITSELF, ALL, NEXT = range(4)  # the last is an extension of the paper's actions
+FRAME = 4  # features in a frame
+SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shares of the workers for which the scene has the slowest one's pace
+SCENE = 7 + len(SHARES)  # features in the scene
+#: The paper's actions ∅ (all idle workers stay idle), {Wₛ} (the worker whose update arrived runs) and W (all idle
+#: workers run). NEXT is an extension: the worker whose turn it is in a ring runs.
+WAIT, ITSELF, ALL, NEXT = range(4)
 
-STEP_WEIGHT = 0.2  # of the newest in a worker's mean step
-UNSTEADY_WEIGHT = 0.05  # of the newest in how far steps are from their mean
-FAST, SLOW = 0.1, 0.025  # of the newest in the two means of reported losses
-UNKNOWN = 1000.0  # times as slow as the others: whoever has not been heard of
-WORST = 10.0  # times the first loss: what is higher, or no number at all, counts as this
-PATIENCE = 3  # rounds of updates that anybody waits at most
+STEP_WEIGHT = 0.2  # weight of the newest step in the mean step time of a worker
+JITTER_WEIGHT = 0.05  # weight of the newest step in the mean deviation of steps
+FAST, SLOW = 0.1, 0.025  # weights of the newest loss in the two means of reported losses
+UNKNOWN = 1000.0  # the pace of a worker that has not yet sent an update, relative to the median worker
+WORST = 10.0  # times the first loss; a higher loss, or one that is not a number, counts as this
+PATIENCE = 3  # rounds of updates after which an idle worker runs, whatever the action
 
 
 @dataclass(frozen=True)
 class StateFeatures:
-    """What the network is shown."""
+    """Which features the state has."""
 
     history: int = 10  # H
-    scene: bool = True  # what the paper's state leaves out too
-    validated: bool = False  # the loss is of a validation batch, instead of the workers' own reports
+    scene: bool = True  # whether the state includes the scene
+    validated: bool = False  # whether the loss is that of a validation batch instead of the workers' own losses
 
     @property
     def size(self) -> int:
-        """How many figures that are."""
+        """The number of features."""
         return FRAME * self.history + SCENE * self.scene
 
 
 def is_due(updates: int, workers: int, lasts: bool = True) -> bool:
-    """Is a rule chosen anew with this update? What lasts is, once a round, from the first update on."""
+    """Return whether the network chooses again at this update.
+
+    It chooses rules that last once a round, beginning with the first update, and single actions at every update.
+    """
     return not lasts or (updates - 1) % workers == 0
 
 
 def rank(share: float, workers: int) -> int:
-    """Of the slowest of so many, in the order of their steps, from 0."""
+    """Return the index of the slowest worker among this share of the workers, fastest first."""
     return math.ceil(share * workers - 1e-9) - 1
 
 
-def squashed(x: Any) -> Any:
-    """From any number to one between −1 and 1."""
+def squash(x: Any) -> Any:
+    """Map any number to one between −1 and 1."""
     return x / (1 + abs(x))
 
 
-def frame(rounds: Any, loss: Any, first: Any, change: Any, stale: Any) -> tuple[Any, ...]:
-    """n as rounds, L, ΔL and ℓ as a share of the workers, of one update."""
-    return rounds / (rounds + 10), squashed(loss / first), squashed(10 * change / loss), squashed(stale)
+def frame(rounds: Any, loss: Any, first: Any, change: Any, staleness: Any) -> tuple[Any, ...]:
+    """Return the frame of one update: n in rounds, L, ΔL, and ℓ as a share of the workers."""
+    return rounds / (rounds + 10), squash(loss / first), squash(10 * change / loss), squash(staleness)
 
 
 def scene(
@@ -68,25 +74,26 @@ def scene(
     first: Any,
     slow: Any,
     best: Any,
-    rough: Any,
-    uneven: Any,
-    unsteady: Any,
+    noise: Any,
+    inequality: Any,
+    jitter: Any,
     momentum: Any,
     paces: Sequence[Any],
 ) -> tuple[Any, ...]:
-    """How training goes, how unequal the workers are, and what the optimizer carries on of its last step.
+    """Return the scene: the course of the loss, the inequality of the workers, and the optimizer's momentum.
 
-    slow, best: the loss's mean over a longer time, and its least. rough: how far single losses are from their mean.
-    uneven: deviation of the workers' mean steps; unsteady: of a worker's steps from its mean; both in mean steps.
-    paces: of each of SHARES, the mean step of the slowest of the quickest so many, by the usual worker's.
+    slow, best: the mean loss over a longer time, and the least loss. noise: the mean deviation of single losses from
+    their mean. inequality: the standard deviation of the workers' mean steps; jitter: the mean deviation of a worker's
+    steps from its mean; both relative to the mean step. paces: for each of SHARES, the mean step of the slowest worker
+    among this share of the fastest workers, relative to the median worker's.
     """
     return (
-        squashed(10 * (slow - loss) / slow),  # is it falling?
-        squashed(5 * (loss - best) / best),  # has it been lower?
-        squashed((first / loss - 1) / (rounds + 1)),  # how quickly has it fallen so far?
-        squashed(rough / loss),
-        squashed(2 * uneven),
-        squashed(2 * unsteady),
+        squash(10 * (slow - loss) / slow),  # whether the loss is falling
+        squash(5 * (loss - best) / best),  # whether it has been lower
+        squash((first / loss - 1) / (rounds + 1)),  # how fast it has fallen so far
+        squash(noise / loss),
+        squash(2 * inequality),
+        squash(2 * jitter),
         momentum,
-        *(squashed(pace - 1) for pace in paces),
+        *(squash(pace - 1) for pace in paces),
     )

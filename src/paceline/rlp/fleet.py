@@ -1,11 +1,11 @@
-"""Many trainings at once: clusters of the same shape, whose models are stacked and advance by one update each tick.
+"""Trains many models at once: clusters of the same shape, whose models are stacked and get one update per tick.
 
-A tick takes the next arrival of every cluster: a gradient computed from the weights that its worker was given when it
-was let go. Gradients that have come in are applied together as soon as anybody is let go again; nobody could see the
-difference before. So a cluster that always lets the one go who came is ASP, and one that waits for all of them is BSP.
+A tick takes the next arrival of every cluster. Its gradient is computed from the weights that the worker pulled when it
+was granted. Gradients that have arrived are applied together as soon as a worker is granted again; before that, no
+worker could see the difference. So a cluster that always grants the worker whose update arrived is ASP, and one that
+waits for all workers is BSP.
 
-Time is virtual and each cluster has its own; gradients are real. What one cluster does depends on nothing of the
-others.
+Each cluster has its own virtual time. Gradients are real. Clusters do not influence each other.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Tensor = torch.Tensor
 
 @dataclass
 class FleetTick:
-    """What came in: one update in each cluster."""
+    """The updates that have arrived, one in each cluster. All tensors have the shape (E,)."""
 
-    worker: Tensor  # who (E,)
-    seconds: Tensor  # since the arrival before
-    stale: Tensor  # ℓ: updates of others that came in since it was let go
-    took: Tensor  # seconds of its step
-    loss: Tensor  # of its samples, at its weights
+    worker: Tensor
+    seconds: Tensor  # Δt: time since the previous arrival
+    staleness: Tensor  # ℓ: updates of other workers that have arrived since the worker was granted
+    step_seconds: Tensor  # duration of the worker's step
+    loss: Tensor  # mean loss of the worker's batch, at the weights it had pulled
 
 
 class Fleet:
-    """Clusters side by side; what is (E, …) has one row for each."""
+    """E clusters of N workers. Tensors of shape (E, …) have one row for each cluster."""
 
     def __init__(
         self, instances: Sequence[Instance], data: Data, device: str = "cpu", judged: int = 128, tested: int = 1000
     ) -> None:
-        """judged, tested: how many validation samples the loss is of, and the accuracy."""
+        """judged, tested: the number of validation samples for the loss and for the accuracy."""
         self.instances, self.device = list(instances), torch.device(device)
         self.E, self.N, self.batch = len(instances), instances[0].workers, instances[0].batch
         E, N = self.E, self.N
@@ -53,151 +53,162 @@ class Fleet:
         self._tested = held_back[0][-tested:], held_back[1][-tested:]
         self.rate = self._row([each.rate for each in instances])[:, None, None]
         self.momentum = self._row([each.momentum for each in instances])[:, None, None]
-        # Weights (E, inputs, outputs) and biases (E, 1, outputs) of one layer after the other.
-        begun = [_started(each.seed, each.hidden, each.units, self.inputs.shape[1], data.classes) for each in instances]
-        self.layers = [torch.stack(layer).to(self.device) for layer in zip(*begun, strict=True)]
-        # What the next step moves each layer by: gradients come on top of what momentum has left of the last one.
-        self.moves = [torch.zeros_like(layer) for layer in self.layers]
-        self.held = [layer[:, None].expand(-1, N, -1, -1).contiguous() for layer in self.layers]
-        self._drawn: dict[object, _Drawn] = {}
-        self._draws = [self._drawn.setdefault(_key(each), _Drawn(each, len(data.labels))) for each in instances]
-        self._seconds = torch.empty(E, N, 0, dtype=torch.float64, device=self.device)  # of each step of each worker
+        # For each layer, weights (E, inputs, outputs) and then biases (E, 1, outputs).
+        initial = [
+            _initial(each.seed, each.hidden, each.units, self.inputs.shape[1], data.classes) for each in instances
+        ]
+        self.layers = [torch.stack(layer).to(self.device) for layer in zip(*initial, strict=True)]
+        # The momentum buffers, to which gradients are added as they arrive.
+        self.velocities = [torch.zeros_like(layer) for layer in self.layers]
+        self.pulled = [layer[:, None].expand(-1, N, -1, -1).contiguous() for layer in self.layers]  # by each worker
+        streams: dict[object, _RandomStream] = {}  # instances that occur several times share a stream
+        self._streams = [
+            streams.setdefault(_randomness_key(each), _RandomStream(each, len(data.labels))) for each in instances
+        ]
+        self._step_seconds = torch.empty(E, N, 0, dtype=torch.float64, device=self.device)  # of all steps drawn so far
         self._samples = torch.empty(E, N, 0, self.batch, dtype=torch.int32, device=self.device)
         self._rows = torch.arange(E, device=self.device)
         self.steps = torch.zeros(E, N, dtype=torch.int64, device=self.device)  # begun by each worker
-        self._begun = 0  # at most so many, by any
+        self._most_steps = 0  # an upper bound of `steps`
         self.now = torch.zeros(E, dtype=torch.float64, device=self.device)
-        self.ends = torch.full((E, N), torch.inf, dtype=torch.float64, device=self.device)
-        self.began = torch.zeros(E, N, dtype=torch.float64, device=self.device)
-        self.based = torch.zeros(E, N, dtype=torch.int64, device=self.device)  # updates when it was let go
+        self.arrives_at = torch.full((E, N), torch.inf, dtype=torch.float64, device=self.device)
+        self.granted_at = torch.zeros(E, N, dtype=torch.float64, device=self.device)
+        self.base = torch.zeros(E, N, dtype=torch.int64, device=self.device)  # number of updates when it was granted
         self.idle = torch.ones(E, N, dtype=torch.bool, device=self.device)
         self.updates = 0
-        self.go(self.idle.clone())
+        self.grant(self.idle.clone())
 
-    def arrive(self) -> FleetTick:
-        """The next update of each cluster comes in."""
-        ends, worker = self.ends.min(1)
-        return self.take(worker, ends)
+    def next_arrivals(self) -> FleetTick:
+        """Receive the next update of each cluster."""
+        now, worker = self.arrives_at.min(1)
+        return self.receive(worker, now)
 
-    def take(self, worker: Tensor, now: Tensor) -> FleetTick:
-        """These workers' updates come in."""
+    def receive(self, worker: Tensor, now: Tensor) -> FleetTick:
+        """Receive the update of this worker (E,) in each cluster, at this time (E,)."""
         rows = self._rows
         seconds, self.now = now - self.now, now
-        tick_of = self.steps[rows, worker] - 1
-        stale, took = self.updates - self.based[rows, worker], now - self.began[rows, worker]
-        self.ends[rows, worker] = torch.inf
+        step = self.steps[rows, worker] - 1
+        staleness, step_seconds = self.updates - self.base[rows, worker], now - self.granted_at[rows, worker]
+        self.arrives_at[rows, worker] = torch.inf
         self.idle[rows, worker] = True
-        at = rows * self.N + worker
-        held = [layer.flatten(0, 1).index_select(0, at) for layer in self.held]
-        loss = self._pass(held, self._samples[rows, worker, tick_of])
+        index = rows * self.N + worker
+        pulled = [layer.flatten(0, 1).index_select(0, index) for layer in self.pulled]
+        loss = self._add_gradients(pulled, self._samples[rows, worker, step])
         self.updates += 1
-        return FleetTick(worker, seconds, stale, took, loss)
+        return FleetTick(worker, seconds, staleness, step_seconds, loss)
 
     def apply(self, where: Tensor) -> None:
-        """In these clusters (E,), what has come in changes the model."""
+        """Apply the gradients that have arrived, in the clusters where (E,) is true."""
         step = where.to(torch.float32)[:, None, None]
-        rate, left = -self.rate * step, 1 - step + self.momentum * step
-        for layer, move in zip(self.layers, self.moves, strict=True):
-            layer.addcmul_(move, rate)
-            move.mul_(left)
+        rate, decay = -self.rate * step, 1 - step + self.momentum * step
+        for layer, velocity in zip(self.layers, self.velocities, strict=True):
+            layer.addcmul_(velocity, rate)
+            velocity.mul_(decay)
 
-    def go(self, who: Tensor) -> None:
-        """These (E, N) are given the newest weights and begin their next step."""
-        rows, workers = who.nonzero(as_tuple=True)
-        for held, layer in zip(self.held, self.layers, strict=True):
-            held.flatten(0, 1).index_copy_(0, rows * self.N + workers, layer.index_select(0, rows))
-        self._begun += 1
-        if self._begun > self._seconds.shape[2]:
-            self._begun = int(self.steps.max()) + 1
-            if self._begun > self._seconds.shape[2]:
-                self._draw()
-        self.began[rows, workers] = self.now[rows]
-        self.ends[rows, workers] = self.now[rows] + self._seconds[rows, workers, self.steps[rows, workers]]
-        self.based[rows, workers] = self.updates
-        self.steps[rows, workers] += 1
-        self.idle[rows, workers] = False
+    def grant(self, workers: Tensor) -> None:
+        """Let these workers (E, N) pull the newest weights and begin their next step."""
+        rows, columns = workers.nonzero(as_tuple=True)
+        for pulled, layer in zip(self.pulled, self.layers, strict=True):
+            pulled.flatten(0, 1).index_copy_(0, rows * self.N + columns, layer.index_select(0, rows))
+        self._most_steps += 1
+        if self._most_steps > self._step_seconds.shape[2]:
+            self._most_steps = int(self.steps.max()) + 1
+            if self._most_steps > self._step_seconds.shape[2]:
+                self._draw_chunk()
+        now, step = self.now[rows], self.steps[rows, columns]
+        self.granted_at[rows, columns] = now
+        self.arrives_at[rows, columns] = now + self._step_seconds[rows, columns, step]
+        self.base[rows, columns] = self.updates
+        self.steps[rows, columns] += 1
+        self.idle[rows, columns] = False
 
     def loss(self) -> Tensor:
-        """Of each model, on the validation batch."""
+        """Return the loss of each model on the validation batch."""
         inputs, labels = self._judged
-        logs = self._answers(inputs).log_softmax(-1)
+        logs = self._logits(inputs).log_softmax(-1)
         return logs[:, torch.arange(len(labels), device=self.device), labels].mean(1).neg()
 
     def accuracy(self) -> Tensor:
-        """Of each model, on the validation set."""
+        """Return the accuracy of each model on the validation set."""
         inputs, labels = self._tested
-        return (self._answers(inputs).argmax(-1) == labels).to(torch.float32).mean(1)
+        return (self._logits(inputs).argmax(-1) == labels).to(torch.float32).mean(1)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these clusters alone."""
-        for name in ("rate", "momentum", "steps", "now", "ends", "began", "based", "idle", "_seconds", "_samples"):
+        """Drop all clusters but these."""
+        for name in ("rate", "momentum", "steps", "now", "idle", "arrives_at", "granted_at", "base"):
             setattr(self, name, getattr(self, name)[rows])
-        for models in (self.layers, self.moves, self.held):
+        self._step_seconds, self._samples = self._step_seconds[rows], self._samples[rows]
+        for models in (self.layers, self.velocities, self.pulled):
             for index in range(len(models)):
                 models[index] = models[index][rows]
         chosen = rows.tolist()
         self.instances = [self.instances[row] for row in chosen]
-        self._draws = [self._draws[row] for row in chosen]
+        self._streams = [self._streams[row] for row in chosen]
         self.E = len(chosen)
         self._rows = torch.arange(self.E, device=self.device)
 
     def _row(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.device)
 
-    def _answers(self, inputs: Tensor) -> Tensor:
-        # All first layers at once: the inputs are the same for everyone.
+    def _logits(self, inputs: Tensor) -> Tensor:
+        """Return the outputs of each model for the same inputs."""
+        # The inputs of the first layer are the same for all models, so one product computes it for all.
         weight, bias, *rest = self.layers
         first = torch.einsum("vi,eio->evo", inputs, weight).add_(bias)
-        return _through(rest, first.relu_())[-1] if rest else first
+        return _forward(rest, first.relu_())[-1] if rest else first
 
-    def _pass(self, layers: list[Tensor], samples: Tensor) -> Tensor:
-        """There and back through each one's network, by hand because layers are plain; the loss."""
+    def _add_gradients(self, layers: list[Tensor], samples: Tensor) -> Tensor:
+        """Compute the gradient of each network, add it to the momentum buffers, and return the loss.
+
+        The backward pass is written by hand, since the layers are simple.
+        """
         labels = self.labels[samples]
-        *seen, answers = _through(layers, self.inputs[samples])
-        logs = answers.log_softmax(-1)
+        *inputs, logits = _forward(layers, self.inputs[samples])
+        logs = logits.log_softmax(-1)
         loss = -logs.gather(2, labels[:, :, None]).mean((1, 2))
-        back = logs.exp_()
-        back.scatter_add_(2, labels[:, :, None], torch.full_like(back[:, :, :1], -1.0))
-        back /= self.batch
-        for layer in range(len(seen) - 1, -1, -1):
-            self.moves[2 * layer].baddbmm_(seen[layer].transpose(1, 2), back)
-            self.moves[2 * layer + 1] += back.sum(1, keepdim=True)
+        gradient = logs.exp_()
+        gradient.scatter_add_(2, labels[:, :, None], torch.full_like(gradient[:, :, :1], -1.0))
+        gradient /= self.batch
+        for layer in range(len(inputs) - 1, -1, -1):
+            self.velocities[2 * layer].baddbmm_(inputs[layer].transpose(1, 2), gradient)
+            self.velocities[2 * layer + 1] += gradient.sum(1, keepdim=True)
             if layer:
-                back = torch.bmm(back, layers[2 * layer].transpose(1, 2)).mul_(seen[layer] > 0)
+                gradient = torch.bmm(gradient, layers[2 * layer].transpose(1, 2)).mul_(inputs[layer] > 0)
         return loss
 
-    def _draw(self) -> None:
-        upto = self._seconds.shape[2] + CHUNK
-        each = {id(drawn): drawn for drawn in self._draws}  # the same instance may be there many times
-        numbers = {key: number for number, key in enumerate(each)}
-        which = torch.tensor([numbers[id(drawn)] for drawn in self._draws])
-        seconds, samples = zip(*(drawn.upto(upto) for drawn in each.values()), strict=True)
+    def _draw_chunk(self) -> None:
+        """Draw the step times and samples of the next CHUNK steps."""
+        steps = self._step_seconds.shape[2] + CHUNK
+        streams = {id(stream): stream for stream in self._streams}
+        numbers = {key: number for number, key in enumerate(streams)}
+        which = torch.tensor([numbers[id(stream)] for stream in self._streams])
+        seconds, samples = zip(*(stream.chunk_up_to(steps) for stream in streams.values()), strict=True)
         new = torch.from_numpy(np.stack(seconds))[which].to(self.device)
-        self._seconds = torch.cat([self._seconds, new], 2)
+        self._step_seconds = torch.cat([self._step_seconds, new], 2)
         chosen = torch.stack(samples)[which].view(self.E, self.N, CHUNK, self.batch)
         self._samples = torch.cat([self._samples, chosen.to(self.device)], 2)
 
 
-class _Drawn:
-    """What chance has in store for an instance's workers: step times, as the simulator draws them, and samples."""
+class _RandomStream:
+    """The random numbers of an instance: step times, as the simulator draws them, and samples."""
 
     def __init__(self, instance: Instance, samples: int) -> None:
-        self._instance, self._chance = instance, instance.seconds()
+        self._instance, self._chances = instance, instance.step_chances()
         chosen = torch.randperm(samples, generator=torch.Generator().manual_seed(instance.seed))
         chosen = chosen[: int(instance.share * samples)]
         N = instance.workers
         self._shares = Shares([chosen[worker::N] for worker in range(N)], instance.seed)
         self._chunks: list[tuple[np.ndarray, Tensor]] = []
 
-    def upto(self, steps: int) -> tuple[np.ndarray, Tensor]:
-        """The chunk that ends at so many steps."""
+    def chunk_up_to(self, steps: int) -> tuple[np.ndarray, Tensor]:
+        """Return the chunk whose last step is number `steps`: step times (N, CHUNK) and samples."""
         instance = self._instance
         specs = instance.cluster().workers
         while len(self._chunks) * CHUNK < steps:
             seconds = np.array(
                 [
                     [spec.draw(instance.batch, chance) for _ in range(CHUNK)]
-                    for spec, chance in zip(specs, self._chance, strict=True)
+                    for spec, chance in zip(specs, self._chances, strict=True)
                 ]
             )
             taken = [self._shares.take(worker, CHUNK * instance.batch) for worker in range(instance.workers)]
@@ -205,13 +216,14 @@ class _Drawn:
         return self._chunks[steps // CHUNK - 1]
 
 
-def _key(instance: Instance) -> object:
+def _randomness_key(instance: Instance) -> object:
+    """Return a key that is equal for instances with the same random numbers."""
     return (instance.seed, instance.steps, instance.sleeps, instance.batch, instance.share)
 
 
 @lru_cache(maxsize=4)
 def _tables(data: Data, pooled: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Training inputs and labels, and those held back, on the device."""
+    """Return training inputs and labels, and held-back inputs and labels, on the device."""
 
     def flat(images: Tensor) -> Tensor:
         prepared = data.prepared(images)
@@ -221,7 +233,8 @@ def _tables(data: Data, pooled: int, device: torch.device) -> tuple[Tensor, ...]
 
 
 @lru_cache(maxsize=64)
-def _started(seed: int, hidden: int, units: int, inputs: int, classes: int) -> list[Tensor]:
+def _initial(seed: int, hidden: int, units: int, inputs: int, classes: int) -> list[Tensor]:
+    """Return the initial weights and biases of an instance's network."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = mlp((1, 1, inputs), classes, (units,) * hidden)
@@ -229,8 +242,8 @@ def _started(seed: int, hidden: int, units: int, inputs: int, classes: int) -> l
     return [each for layer in layers for each in (layer.weight.detach().T.contiguous(), layer.bias.detach()[None])]
 
 
-def _through(layers: list[Tensor], inputs: Tensor) -> list[Tensor]:
-    """What goes into each layer, and the answers."""
+def _forward(layers: list[Tensor], inputs: Tensor) -> list[Tensor]:
+    """Return the inputs of each layer, and the outputs of the last."""
     each = [inputs]
     for weight, bias in zip(layers[::2], layers[1::2], strict=True):
         rectified = each[-1].relu() if len(each) > 1 else each[-1]

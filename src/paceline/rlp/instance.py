@@ -1,4 +1,7 @@
-"""What is learned from and judged by: a cluster of unequal workers, a network, half of a data set, and when to stop."""
+"""Training instances, as the paper calls them: a cluster of unequal workers, an underlying model, and its data.
+
+Policies learn from some instances and are judged by others.
+"""
 
 from __future__ import annotations
 
@@ -11,55 +14,55 @@ from typing import Any
 
 from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec, chance_of
 
-#: The same regimes with less to compute: fewer units, pixels made one, and a target that such networks reach as soon.
+#: The same regimes with less computation: fewer units, pooled pixels, and a target that such networks reach as early.
 SIZES: dict[str, dict[str, Any]] = {
     "whole": {},
     "small": {"units": 64, "pooled": 2, "target": 0.85},
     "tiny": {"units": 32, "pooled": 4, "target": 0.80},
-    "bundled": {"units": 32, "target": 0.80, "dataset": "digits"},  # needs no data from elsewhere
+    "bundled": {"units": 32, "target": 0.80, "dataset": "digits"},  # needs no files
 }
-INSTANT = 1e15  # bytes per second: here the network costs nothing, as in the paper
+INSTANT = 1e15  # bytes per second; communication takes no time, as in the paper
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One training on one cluster; everything random about it comes from its seed."""
+    """One training on one cluster. Its seed determines everything random."""
 
     seed: int
-    steps: tuple[float, ...]  # each worker's seconds for one step, without sleep
-    sleeps: tuple[tuple[float, float, float], ...]  # each one's: how probable, and how long, mean and deviation
-    hidden: int = 1  # layers
-    units: int = 256  # of each
-    pooled: int = 1  # pixels of an image, in each direction, that are made one
+    steps: tuple[float, ...]  # seconds of one step of each worker, without sleep
+    sleeps: tuple[tuple[float, float, float], ...]  # of each worker: probability, and mean and deviation of the length
+    hidden: int = 1  # number of hidden layers
+    units: int = 256  # of each hidden layer
+    pooled: int = 1  # pixels that are pooled into one, in each direction
     rate: float = 0.01
     momentum: float = 0.0
     batch: int = 16
     dataset: str = "mnist"
-    share: float = 0.5  # of the training samples
+    share: float = 0.5  # of the training samples that are used
     target: float = 0.88  # accuracy on the validation set
-    budget: int = 1500  # updates, after which it has failed
+    budget: int = 1500  # updates after which the training counts as failed
 
     @property
     def workers(self) -> int:
         return len(self.steps)
 
     def cluster(self) -> ClusterSpec:
-        """The cluster, for the simulator."""
+        """Return the cluster, for the simulator."""
         workers = tuple(
             WorkerSpec(INSTANT, self.batch, self.batch / step, jitter=Jitter("straggle", 0.0, 0.0, *sleep))
             for step, sleep in zip(self.steps, self.sleeps, strict=True)
         )
         return ClusterSpec(f"instance {self.seed}", 1.0, 1, INSTANT, 0.0, INSTANT, math.inf, workers)
 
-    def seconds(self) -> list[random.Random]:
-        """What each worker's step times are drawn from, as the simulator draws them."""
+    def step_chances(self) -> list[random.Random]:
+        """Return the random generators of the workers' step times, as the simulator has them."""
         return [chance_of(worker, self.seed) for worker in range(self.workers)]
 
 
 def drawn(
     seed: int, workers: int = 10, hidden: int | None = None, dataset: str = "mnist", size: str = "whole"
 ) -> Instance:
-    """An instance at random: of any of the regimes in which one policy or another is the best (docs/rlp.md)."""
+    """Draw an instance from all regimes, in which different policies are best (docs/rlp.md)."""
     chance = random.Random(f"instance {seed}")
     kind = chance.choices(("even", "unsteady", "some", "sometimes", "spread"), (6, 5, 4, 3, 2))[0]
     low, high = (0.3, 1.2) if kind == "unsteady" else (0.5, 6.0)
@@ -68,9 +71,9 @@ def drawn(
     sleeps = [(1.0, 0.1, 0.05)] * workers
     if kind == "some":  # some workers sleep in every step
         sleeps = [(1.0, sleep, sleep / 4) if chance.random() < 0.3 else calm for calm in sleeps]
-    elif kind in ("sometimes", "unsteady"):  # all sleep, now and then
+    elif kind in ("sometimes", "unsteady"):  # all workers sleep in some steps
         sleeps = [(0.3, sleep, sleep / 3)] * workers
-    elif kind == "spread":  # everybody has a pace of its own
+    elif kind == "spread":  # each worker has its own pace
         steps = [chance.lognormvariate(0.0, 0.5) for _ in range(workers)]
     depth = chance.choice((0, 1, 2, 3))
     momentum, low, high = chance.choices(((0.0, 0.008, 0.1), (0.5, 0.004, 0.04), (0.9, 0.002, 0.03)), (5, 2, 3))[0]
@@ -79,16 +82,16 @@ def drawn(
     if depth > 1:
         rate /= 1.5
     if depth == 0:
-        size = "whole" if dataset == "mnist" and size in ("tiny", "small") else size  # it has little to compute
+        size = "whole" if dataset == "mnist" and size in ("tiny", "small") else size  # it is cheap to compute
     cluster = Instance(seed, tuple(steps), tuple(sleeps), depth, rate=rate, momentum=momentum, dataset=dataset)
     return replace(cluster, **SIZES[size])
 
 
 def unseen(hundred: int = 3) -> list[Instance]:
-    """A hundred that policies are judged by; nothing is ever learned from them.
+    """Return a hundred instances that policies are judged by. Nothing is ever learned from them.
 
-    hundred: the first was looked at to find out what the network has to see. The others were drawn when the network
-    that comes along had been learned: by the second it was compared with others, by the third it was judged once.
+    hundred: which of three. The first was used to choose the features of the state. The others were drawn after the
+    shipped network had been learned: the second compared it with other networks, and the third judged it once.
     """
     plain = json.loads((resources.files("paceline.rlp") / "unseen.json").read_text())
     return [

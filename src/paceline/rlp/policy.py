@@ -1,9 +1,10 @@
-"""RLP (Zhu et al., ICLR 2020): a learned network decides who goes on.
+"""RLP (Zhu et al., ICLR 2020): a learned network decides which workers run.
 
-Whenever an update comes in, the server keeps idle workers idle, lets the one go on whose update it was, or lets all
-idle ones go on. Which of these, a rule says; and which rule, for the next round, the network: it sees how training has
-gone so far and how unequal the workers are (`features.py`, `rules.py`). Updates that come while nobody is let go are
-applied together as soon as somebody is, so that the rule that waits for all is BSP and the one that never waits is ASP.
+Whenever an update arrives, the server takes one of the paper's three actions: it keeps all idle workers idle, grants
+the worker whose update arrived, or grants all idle workers. A rule says which action (`rules.py`). The network chooses
+the rule for the next round from the state: the course of training so far, and the inequality of the workers
+(`features.py`). Updates that arrive while no worker is granted are applied together with the next Grant. So the rule
+that waits for all workers is BSP, and the one that never waits is ASP.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ from paceline.rlp.network_file import SHIPPED, load
 
 class RLP(Policy):
     hears_loss = True
-    summary = "a learned network chooses, once a round, how many are waited for"
+    summary = "a learned network chooses once a round how many workers to wait for"
 
     def __init__(
         self,
-        network: Annotated[str, "a file that `paceline rlp learn` wrote; or `shipped`, which comes along"] = SHIPPED,
+        network: Annotated[str, "a file from `paceline policies learn`, or `shipped`"] = SHIPPED,
         weights: Weights = "sum",
     ) -> None:
         state = load(network).state
         self.network = network
         self.weigher = Weigher(weights)
         self.progress = Progress()
-        self.running: dict[WorkerId, int] = {}  # who runs → updates when it was let go
-        self.idle: dict[WorkerId, int] = {}  # who waits → since which update; who has waited longest is the first
-        self.pending: list[Update] = []  # come in since anybody was let go
+        self.running: dict[WorkerId, int] = {}  # active worker → number of updates when it was granted
+        self.idle: dict[WorkerId, int] = {}  # idle worker → update since which it is idle, the longest first
+        self.pending: list[Update] = []  # updates since the last Grant
         self.sight = ClusterState(state.history)
-        self.rule = 0  # the newest choice, by its number
-        self.chosen_at = 0  # updates when it was made
-        self.ring: dict[WorkerId, None] = {}  # members, the one whose turn it is first
-        self.validation: float | None = None  # the newest loss that was measured on validation data
+        self.rule = 0  # number of the rule that was chosen last
+        self.chosen_at = 0  # number of updates when it was chosen
+        self.ring: dict[WorkerId, None] = {}  # members in the order of their turns, the next one first
+        self.validation: float | None = None  # the newest loss on validation data
 
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         self.progress.add(worker)
         self.ring[worker] = None
-        return self._go([worker])
+        return self._grant([worker])
 
     def arrived(self, update: Update, now: float) -> Decisions:
         worker = update.worker
@@ -55,12 +56,12 @@ class RLP(Policy):
         self.pending.append(update)
         members = len(self.progress)
         done = self.progress.advance(worker)
-        stale = self.sight.updates - self.running.pop(worker)
-        action = self._decide(update, members, stale, done - self.progress.slowest)
-        return self._go(self._let_go(worker, members, action))
+        staleness = self.sight.updates - self.running.pop(worker)
+        action = self._decide(update, members, staleness, done - self.progress.slowest)
+        return self._grant(self._select(worker, members, action))
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
-        if kind == "validation loss":
+        if kind in ("val_loss", "validation loss"):
             self.validation = value
         elif kind == "momentum":
             self.sight.momentum = value
@@ -77,24 +78,27 @@ class RLP(Policy):
         self.sight.forget(worker)
         if self.running or not (self.idle or self.pending):
             return []
-        return self._go(list(self.idle))  # nobody is left who could come in
+        return self._grant(list(self.idle))  # no running worker is left whose update could arrive
 
-    def _decide(self, update: Update, members: int, stale: int, lead: int) -> int:
-        """The action that the rule takes; the rule is chosen anew once a round."""
+    def _decide(self, update: Update, members: int, staleness: int, lead: int) -> int:
+        """Record an update and return the action of the rule. Once a round, choose a rule first."""
         network, sight = load(self.network), self.sight
         loss = update.loss
         if network.state.validated and self.validation is not None:
             loss = self.validation
-        sight.see(update.worker, members, stale, update.compute_seconds, loss, network.state)
+        sight.observe(update.worker, members, staleness, update.compute_seconds, loss, network.state)
         self.idle[update.worker] = sight.updates
         if is_due(sight.updates, members, network.lasts) or sight.updates >= self.chosen_at + members:
-            seen = np.array(sight.state(members, network.state), np.float32)
-            self.rule = int(network.values(seen).argmax())
+            state = np.array(sight.vector(members, network.state), np.float32)
+            self.rule = int(network.values(state).argmax())
             self.chosen_at = sight.updates
         return network.rules[self.rule].action(members, len(self.idle), lead)
 
-    def _let_go(self, came: WorkerId, members: int, action: int) -> list[WorkerId]:
-        """Whom an action lets go. Whatever it is, nobody waits for ever and somebody always runs."""
+    def _select(self, arrived: WorkerId, members: int, action: int) -> list[WorkerId]:
+        """Return the workers that an action grants. Whatever the action, no worker waits forever and one always runs.
+
+        arrived: the worker whose update arrived.
+        """
         if action == ALL:
             return list(self.idle)
         chosen: dict[WorkerId, None] = {}
@@ -103,14 +107,15 @@ class RLP(Policy):
                 break
             chosen[worker] = None
         if action == ITSELF:
-            chosen[came] = None
+            chosen[arrived] = None
         elif action == NEXT and self.ring and next(iter(self.ring)) in self.idle:
             first = next(iter(self.ring))
             chosen[first] = None
-            self.ring[first] = self.ring.pop(first)  # it is the last now
+            self.ring[first] = self.ring.pop(first)  # move it to the end
         return list(chosen if chosen or self.running else self.idle)
 
-    def _go(self, workers: list[WorkerId]) -> Decisions:
+    def _grant(self, workers: list[WorkerId]) -> Decisions:
+        """Apply the pending updates and grant these workers."""
         decisions: Decisions = []
         if self.pending and (workers or not self.progress):
             apply = Apply(tuple(self.pending), self.weigher.in_round(self.pending, len(self.progress)))

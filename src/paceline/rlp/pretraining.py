@@ -1,4 +1,4 @@
-"""A whole course of learning: side by side in processes, kept as it goes on, told as it goes on."""
+"""Runs a learner, from pre-training to the last iteration, with checkpoints and several processes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ def learned(
     resume: bool = False,
     device: str = "cpu",
     jobs: int = 1,
-    told: Callable[[LearningProgress], None] | None = None,
+    report: Callable[[LearningProgress], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[RuleLearner, list[LearningProgress]]:
-    """Learn from so many episodes, in whole iterations. After each, all is kept in a file.
+    """Learn until `episodes` episodes have been played, in whole iterations. Return the learner and its log.
 
-    resume: go on from that file, with its settings. jobs: processes that play side by side.
+    kept: the checkpoint, which is written after each iteration. resume: continue from the checkpoint, with its
+    settings. jobs: the number of processes that play episodes. report: called after each iteration. progress: called
+    while episodes are played, with the number of parts that are done and of all parts.
     """
     with pool_of(jobs, {data.name: data}) as pool:
         if resume:
-            learner, log = learner_file.go_on(kept, data, device, pool)
+            learner, log = learner_file.load_learner(kept, data, device, pool)
         else:
             learner, log = RuleLearner(settings, data, device, pool), []
-        each = learner.settings.instances * learner.settings.times
-        while learner.iteration * each < episodes:
+        per_iteration = learner.settings.instances * learner.settings.times
+        while learner.iteration * per_iteration < episodes:
             log.append(learner.iterate(progress))
-            learner_file.keep(learner, log, kept)
-            if told:
-                told(log[-1])
+            learner_file.save_learner(learner, log, kept)
+            if report:
+                report(log[-1])
     return learner, log

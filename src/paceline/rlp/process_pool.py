@@ -1,4 +1,4 @@
-"""Processes that play side by side."""
+"""Processes that play episodes in parallel."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import torch
 
 from paceline.workloads.data import Data
 
-_tables: dict[str, Data] = {}  # in a process that plays: the data, by name
+_tables: dict[str, Data] = {}  # in a process of the pool: the datasets, by name
 
 
 @contextmanager
 def pool_of(jobs: int, tables: Mapping[str, Data]) -> Iterator[ProcessPoolExecutor | None]:
-    """So many processes, each with these data; none where one job is enough. Whatever goes wrong ends them."""
+    """Start `jobs` processes that hold these datasets, or none for a single job. An error terminates them."""
     if jobs < 2:
         yield None
         return
-    # A process that plays takes and gives back the same large pieces of memory all the time. glibc would return them
-    # to the system each time, which takes a third of the time.
+    # The processes allocate and free the same large blocks of memory all the time. By default, glibc returns them to
+    # the system each time, which takes a third of the run time.
     for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
         os.environ.setdefault(name, str(2**32))
-    context = multiprocessing.get_context("spawn")  # a fork would inherit threads' locks
-    with ProcessPoolExecutor(jobs, context, _ready, (dict(tables),)) as pool:
+    context = multiprocessing.get_context("spawn")  # a forked process would inherit the locks of threads
+    with ProcessPoolExecutor(jobs, context, _initialize, (dict(tables),)) as pool:
         try:
             yield pool
         except BaseException:
@@ -38,12 +38,12 @@ def pool_of(jobs: int, tables: Mapping[str, Data]) -> Iterator[ProcessPoolExecut
 
 
 def table(name: str) -> Data:
-    """The data, in a process of the pool."""
+    """Return a dataset, in a process of the pool."""
     return _tables[name]
 
 
-def _ready(tables: dict[str, Data]) -> None:
+def _initialize(tables: dict[str, Data]) -> None:
     _tables.update(tables)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that it plays for
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which terminates the pool
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True

@@ -1,6 +1,6 @@
-"""Episodes: trainings from the first update to the target, many at once.
+"""Plays episodes, many at once. An episode is one training, from its first update until the target accuracy.
 
-`play` lets something choose the actions; `replay` follows the order that a fixed policy makes.
+In `play`, a chooser picks the actions. `follow` trains in the order of updates that a fixed policy produces.
 """
 
 from __future__ import annotations
@@ -19,162 +19,172 @@ from paceline.rlp.instance import Instance
 from paceline.rlp.update_order import UpdateOrder
 from paceline.workloads.data import Data
 
-TEST_EVERY = 5  # updates
+TEST_EVERY = 5  # updates between tests of the accuracy
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # the number of episodes that are over, and of all episodes
 
 
 class Chooser(Protocol):
-    """Chooses actions (E,), and says by what number it goes by its choice. `rows` are the episodes' numbers."""
+    """Chooses an action for each episode. Returns the actions (E,) and the numbers of the choices behind them (E,).
+
+    A choice is a rule or an action, depending on the chooser. rows: the numbers of the episodes.
+    """
 
     def __call__(self, state: Tensor, fleet: Fleet, tick: FleetTick, rows: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass
-class Moment:
-    """One update of each episode that is still going on."""
+class ChoiceRecord:
+    """The states and choices of the running episodes at one update."""
 
     state: Tensor
     choice: Tensor
     seconds: Tensor
-    loss: Tensor  # as a share of the first
-    episode: Tensor  # its number; −1: it is over
+    loss: Tensor  # relative to the first loss
+    episode: Tensor  # number of the episode; −1 if it is over
 
 
 @dataclass
 class Episodes:
-    """What came of them: one entry each."""
+    """The outcomes of episodes, with one entry for each."""
 
-    reached: Tensor  # was the target, within the budget?
+    reached: Tensor  # whether the target was reached within the budget
     updates: Tensor
     seconds: Tensor  # until the target, or until the budget was spent
-    moments: list[Moment] = field(default_factory=list)
+    records: list[ChoiceRecord] = field(default_factory=list)
 
 
 def play(
     instances: Sequence[Instance],
     data: Data,
     chooser: Chooser,
-    state: StateFeatures,
+    features: StateFeatures,
     device: str = "cpu",
     record: Callable[[int, int], bool] | None = None,
     progress: Progress | None = None,
 ) -> Episodes:
-    """Episodes on instances of one shape, with the actions that are chosen.
+    """Play one episode on each of these instances, which have the same shape, with the actions of a chooser.
 
-    record: of so many updates and workers, whether a Moment is to be noted.
+    record: given the numbers of updates and workers, whether to keep a ChoiceRecord of this update.
     """
     fleet = Fleet(instances, data, device)
-    watch = FleetState(fleet, state)
-    race = _Race(fleet, progress)
+    states = FleetState(fleet, features)
+    outcomes = _Outcomes(fleet, progress)
     guard = Guard(fleet)
     while True:
-        tick = fleet.arrive()
-        seen = watch.see(fleet, tick, fleet.loss() if state.validated else None)
-        action, choice = chooser(seen, fleet, tick, race.rows)
+        tick = fleet.next_arrivals()
+        state = states.observe(fleet, tick, fleet.loss() if features.validated else None)
+        action, choice = chooser(state, fleet, tick, outcomes.rows)
         if record and record(fleet.updates, fleet.N):
-            episode = torch.where(race.over, -1, race.rows)
-            race.ended.moments.append(Moment(seen, choice, fleet.now.float(), watch.fast / watch.first, episode))
-        who = guard.let_go(action, fleet, tick)
-        fleet.apply(who.any(1))
-        fleet.go(who)
-        kept = race.look(fleet)
+            episode = torch.where(outcomes.over, -1, outcomes.rows)
+            loss = states.fast / states.first
+            outcomes.episodes.records.append(ChoiceRecord(state, choice, fleet.now.float(), loss, episode))
+        granted = guard.granted(action, fleet, tick)
+        fleet.apply(granted.any(1))
+        fleet.grant(granted)
+        kept = outcomes.check(fleet)
         if kept is None:
-            return race.ended
+            return outcomes.episodes
         if len(kept) < fleet.E:
-            for each in (fleet, watch, race, guard):
+            for each in (fleet, states, outcomes, guard):
                 each.keep(kept)
 
 
-def replay(
+def follow(
     instances: Sequence[Instance],
     orders: Sequence[UpdateOrder],
     data: Data,
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Episodes:
-    """Episodes on instances of one shape, with updates in these orders."""
+    """Play one episode on each of these instances, which have the same shape, with updates in these orders."""
     fleet = Fleet(instances, data, device)
-    race = _Race(fleet, progress)
-    worker, seconds, whole, given = (
+    outcomes = _Outcomes(fleet, progress)
+    worker, seconds, completes, pulled_by = (
         torch.from_numpy(np.stack(each)).to(fleet.device)
         for each in zip(*(order.arrays(instances[0].budget, fleet.N) for order in orders), strict=True)
     )
     while True:
         at = fleet.updates
-        fleet.take(worker[:, at], seconds[:, at])
-        fleet.apply(whole[:, at])
-        fleet.go(given[:, at])
-        kept = race.look(fleet)
+        fleet.receive(worker[:, at], seconds[:, at])
+        fleet.apply(completes[:, at])
+        fleet.grant(pulled_by[:, at])
+        kept = outcomes.check(fleet)
         if kept is None:
-            return race.ended
+            return outcomes.episodes
         if len(kept) < fleet.E:
             fleet.keep(kept)
-            race.keep(kept)
-            worker, seconds, whole, given = (each[kept] for each in (worker, seconds, whole, given))
+            outcomes.keep(kept)
+            worker, seconds, completes, pulled_by = (each[kept] for each in (worker, seconds, completes, pulled_by))
 
 
 class Guard:
-    """Makes of actions whom they let go. Whatever they are, nobody waits for ever and somebody always runs."""
+    """Turns actions into workers to grant. Whatever the actions, no worker waits forever and one always runs."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._turn = torch.zeros(fleet.E, dtype=torch.int64, device=fleet.device)  # whose it is, in the ring
-        self._since = torch.zeros(fleet.E, fleet.N, dtype=torch.int64, device=fleet.device)  # which update it waits
+        self._turn = torch.zeros(fleet.E, dtype=torch.int64, device=fleet.device)  # the next worker in the ring
+        self._since = torch.zeros(fleet.E, fleet.N, dtype=torch.int64, device=fleet.device)  # idle since this update
 
-    def let_go(self, action: Tensor, fleet: Fleet, tick: FleetTick) -> Tensor:
-        """Who (E, N) is let go by an action (E,)."""
-        N, came = fleet.N, tick.worker[:, None]
-        self._since.scatter_(1, came, fleet.updates)
-        who = fleet.idle & (action == ALL)[:, None]
-        who |= (action == ITSELF)[:, None] & (torch.arange(N, device=fleet.device)[None] == came)
-        by_turn = (action == NEXT)[:, None] & fleet.idle.gather(1, self._turn[:, None])
-        who |= by_turn & (torch.arange(N, device=fleet.device)[None] == self._turn[:, None])
-        self._turn = (self._turn + by_turn[:, 0]) % N
-        who |= fleet.idle & (fleet.updates - self._since >= PATIENCE * N)
-        nobody = ~(who | ~fleet.idle).any(1, keepdim=True)
-        return who | (fleet.idle & nobody)
+    def granted(self, action: Tensor, fleet: Fleet, tick: FleetTick) -> Tensor:
+        """Return which workers (E, N) these actions (E,) grant."""
+        N, worker = fleet.N, tick.worker[:, None]
+        numbers = torch.arange(N, device=fleet.device)[None]
+        self._since.scatter_(1, worker, fleet.updates)
+        granted = fleet.idle & (action == ALL)[:, None]
+        granted |= (action == ITSELF)[:, None] & (numbers == worker)
+        in_turn = (action == NEXT)[:, None] & fleet.idle.gather(1, self._turn[:, None])
+        granted |= in_turn & (numbers == self._turn[:, None])
+        self._turn = (self._turn + in_turn[:, 0]) % N
+        granted |= fleet.idle & (fleet.updates - self._since >= PATIENCE * N)
+        none_runs = ~(granted | ~fleet.idle).any(1, keepdim=True)
+        return granted | (fleet.idle & none_runs)
 
     def keep(self, rows: Tensor) -> None:
+        """Drop all clusters but these."""
         self._turn, self._since = self._turn[rows], self._since[rows]
 
 
-class _Race:
-    """Who has reached the target, or spent the budget."""
+class _Outcomes:
+    """Tests which episodes have reached the target or spent the budget, and records their outcomes."""
 
     def __init__(self, fleet: Fleet, progress: Progress | None) -> None:
         E, device = fleet.E, fleet.device
-        self._all, self._progress = E, progress
+        self._count, self._progress = E, progress
         self.rows = torch.arange(E, device=device)
         self.over = torch.zeros(E, dtype=torch.bool, device=device)
         self._target = torch.tensor([each.target for each in fleet.instances], device=device)
         self._budget = torch.tensor([each.budget for each in fleet.instances], device=device)
-        self.ended = Episodes(
+        self.episodes = Episodes(
             torch.zeros(E, dtype=torch.bool, device=device),
             torch.zeros(E, dtype=torch.int64, device=device),
             torch.zeros(E, dtype=torch.float64, device=device),
         )
 
-    def look(self, fleet: Fleet) -> Tensor | None:
-        """Which rows to go on with; None if all are over. It is not worth the while to drop a few."""
+    def check(self, fleet: Fleet) -> Tensor | None:
+        """Return the rows of the fleet to keep, or None if all episodes are over.
+
+        Rows are dropped only if many episodes are over; dropping a few is not worth the copies.
+        """
         if fleet.updates % TEST_EVERY:
             return self.rows
-        hit = fleet.accuracy() >= self._target
-        lost = ~torch.isfinite(fleet.layers[-1].sum((1, 2)))
-        new = (hit | lost | (fleet.updates >= self._budget)) & ~self.over
+        reached = fleet.accuracy() >= self._target
+        diverged = ~torch.isfinite(fleet.layers[-1].sum((1, 2)))
+        new = (reached | diverged | (fleet.updates >= self._budget)) & ~self.over
         which = self.rows[new]
-        self.ended.reached[which] = hit[new]
-        self.ended.updates[which] = torch.where(hit, fleet.updates, self._budget)[new]
-        # What has diverged would have gone on for nothing until the budget was spent.
+        self.episodes.reached[which] = reached[new]
+        self.episodes.updates[which] = torch.where(reached, fleet.updates, self._budget)[new]
+        # A training that has diverged counts as if it had gone on until the budget was spent.
         spent = fleet.now * (self._budget / fleet.updates)
-        self.ended.seconds[which] = torch.where(hit, fleet.now, spent)[new]
+        self.episodes.seconds[which] = torch.where(reached, fleet.now, spent)[new]
         self.over |= new
         left = int((~self.over).sum())
         if self._progress:
-            self._progress(self._all - left, self._all)
+            self._progress(self._count - left, self._count)
         if not left:
             return None
         return (~self.over).nonzero()[:, 0] if left < 0.85 * fleet.E else self.rows
 
     def keep(self, rows: Tensor) -> None:
+        """Drop all episodes but those in these rows."""
         self.rows, self.over = self.rows[rows], self.over[rows]
         self._target, self._budget = self._target[rows], self._budget[rows]

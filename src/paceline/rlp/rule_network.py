@@ -1,4 +1,4 @@
-"""What chooses rules, for many clusters at once."""
+"""The Q-network, and how it chooses rules for many clusters at once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 from paceline.rlp.features import ALL, ITSELF, WAIT, StateFeatures, is_due
 from paceline.rlp.fleet import Fleet, FleetTick, Tensor
 from paceline.rlp.network_file import NetworkWeights
-from paceline.rlp.rules import Rule, last
+from paceline.rlp.rules import Rule, last_a_round
 
 
 class QNetwork(nn.Sequential):
-    """Q: 64 and 32 units with leaky rectifiers, as in the paper."""
+    """Q, as in the paper: two hidden layers of 64 and 32 units with leaky rectifiers."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(
@@ -23,7 +23,7 @@ class QNetwork(nn.Sequential):
 
 
 def network_of(weights: NetworkWeights) -> QNetwork:
-    """The network that a file holds."""
+    """Return the network with the weights of a file."""
     network = QNetwork(weights.state.size, len(weights.rules))
     layers = [layer for layer in network if isinstance(layer, nn.Linear)]
     with torch.no_grad():
@@ -34,35 +34,35 @@ def network_of(weights: NetworkWeights) -> QNetwork:
 
 
 def weights_of(network: QNetwork, state: StateFeatures, rules: tuple[Rule, ...]) -> NetworkWeights:
-    """The network, as a file holds it."""
+    """Return the weights of a network, as a file holds them."""
     layers = [layer for layer in network if isinstance(layer, nn.Linear)]
     pairs = ((layer.weight.detach().cpu().T.contiguous(), layer.bias.detach().cpu()) for layer in layers)
     return NetworkWeights(state, rules, tuple((weight.numpy(), bias.numpy()) for weight, bias in pairs))
 
 
-def carried_out(rule: Tensor, rules: tuple[Rule, ...], fleet: Fleet, tick: FleetTick) -> Tensor:
-    """The action (E,) that each one's rule, by its number, takes now: `Rule.action`, row by row."""
-    wanted, bound, only = (table[rule] for table in _tables(rules, fleet.N, fleet.device))
+def actions_of(rule: Tensor, rules: tuple[Rule, ...], fleet: Fleet, tick: FleetTick) -> Tensor:
+    """Return the actions (E,) that the rules with these numbers (E,) take now: `Rule.action` for each cluster."""
+    quorum, bound, only = (table[rule] for table in _tables(rules, fleet.N, fleet.device))
     done = fleet.steps - (~fleet.idle).long()
     lead = done.gather(1, tick.worker[:, None])[:, 0] - done.min(1).values
-    by_count = torch.where(fleet.idle.sum(1) >= wanted, ALL, WAIT)
+    by_count = torch.where(fleet.idle.sum(1) >= quorum, ALL, WAIT)
     by_lead = torch.where(lead > bound, WAIT, torch.where(lead == 0, ALL, ITSELF))
     return torch.where(only >= 0, only, torch.where(bound >= 0, by_lead, by_count))
 
 
 @lru_cache
 def _tables(rules: tuple[Rule, ...], workers: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    table = [(rule.wanted(workers), rule.bound, rule.only) for rule in rules]
-    wanted, bound, only = (torch.tensor(each, device=device) for each in zip(*table, strict=True))
-    return wanted, bound, only
+    """Return the quorums, bounds and fixed actions of these rules."""
+    table = [(rule.quorum(workers), rule.bound, rule.only) for rule in rules]
+    quorum, bound, only = (torch.tensor(each, device=device) for each in zip(*table, strict=True))
+    return quorum, bound, only
 
 
 class RulePlayer:
-    """Each episode keeps to a rule for a round, and is then given the network's choice or one that is to be tried.
+    """Chooses rules: the network's choice, or a rule to explore. A choice lasts a round; of single actions, one update.
 
-    Single actions are chosen anew at every update.
-
-    tried: first[e] until update switch[e], then second[e] until update ends[e]; −1 stands for the network's choice.
+    Episode e plays rule first[e] until update switch[e], then second[e] until update ends[e], and then the network's
+    choice. −1 in first or second also stands for the network's choice.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RulePlayer:
         switch: Tensor | None = None,
         ends: Tensor | None = None,
     ) -> None:
-        self._rules, self._lasts = rules, last(rules)
+        self._rules, self._lasts = rules, last_a_round(rules)
         self._network, self._first = network, first
         self._second = first if second is None else second
         self._switch = torch.zeros_like(first) if switch is None else switch
@@ -83,17 +83,17 @@ class RulePlayer:
 
     def __call__(self, state: Tensor, fleet: Fleet, tick: FleetTick, rows: Tensor) -> tuple[Tensor, Tensor]:
         if is_due(fleet.updates, fleet.N, self._lasts):
-            tried = torch.where(fleet.updates < self._switch[rows], self._first[rows], self._second[rows])
-            tried = torch.where(fleet.updates < self._ends[rows], tried, -1)
+            chosen = torch.where(fleet.updates < self._switch[rows], self._first[rows], self._second[rows])
+            chosen = torch.where(fleet.updates < self._ends[rows], chosen, -1)
             if self._network is not None:
                 with torch.no_grad():
                     best = self._network(state).argmax(1)
-                tried = torch.where(tried < 0, best, tried)
-            self._rule[rows] = tried
+                chosen = torch.where(chosen < 0, best, chosen)
+            self._rule[rows] = chosen
         rule = self._rule[rows]
-        return carried_out(rule, self._rules, fleet, tick), rule
+        return actions_of(rule, self._rules, fleet, tick), rule
 
 
 def greedy(network: nn.Module, rules: tuple[Rule, ...], episodes: int, device: str | torch.device) -> RulePlayer:
-    """The network's choice, always."""
+    """Return a player that always follows the network."""
     return RulePlayer(network, rules, torch.full((episodes,), -1, device=device))

@@ -1,7 +1,7 @@
-"""What a fixed policy makes of a cluster: who changes the model when, and who is given which version of it.
+"""The order of updates that a fixed policy produces on a cluster.
 
-That depends on step times alone, so it is found out first, with the policy itself on the simulated cluster, and a
-fleet then trains by it.
+It says when each update is applied, and which workers pull the model after it. The order depends on step times only.
+So the policy first runs on the simulated cluster, without gradients. A fleet then trains in that order.
 """
 
 from __future__ import annotations
@@ -17,41 +17,45 @@ from paceline.rlp.instance import Instance
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.simulated_model import CountedModel
 
-SPARE = 5  # rounds that are simulated beyond the budget: what has arrived is not always applied before the end
+SPARE = 5  # rounds to simulate beyond the budget, since the last updates to arrive are not always applied
 
 
 @dataclass
 class UpdateOrder(CountedModel):
-    """One entry for each update, in the order in which they change the model."""
+    """Records updates in the order in which they are applied, with one entry for each."""
 
     worker: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # when
-    whole: list[bool] = field(default_factory=list)  # is it the last of those that are applied together?
-    given: list[list[int]] = field(default_factory=list)  # who is given the model after it
+    seconds: list[float] = field(default_factory=list)  # when it is applied
+    completes: list[bool] = field(default_factory=list)  # whether it is the last update of its Apply
+    pulled_by: list[list[int]] = field(default_factory=list)  # workers that pull the model after it
 
     def pull(self, worker: int, staleness: int | None) -> None:
-        if self.given:
-            self.given[-1].append(worker)
+        if self.pulled_by:
+            self.pulled_by[-1].append(worker)
 
     def apply(self, apply: Apply, time: float) -> list[float]:
         for update in apply.updates:
             self.worker.append(update.worker)
             self.seconds.append(time)
-            self.whole.append(update is apply.updates[-1])
-            self.given.append([])
+            self.completes.append(update is apply.updates[-1])
+            self.pulled_by.append([])
         return []
 
     def arrays(self, updates: int, workers: int) -> tuple[NDArray[Any], ...]:
-        """Worker, seconds, whole, given (updates, workers) of the first so many."""
-        given = np.zeros((updates, workers), bool)  # one of them may never get to push
-        for number, whom in enumerate(self.given[:updates]):
-            given[number, whom] = True
-        return np.array(self.worker[:updates]), np.array(self.seconds[:updates]), np.array(self.whole[:updates]), given
+        """Return worker, seconds, completes and pulled_by of the first `updates` updates.
+
+        pulled_by has the shape (updates, workers).
+        """
+        pulled_by = np.zeros((updates, workers), bool)
+        for number, pulling in enumerate(self.pulled_by[:updates]):
+            pulled_by[number, pulling] = True
+        fields = (self.worker, self.seconds, self.completes)
+        return (*(np.array(each[:updates]) for each in fields), pulled_by)
 
 
 def update_order(instance: Instance, policy: Policy) -> UpdateOrder:
-    """What the policy does on this cluster until the budget is spent."""
-    noted = UpdateOrder()
+    """Return the order of updates under a policy, until the budget is spent."""
+    order = UpdateOrder()
     rounds = -(-instance.budget // instance.workers) + SPARE
-    Cluster(instance.cluster(), policy, rounds, instance.seed, model=noted).run()
-    return noted
+    Cluster(instance.cluster(), policy, rounds, instance.seed, model=order).run()
+    return order

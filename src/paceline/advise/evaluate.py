@@ -1,0 +1,134 @@
+"""Estimates: the expected speed and staleness of a candidate on a cluster.
+
+Policies are simulated. All-reduce has a closed formula. The staleness of a candidate has a price: the factor by which
+it increases the number of samples that training needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.advise.candidates import DDP, Candidate
+from paceline.model.correction import chosen as correction
+from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.observe.observer import Observer
+from paceline.policies import make
+from paceline.simulate import Cluster, ClusterSpec, limit_seconds
+from paceline.simulate.cluster_spec import chance_of
+
+BUCKET = 25 * 2**20  # DistributedDataParallel's default bucket size, in bytes
+BACKWARD = 2 / 3  # share of the compute time that is the backward pass
+FEW = 4  # staleness up to which hardly any optimizer needs more samples; a few groups have about that much
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The expected speed and staleness of a candidate."""
+
+    candidate: Candidate
+    iteration_seconds: float
+    samples_per_second: float
+    mean_staleness: float = 0.0
+    max_staleness: int = 0
+    busy: tuple[float, float] | None = None  # mean utilization of the servers' links, in and out
+    floor_seconds: float = 0.0
+    price: float = 1.0  # samples that training needs, relative to training without staleness
+
+    @property
+    def effective_rate(self) -> float:
+        """Samples per second, divided by the price of the staleness."""
+        return self.samples_per_second / self.price
+
+
+def estimate(
+    spec: ClusterSpec,
+    candidate: Candidate,
+    iterations: int,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+    optimizer: OptimizerSpec | None = None,
+) -> Estimate:
+    """Return the estimate for a candidate on a cluster. Policies are simulated; all-reduce is calculated."""
+    if candidate.policy == DDP:
+        return _all_reduce(spec, iterations, seed)
+    described = spec.colocated() if candidate.colocated else spec
+    usage = None if candidate.colocated else _LinkUsage()
+    policy = make(candidate.policy)
+    result = Cluster(described, policy, iterations, seed, candidate.streamed, usage).run(progress)
+    report = result.report
+    return Estimate(
+        candidate,
+        report.mean_iteration_seconds,
+        report.samples_per_second,
+        report.mean_staleness,
+        report.max_staleness,
+        usage.means(result.simulated_seconds) if usage else None,
+        limit_seconds(described, candidate.streamed or policy.pipelined),
+        staleness_price(candidate.policy, report.mean_staleness, optimizer),
+    )
+
+
+def staleness_price(policy: str, staleness: float, optimizer: OptimizerSpec | None) -> float:
+    """Return the factor by which staleness increases the samples that training needs.
+
+    The factors are round figures. They were measured with AlexNet and VGG16 on CIFAR-10 and 16 workers, each scheme at
+    its own best learning rate (docs/learning.md). The staleness of R²SP is known in advance, so the server corrects
+    for it where the optimizer has momentum. Without that correction, a staleness of sixteen versions prevents a model
+    from learning at all.
+    """
+    if staleness < 0.05:
+        return 1.0
+    momentum = optimizer is not None and correction("auto", optimizer) == "full"
+    if policy.startswith("r2sp"):
+        adam = momentum and optimizer is not None and optimizer.name != "SGD"
+        return 1.2 if adam and staleness > FEW else 1.05
+    return 2.0 if momentum else 1.15
+
+
+def _all_reduce(spec: ClusterSpec, iterations: int, seed: int) -> Estimate:
+    """Return the estimate for a ring all-reduce over the workers.
+
+    Each link carries 2(N−1)/N of the model, and each iteration waits for the slowest worker. A bucket is reduced as
+    soon as the backward pass has filled it. So a model of one bucket is sent after the whole backward pass. Of a model
+    with many buckets, only the first must be computed before the network starts, and only the last is sent after the
+    backward pass.
+    """
+    N = len(spec.workers)
+    buckets = max(1, math.ceil(spec.model_bytes / BUCKET))
+    compute = _slowest_compute(spec, iterations, seed)
+    network = 2 * (N - 1) / N * spec.model_bytes / min(worker.link for worker in spec.workers)
+    backward = BACKWARD * compute
+    seconds = compute - backward + max(backward + network / buckets, backward / buckets + network)
+    seconds += 2 * (N - 1) * spec.latency
+    return Estimate(Candidate(DDP), seconds, sum(worker.batch for worker in spec.workers) / seconds)
+
+
+def _slowest_compute(spec: ClusterSpec, iterations: int, seed: int) -> float:
+    """Return the longest compute time among the workers, averaged over the iterations."""
+    chances = [chance_of(number, seed) for number in range(len(spec.workers))]
+    total = sum(
+        max(worker.draw(worker.batch, chance) for worker, chance in zip(spec.workers, chances, strict=True))
+        for _ in range(iterations)
+    )
+    return total / iterations
+
+
+class _LinkUsage(Observer):
+    """Integrates the utilization of the servers' links over time."""
+
+    def __init__(self) -> None:
+        self._full_seconds = {"in": 0.0, "out": 0.0}
+        self._fraction = {"in": 0.0, "out": 0.0}
+        self._since = {"in": 0.0, "out": 0.0}
+
+    def used(self, time: float, direction: str, fraction: float) -> None:
+        self._full_seconds[direction] += self._fraction[direction] * (time - self._since[direction])
+        self._fraction[direction], self._since[direction] = fraction, time
+
+    def means(self, seconds: float) -> tuple[float, float]:
+        """Return the mean utilization over a run of `seconds`, in and out."""
+        if seconds <= 0:
+            return 0.0, 0.0
+        return min(1.0, self._full_seconds["in"] / seconds), min(1.0, self._full_seconds["out"] / seconds)

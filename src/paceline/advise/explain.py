@@ -1,0 +1,188 @@
+"""The advice for a cluster: which candidate to use, why, and which faster hardware would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.advise.candidates import DDP, Candidate, candidates, has_unequal_workers
+from paceline.advise.evaluate import Estimate, estimate
+from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.simulate import ClusterSpec
+
+NEAR = 0.03  # a candidate within this share of the best counts as equally good, and staleness decides between them
+LITTLE = 0.1  # if no policy can gain more than this share, the first reason says so
+
+Progress = Callable[[str, float], None]  # the name of a simulation, and its progress from 0 to 1
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The estimates for a cluster, the chosen candidate, and the reasons for it."""
+
+    spec: ClusterSpec
+    now: Estimate
+    ranked: tuple[Estimate, ...]  # by effective rate, best first
+    chosen: Estimate
+    reasons: tuple[str, ...]
+    upgrades: tuple[str, ...] = ()  # what faster hardware would gain
+
+
+def advise(
+    spec: ClusterSpec,
+    now: Candidate,
+    iterations: int,
+    seed: int = 0,
+    progress: Progress | None = None,
+    optimizer: OptimizerSpec | None = None,
+) -> Advice:
+    """Evaluate the candidates for a cluster and the present set-up, and choose among them.
+
+    optimizer: the script's; None stands for one without momentum.
+    """
+    order = candidates(spec)
+    found = [
+        estimate(spec, candidate, iterations, seed, _progress_of(progress, candidate.name), optimizer)
+        for candidate in (order if now in order else [now, *order])
+    ]
+    current = next(each for each in found if each.candidate == now)
+    ranked = sorted(found, key=lambda each: -each.effective_rate)
+    chosen = choose(ranked, order)
+    gains = tuple(upgrades(spec, chosen, iterations, seed, progress))
+    return Advice(spec, current, tuple(ranked), chosen, tuple(reasons(spec, current, ranked, chosen)), gains)
+
+
+def choose(ranked: Sequence[Estimate], order: Sequence[Candidate]) -> Estimate:
+    """Return the estimate to advise.
+
+    Of the candidates that learn about as fast as the fastest, the one with the least staleness is chosen; of those,
+    the first in order. A small gain in speed does not justify more staleness.
+    """
+    near = [each for each in ranked if each.effective_rate >= ranked[0].effective_rate / (1 + NEAR)]
+    place = {candidate: number for number, candidate in enumerate(order)}
+    return min(near, key=lambda each: (round(each.mean_staleness, 1), place.get(each.candidate, len(place))))
+
+
+def reasons(spec: ClusterSpec, now: Estimate, ranked: Sequence[Estimate], chosen: Estimate) -> list[str]:
+    """Return the reasons for a choice, as sentences with the figures of this cluster."""
+    found = [_compute_share(spec, now)]
+    if has_unequal_workers(spec):
+        found.append(_cost_of_barriers(spec))
+    found += _merits(spec, ranked, chosen)
+    quickest = max(ranked, key=lambda each: each.samples_per_second)
+    more = quickest.samples_per_second / chosen.samples_per_second - 1
+    if quickest.price > chosen.price and more > NEAR:
+        found.append(
+            f"{quickest.candidate.name} would process {more:.0%} more samples a second, but because of its staleness "
+            f"of {quickest.mean_staleness:.1f} it needs about {quickest.price / chosen.price - 1:.0%} more of them."
+        )
+    if ranked[0] is not chosen:
+        found.append(_why_not_the_fastest(ranked[0], chosen))
+    return found
+
+
+def _compute_share(spec: ClusterSpec, now: Estimate) -> str:
+    capacity = _capacity(spec)
+    share = min(1.0, now.samples_per_second / capacity)
+    most = capacity / now.samples_per_second - 1
+    computing = f"Computing takes {share:.0%} of the time under {now.candidate.name}"
+    if most < LITTLE:
+        return f"{computing}: no policy gains more than {max(0.0, most):.0%}."
+    return f"{computing}; network transfers and waiting take the rest."
+
+
+def _cost_of_barriers(spec: ClusterSpec) -> str:
+    times = [worker.compute_seconds() for worker in spec.workers]
+    at_a_barrier = sum(worker.batch for worker in spec.workers) / max(times)
+    return (
+        f"The slowest worker computes {max(times) / min(times):.1f} times as long as the fastest, and at a barrier all "
+        "workers wait for it. Even with an infinitely fast network, a barrier would use "
+        f"{at_a_barrier / _capacity(spec):.0%} of what the workers can compute."
+    )
+
+
+def _merits(spec: ClusterSpec, ranked: Sequence[Estimate], chosen: Estimate) -> list[str]:
+    """Return what the chosen candidate does better than others."""
+    N, K, candidate = len(spec.workers), spec.servers, chosen.candidate
+    found = []
+    bsp = next((each for each in ranked if each.candidate == Candidate("bsp")), None)
+    if candidate.policy == DDP:
+        servers = "one server" if K == 1 else f"{K} servers"
+        found.append(
+            f"All-reduce sends {2 * (N - 1) / N:.2g} times the model over each link in an iteration, without staleness "
+            f"and without a server. Through {servers} it would be {N / K:.2g} times the model in each direction."
+        )
+    elif candidate.colocated:
+        found.append(
+            f"A server beside each worker spreads the traffic over {N} links instead of {K}: each carries "
+            f"{2 * (N - 1) / N:.2g} times the model in an iteration and direction. The link of a separate server would "
+            f"carry {N / K:.2g} times the model."
+        )
+        if candidate.streamed:
+            found.append(
+                "When updates are streamed, the first pieces come back while the last are still being pushed, so an "
+                "iteration waits for the network once instead of twice."
+            )
+    elif bsp is not None and bsp.busy and chosen.busy and candidate.policy != "bsp":
+        found.append(
+            f"Under bsp, all workers push and then all pull, so the servers' links are used {bsp.busy[0]:.0%} inwards "
+            f"and {bsp.busy[1]:.0%} outwards; under {candidate.name} they are used {chosen.busy[0]:.0%} and "
+            f"{chosen.busy[1]:.0%}."
+        )
+    if chosen.floor_seconds:
+        found.append(
+            f"An iteration takes {chosen.iteration_seconds / chosen.floor_seconds:.2f} times the floor that this "
+            "cluster sets for schemes that serve all workers equally."
+        )
+    return found
+
+
+def _why_not_the_fastest(fastest: Estimate, chosen: Estimate) -> str:
+    ahead = fastest.effective_rate / chosen.effective_rate - 1
+    if round(fastest.mean_staleness, 1) > round(chosen.mean_staleness, 1):
+        drawback = f"with a staleness of {fastest.mean_staleness:.1f} instead of {chosen.mean_staleness:.1f}"
+    elif fastest.max_staleness > chosen.max_staleness:
+        drawback = f"with a staleness of up to {fastest.max_staleness} instead of {chosen.max_staleness}"
+    else:
+        drawback = "with a less simple set-up"
+    return (
+        f"{fastest.candidate.name} would be {ahead:.1%} faster, {drawback}. A gain of less than {NEAR:.0%} is not "
+        "worth it."
+    )
+
+
+def _capacity(spec: ClusterSpec) -> float:
+    """Return the samples per second that the workers can compute."""
+    return sum(worker.batch / worker.compute_seconds() for worker in spec.workers)
+
+
+def upgrades(
+    spec: ClusterSpec, chosen: Estimate, iterations: int, seed: int, progress: Progress | None = None
+) -> list[str]:
+    """Return what faster hardware would gain under the chosen candidate, as sentences."""
+    changes = {
+        "Links twice as fast": replace(
+            spec,
+            server_link=2 * spec.server_link,
+            workers=tuple(replace(worker, link=2 * worker.link) for worker in spec.workers),
+        ),
+        "Machines that compute twice as fast": replace(
+            spec,
+            workers=tuple(
+                replace(worker, overhead=worker.overhead / 2, samples_per_second=2 * worker.samples_per_second)
+                for worker in spec.workers
+            ),
+        ),
+    }
+    if not chosen.candidate.colocated and chosen.candidate.policy != DDP:
+        changes["Twice as many servers"] = replace(spec, servers=2 * spec.servers)
+    found = []
+    for change, better in changes.items():
+        then = estimate(better, chosen.candidate, iterations, seed, _progress_of(progress, change))
+        gain = then.samples_per_second / chosen.samples_per_second - 1
+        found.append(f"{change} would gain {max(0.0, gain):.0%}.")
+    return found
+
+
+def _progress_of(progress: Progress | None, name: str) -> Callable[[float], None] | None:
+    return None if progress is None else lambda part: progress(name, part)

@@ -1,0 +1,15 @@
+"""Which ways to train are compared on a cluster."""
+
+from __future__ import annotations
+
+from advise.clusters import cluster
+from paceline.advise.candidates import DDP, candidates
+
+
+def test_only_unequal_workers_get_candidates_with_tuned_batches() -> None:
+    assert not any("tune_batches" in each.policy for each in candidates(cluster(0.1)))
+    assert any("tune_batches" in each.policy for each in candidates(cluster(0.1, slow=3.0)))
+
+
+def test_one_worker_has_no_candidate_with_all_reduce_or_colocated_servers() -> None:
+    assert all(each.policy != DDP and not each.colocated for each in candidates(cluster(0.1, workers=1)))

@@ -1,0 +1,87 @@
+"""`paceline advise`: its options, its table, and its JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from advise.clusters import advice_for, cluster
+from paceline import cli
+from paceline.advise.candidates import DDP
+from paceline.cli.advise_output import table_of
+from paceline.simulate import load_cluster, parse_cluster
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--link", "1Gbit", "nowhere.py"), "There is no script 'nowhere.py'."),
+        ((), "Describe the links in exactly one way: --link 1Gbit, --cluster FILE, --lab FILE or --hosts a,b,c."),
+        (("--link", "1Gbit", "--cluster", "r2sp-b"), "Describe the links in exactly one way:"),
+        (("--link", "fast"), "--link must be a rate greater than 0, such as 1Gbit or 100MB/s; got 'fast'."),
+        (("--cluster", "r2sp-b", "--workers", "3"), "--workers needs --link, and --servers needs --link or --hosts."),
+        (("--hosts", "a,b", "--workers", "3"), "--workers cannot be used with --hosts:"),
+        (("--hosts", "a,a"), "--hosts names a machine twice."),
+        (("--hosts", ","), "--hosts must name the workers' machines, such as a,b,c."),
+        (("--link", "1Gbit", "--verify"), "--verify measures in a lab: use it with --lab FILE."),
+        (("--link", "1Gbit", "--now", "nothing"), "'nothing'"),
+        (("--cluster", "nowhere.toml"), "There is no cluster 'nowhere.toml'"),
+    ],
+)
+def test_a_mistake_is_refused_in_one_sentence(
+    arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    script = () if "nowhere.py" in arguments else (str(EXAMPLES / "digits.py"),)
+    monkeypatch.setattr(sys, "argv", ["paceline", "advise", *arguments, *script])
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the command adds the current folder
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert sentence in printed
+    assert printed.count("\n") == 1
+
+
+def test_the_table_fits_a_narrow_terminal() -> None:
+    advice = advice_for(cluster(0.1))
+    for width, shown in ((80, False), (120, True)):
+        file = io.StringIO()
+        Console(width=width, file=file).print(table_of(advice, [], "title", width))
+        text = file.getvalue()
+        assert ("samples/s" in text) is ("staleness" in text) is shown
+        assert "× ddp" in text and all(each.candidate.policy in text for each in advice.ranked), "in one line each"
+
+
+@pytest.mark.slow
+def test_advice_as_json_and_the_measured_cluster_in_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    target, slow_worker = tmp_path / "mine.toml", EXAMPLES / "clusters" / "slow-worker.toml"
+    command = [sys.executable, "-m", "paceline", "advise", "--cluster", str(slow_worker), "--steps", "10", "--json"]
+    command += ["--iterations", "40", "--now", "bsp", "--write", str(target), str(EXAMPLES / "digits.py")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120.0, check=False)
+    assert run.returncode == 0, run.stderr
+    printed = json.loads(run.stdout)
+    assert printed["timing"]["batch"] == 32
+    assert printed["now"]["policy"] == "bsp"
+    assert printed["right"] is None
+    assert {DDP, "bsp", "asp", "r2sp"} <= {row["candidate"]["policy"] for row in printed["candidates"]}
+    assert target.read_text() == printed["cluster"]
+    spec = parse_cluster(target.read_text(), "mine", str(target))
+    assert spec.model_bytes == 39980
+    assert len(spec.workers) == 4
+    first, _, _, last = (worker.compute_seconds() for worker in spec.workers)
+    expected_first, _, _, expected_last = (
+        worker.compute_seconds() for worker in load_cluster(str(slow_worker)).workers
+    )
+    assert last / first == pytest.approx(expected_last / expected_first, rel=0.01)
+    assert printed["command"].startswith("paceline run --workers 4 --policy ")
+    assert printed["command"].endswith(str(EXAMPLES / "digits.py"))
