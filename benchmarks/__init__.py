@@ -1,4 +1,4 @@
-"""Benchmarks. Each script here is run by its path: `python benchmarks/wire.py`."""
+"""Benchmarks. Run each script by its path: `python benchmarks/wire.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ ROOT = Path(__file__).parents[1]
 
 
 def environment() -> dict[str, str]:
-    """The environment of a process that imports this package."""
+    """Return the environment for a process that imports this package."""
     known = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([known] if known else [])])}

@@ -1,9 +1,9 @@
-"""What counts in learning RLP: each row is learned anew, several times, on digits, where two cores will do.
+"""Ablations of RLP's training: each variant is trained several times on digits, which two cores can do in an hour.
 
-python benchmarks/ablations.py measure [--seeds 3] [--episodes 12288] [--jobs 2]    # an hour
-python benchmarks/ablations.py                                     # what docs/results/rlp-ablations.jsonl says
+python benchmarks/ablations.py measure [--seeds 3] [--episodes 12288] [--jobs 2]    # train and evaluate
+python benchmarks/ablations.py                                     # print docs/results/rlp-ablations.jsonl
 
-Seeds are those of learning. All are judged by the same hundred instances, that nothing is learned from.
+Seeds vary the training. All networks are evaluated on the same hundred instances, which are not used for training.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from paceline.workloads.data import load
 Line = dict[str, Any]
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "rlp-ablations.jsonl"
 DEPTHS = (0, 1)
-PAPERS_EPISODES = 512  # a step of learning for every update takes long
-JUDGED = 10  # times each instance is played by what was learned
+PAPERS_EPISODES = 512  # few, because the paper's learner makes a step for every update
+RUNS_PER_INSTANCE = 10  # runs of every network on every instance
 OURS = LearnerSettings(instances=256, depths=DEPTHS, size="bundled", budget=600)
 PAPERS = dqn.DqnSettings(depths=DEPTHS, size="bundled", budget=600)
 ROWS: dict[str, LearnerSettings | dqn.DqnSettings] = {
@@ -53,9 +53,9 @@ def instances() -> list[Instance]:
     return [replace(each, budget=OURS.budget) for each in every]
 
 
-def learn(asked: tuple[LearnerSettings | dqn.DqnSettings, int, Path]) -> Path:
-    """Learn, in a process of its own, and write down what was learned."""
-    settings, episodes, path = asked
+def learn(job: tuple[LearnerSettings | dqn.DqnSettings, int, Path]) -> Path:
+    """Train a network in a worker process, and save it. Return its path."""
+    settings, episodes, path = job
     learner: RuleLearner | dqn.DqnLearner
     if isinstance(settings, LearnerSettings):
         learner = RuleLearner(settings, table("digits"))
@@ -69,13 +69,14 @@ def learn(asked: tuple[LearnerSettings | dqn.DqnSettings, int, Path]) -> Path:
     return path
 
 
-def measure(asked: argparse.Namespace) -> list[Line]:
+def measure(args: argparse.Namespace) -> list[Line]:
+    """Train all variants with all seeds. Return the ratio to the best fixed policy on every instance."""
     data = load("digits")
-    with TemporaryDirectory() as folder, pool_of(max(asked.jobs, 2), {"digits": data}) as pool:
+    with TemporaryDirectory() as folder, pool_of(max(args.jobs, 2), {"digits": data}) as pool:
         assert pool is not None
-        courses = [(row, seed) for seed in range(asked.seeds) for row in ROWS]
+        courses = [(row, seed) for seed in range(args.seeds) for row in ROWS]
         tasks = [
-            (replace(ROWS[row], seed=seed), asked.episodes, Path(folder) / f"{at}.safetensors")
+            (replace(ROWS[row], seed=seed), args.episodes, Path(folder) / f"{at}.safetensors")
             for at, (row, seed) in enumerate(courses)
         ]
         networks = []
@@ -83,7 +84,7 @@ def measure(asked: argparse.Namespace) -> list[Line]:
             networks.append(path)
             print(f"learned {len(networks)} of {len(tasks)}: {courses[len(networks) - 1][0]}", flush=True)
         specs = [*FIXED, *(f"rlp:network={path}" for path in networks)]
-        found = ratios(judged(instances(), JUDGED, specs, lambda _: data, jobs=asked.jobs))
+        found = ratios(judged(instances(), RUNS_PER_INSTANCE, specs, lambda _: data, jobs=args.jobs))
     lines: list[Line] = [{"row": spec, "seed": None, "ratios": _short(found[spec])} for spec in FIXED]
     for (row, seed), path in zip(courses, networks, strict=True):
         lines.append({"row": row, "seed": seed, "ratios": _short(found[f"rlp:network={path}"])})
@@ -95,7 +96,7 @@ def _short(ratio: Any) -> list[float]:
 
 
 def half(values: list[float]) -> float:
-    """Of the interval that the mean lies in, with 95%, if chance is normal."""
+    """Return half the width of the 95% confidence interval of the mean, for normally distributed values."""
     few = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}  # Student's t
     return few.get(len(values), 1.96) * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
@@ -108,9 +109,9 @@ def show(lines: list[Line]) -> None:
     for row in dict.fromkeys(row for row, _ in means):
         each = {seed: value for (name, seed), value in means.items() if name == row}
         more = [value - means["as it is", seed] for seed, value in each.items() if ("as it is", seed) in means]
-        said = f"{mean(more):+.3f} ± {half(more):.3f}" if row != "as it is" else ""
+        change = f"{mean(more):+.3f} ± {half(more):.3f}" if row != "as it is" else ""
         values = ", ".join(f"{value:.3f}" for value in each.values())
-        print(f"{row:56} {mean(each.values()):.3f} {said:16} ({values})")
+        print(f"{row:56} {mean(each.values()):.3f} {change:16} ({values})")
 
 
 def main() -> None:
@@ -120,12 +121,12 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=12_288)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=KEPT)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.what == "measure":
-        lines = measure(asked)
-        asked.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    show([json.loads(line) for line in asked.out.read_text().splitlines()])
+    if args.what == "measure":
+        lines = measure(args)
+        args.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    show([json.loads(line) for line in args.out.read_text().splitlines()])
 
 
 if __name__ == "__main__":

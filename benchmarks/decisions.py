@@ -1,7 +1,7 @@
-"""How long a decision takes: from the last byte of the push that it depends on to the first byte of the Grant.
+"""Decision latency: from the last byte of the push that a Grant depends on to the first byte of that Grant.
 
-Eight worker processes, a real coordinator and a real shard with a tiny model, all on this machine; one clock counts for
-all of them. A Grant that the policy holds back on purpose (R²SP's gaps) is counted, not timed.
+Eight worker processes, a real coordinator and a real shard with a tiny model run on one machine and share its clock. A
+Grant that the policy delays on purpose (R²SP's gaps) is counted and not timed.
 
 make bench            or            python benchmarks/decisions.py
 """
@@ -32,14 +32,14 @@ from paceline.serve.worker.transfers import FROM_SHARD
 
 WORKERS = 8
 ITERATIONS = 150
-WARM_UP = 10  # iterations of each worker that do not count
+WARM_UP = 10  # iterations of each worker that are not timed
 ELEMENTS = 256
-COMPUTE = 0.02  # seconds, ± 20 %: there are two cores, and they are to be free when a push comes
+COMPUTE = 0.02  # seconds, ± 20%: workers sleep, so that the cores are free when a push arrives
 TARGET = 1e-3
 
 
 def work(port: int) -> None:
-    """One worker, without threads, so that nothing stands between the socket and the clock."""
+    """Run one worker, without threads, so that nothing delays its timestamps."""
     endpoint = Endpoint("127.0.0.1", port)
     line = socket.create_connection((endpoint.host, endpoint.port))
     control = Channel(line, FROM_COORDINATOR)
@@ -52,7 +52,7 @@ def work(port: int) -> None:
     shard, _ = endpoint.at(host, shard_port).open(FROM_SHARD)
     shard.send(messages.Hello(welcome.worker, welcome.incarnation, welcome.ticket))
     body = memoryview(bytearray(ELEMENTS * 4))
-    if welcome.worker == 0:  # the first is asked for the weights that the model begins with
+    if welcome.worker == 0:  # the first worker provides the initial weights
         assert isinstance(control.receive(), messages.ProvideWeights)
         shard.send(messages.InitialWeights(), body)
         shard.receive()
@@ -76,28 +76,29 @@ def work(port: int) -> None:
 
 @dataclass
 class Latencies:
-    """Seconds of the decisions that were made at once, and how many were put off by the policy."""
+    """The latencies of immediate decisions, and the number of Grants that the policy delayed."""
 
     immediate: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)  # of those, the first that a push decided: a barrier frees many
-    put_off: int = 0
+    first: list[float] = field(default_factory=list)  # of these, the first Grant after each push; a barrier grants many
+    delayed: int = 0
 
     def shown(self) -> str:
         if len(self.immediate) < 2:
-            return f"no decision was made at once ({self.put_off} Grants held back by the policy)"
+            return f"no immediate decisions ({self.delayed} Grants delayed by the policy)"
         cuts = statistics.quantiles(self.immediate, n=100)
         median = statistics.median(self.immediate)
         verdict = "reached" if median <= TARGET else "MISSED"
         first = statistics.median(self.first)
         return (
-            f"median {median * 1e3:5.2f} ms (the first that a push decides: {first * 1e3:.2f}), "
-            f"95% {cuts[94] * 1e3:5.2f}, 99% {cuts[98] * 1e3:5.2f}, of {len(self.immediate)} made at once; "
-            f"{self.put_off} held back by the policy (target ≤ {TARGET * 1e3:g} ms: {verdict})"
+            f"median {median * 1e3:5.2f} ms (first Grant after a push: {first * 1e3:.2f}), "
+            f"95% {cuts[94] * 1e3:5.2f}, 99% {cuts[98] * 1e3:5.2f}, of {len(self.immediate)} immediate Grants; "
+            f"{self.delayed} delayed by the policy (target ≤ {TARGET * 1e3:g} ms: {verdict})"
         )
 
 
 async def measure(policy: str) -> Latencies:
-    from paceline.serve.coordinator.config import ServerConfig  # not above: workers need less
+    """Run a job under the policy and return its decision latencies."""
+    from paceline.serve.coordinator.config import ServerConfig  # here, because workers do not need it
     from paceline.serve.server import Server
 
     events: list[Event] = []
@@ -109,41 +110,41 @@ async def measure(policy: str) -> Latencies:
             for _ in range(WORKERS)
         ]
         try:
-            told = [json.loads((await process.communicate())[0]) for process in processes]
+            reports = [json.loads((await process.communicate())[0]) for process in processes]
         finally:
             for process in processes:
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
-    sent = {(each["worker"], int(number)): at for each in told for number, at in each["sent"].items()}
-    granted = {(each["worker"], int(number)): at for each in told for number, at in each["granted"].items()}
+    sent = {(each["worker"], int(number)): at for each in reports for number, at in each["sent"].items()}
+    granted = {(each["worker"], int(number)): at for each in reports for number, at in each["granted"].items()}
     return latencies(events, sent, granted)
 
 
 def latencies(
     events: list[Event], sent: dict[tuple[int, int], float], granted: dict[tuple[int, int], float]
 ) -> Latencies:
-    """A Grant of the very time of an arrival was decided by that arrival; any other was put off by the policy."""
+    """Match Grants with arrivals. A Grant with the timestamp of an arrival was decided by it; others were delayed."""
     found = Latencies()
     cause: Arrived | None = None
-    fresh = False  # has this arrival let nobody go yet?
+    first = False  # whether the next Grant is the first after this arrival
     count = dict.fromkeys((worker for worker, _ in sent), 0)
     for event in events:
         if isinstance(event, Arrived):
-            cause, fresh = event, True
+            cause, first = event, True
         elif isinstance(event, Granted):
             count[event.worker] += 1
             which = event.worker, count[event.worker]
             if which[1] <= WARM_UP or which not in granted:
                 continue
             if cause is None or cause.time != event.time:
-                found.put_off += 1
+                found.delayed += 1
             else:
                 seconds = granted[which] - sent[cause.worker, cause.iteration]
                 found.immediate.append(seconds)
-                if fresh:
+                if first:
                     found.first.append(seconds)
-                fresh = False
+                first = False
     return found
 
 

@@ -1,9 +1,9 @@
-"""A federation on real links: how long its clients' pulls take, and what is lost when a client and the server die.
+"""A federation on real links: the time of its clients' pulls, and its recovery when a client and the server are killed.
 
     sudo python benchmarks/federation_lab.py [--rounds 12] 2> log
 
-24 client processes, each on a host with a 50 Mbit/s link, and a server with 400 Mbit/s; a model of 1 MB. Clients train
-for real, and then wait for as long as a device of their own would have taken: two cores are not 24 devices.
+24 client processes, each on a host with a 50 Mbit/s link, share a server with 400 Mbit/s; the model has 1 MB. Clients
+really train, and then sleep for as long as a device of their own would take, because two cores are not 24 devices.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ import torch
 from paceline.federated.client import FederatedClient, plain_sgd
 from paceline.federated.client_data import ClientData, share_of, tested
 from paceline.federated.partition import Skew
-from paceline.lab.namespaces import SPARSE, Command, Lab
+from paceline.lab.host_process import Command
+from paceline.lab.namespaces import Lab
+from paceline.lab.shaping import SPARSE
 from paceline.model import checkpoint
 from paceline.serve.wire.frames import Channel
 from paceline.serve.wire.messages import Push
 
 CLIENTS, GROUPS = 24, 4
 CLIENT_RATE, SERVER_RATE = 50e6 / 8, 400e6 / 8  # bytes per second
-UNITS = 3500  # of a hidden layer: a model of 1.05 MB
-COMPUTE = 2.0  # seconds that a device takes for a round, and a log-normal delay (the paper's: μ = -2, σ = 1)
+UNITS = 3500  # in the hidden layer, for a model of 1.05 MB
+COMPUTE = 2.0  # seconds of a round on a device, without a log-normal delay (as in the paper: μ = -2, σ = 1)
 STEPS = 4
 BSP, FL = "bsp:fraction=0.75,weights=mean", f"fl-r2sp:groups={GROUPS}"
-VICTIM, DIES_IN = 5, 4  # which client dies, while it pushes what came of which round
-PATIENCE = 300.0  # seconds
+VICTIM, DIES_IN = 5, 4  # the client that is killed, and the round whose update it then pushes
+PATIENCE = 300.0  # seconds before a run is given up
 
 
-class Slow:
-    """A share of the samples, on a device that takes its time."""
+class SlowData:
+    """A client's data, read as slowly as a device would compute."""
 
     def __init__(self, share: ClientData, seed: int) -> None:
         self.dataset, self._share, self._chance = share.dataset, share, random.Random(seed)
@@ -53,8 +55,8 @@ class Slow:
             yield batch
 
 
-def take_part(tell: Any, address: str, token: bytes, number: int, rounds: int) -> None:
-    """A client, in a process of its own. It tells of each round; the victim also when it begins to push its last."""
+def take_part(pipe: Any, address: str, token: bytes, number: int, rounds: int) -> None:
+    """Run a client in its own process. It reports each round; the victim also reports the start of its last push."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     share = share_of(number, CLIENTS, "digits", None, Skew(0.0), 0, 16, 0)
@@ -62,30 +64,30 @@ def take_part(tell: Any, address: str, token: bytes, number: int, rounds: int) -
     model = torch.nn.Sequential(*layers)
     client = FederatedClient(
         model,
-        Slow(share, number),
+        SlowData(share, number),
         connect=address,
         steps=STEPS,
         optimizer=plain_sgd(0.05),
         client=number,
         token=token,
-        progress=lambda done, loss: tell.send((done, client.pull_seconds, loss)),
+        progress=lambda done, loss: pipe.send((done, client.pull_seconds, loss)),
     )
     send: Callable[..., None] = Channel.send
 
-    def send_and_tell(channel: Channel, message: Any, *payload: Any) -> None:
+    def send_and_report(channel: Channel, message: Any, *payload: Any) -> None:
         if isinstance(message, Push) and client.rounds == DIES_IN - 1:
-            tell.send("pushing")
+            pipe.send("pushing")
         send(channel, message, *payload)
 
     if number == VICTIM:
-        Channel.send = send_and_tell  # type: ignore[method-assign, assignment]
+        Channel.send = send_and_report  # type: ignore[method-assign, assignment]
     client.run(rounds)
-    tell.send(tested(model, share.data))
+    pipe.send(tested(model, share.data))
 
 
 @dataclass
 class Federation:
-    """A server and its clients in a lab, and what the clients have told."""
+    """A server and its clients in a lab, and what the clients have reported."""
 
     lab: Lab
     folder: Path
@@ -93,7 +95,7 @@ class Federation:
     rounds: int
     pulls: dict[int, list[float]] = field(default_factory=dict)  # seconds, by client
     accuracy: dict[int, float] = field(default_factory=dict)
-    pushing: bool = False  # the victim, its last
+    pushing: bool = False  # whether the victim has begun its last push
 
     def __post_init__(self) -> None:
         self._secret = secrets.token_hex(16)
@@ -110,7 +112,7 @@ class Federation:
             theirs.close()
 
     def _serve(self, kept: str) -> Command:
-        """The server. It keeps every version, and gives up a client that was not heard of for five seconds."""
+        """Start the server. It checkpoints every version, and its lease is five seconds."""
         command = [sys.executable, "-m", "paceline", "federate", "serve", "-p", self.policy]
         where = [
             "--host",
@@ -125,47 +127,47 @@ class Federation:
 
     @property
     def version(self) -> int:
-        """The newest version that was kept."""
+        """The newest version that has a checkpoint."""
         kept = self.folder / "kept"
         found = checkpoint.newest(kept) if kept.is_dir() else None
         return found.version if found else 0
 
     def restart(self) -> int:
-        """Kill the server at once, and start it again; the version that it goes on with."""
+        """Kill the server and start it again. Return the version that it resumes from."""
         self.server.kill()
         self.server.join()
-        went_on_with = self.version
+        resumed_from = self.version
         self.server = self._serve("--resume")
-        return went_on_with
+        return resumed_from
 
     def listen(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Hear the clients until then, or until all have hung up."""
+        """Receive the clients' reports until a condition holds or all clients have ended."""
         end = time.monotonic() + PATIENCE
         while self._pipes and not until():
             if time.monotonic() > end:
-                raise TimeoutError(f"The clients were not done after {PATIENCE:.0f} s.")
+                raise TimeoutError(f"The clients did not finish within {PATIENCE:.0f} s.")
             for number, pipe in list(self._pipes.items()):
                 try:
                     while pipe.poll(0.002):
-                        self._note(number, pipe.recv())
+                        self._record(number, pipe.recv())
                 except (EOFError, OSError):
                     del self._pipes[number]
 
-    def _note(self, number: int, said: Any) -> None:
-        if said == "pushing":
+    def _record(self, number: int, report: Any) -> None:
+        if report == "pushing":
             self.pushing = True
-        elif isinstance(said, tuple):
-            self.pulls[number].append(said[1])
+        elif isinstance(report, tuple):
+            self.pulls[number].append(report[1])
         else:
-            self.accuracy[number] = said
+            self.accuracy[number] = report
 
     def settled(self) -> list[float]:
-        """All pulls but those of the first two rounds, in which everybody comes at once."""
+        """Return the seconds of all pulls, without the first two rounds, in which all clients pull at once."""
         return [seconds for pulls in self.pulls.values() for seconds in pulls[2:]]
 
 
-def undisturbed(lab: Lab, policy: str, rounds: int) -> Federation:
-    """A run in which nobody dies."""
+def without_faults(lab: Lab, policy: str, rounds: int) -> Federation:
+    """Run a federation without faults."""
     with tempfile.TemporaryDirectory() as folder:
         run = Federation(lab, Path(folder), policy, rounds)
         run.listen()
@@ -173,26 +175,28 @@ def undisturbed(lab: Lab, policy: str, rounds: int) -> Federation:
     return run
 
 
-def disturbed(lab: Lab, policy: str, rounds: int) -> None:
-    """A client is killed in mid-push, and the server in mid-round."""
+def with_faults(lab: Lab, policy: str, rounds: int) -> None:
+    """Run a federation in which a client is killed during a push, and the server during a round."""
     with tempfile.TemporaryDirectory() as folder:
         run = Federation(lab, Path(folder), policy, rounds)
         run.listen(lambda: run.pushing)
         time.sleep(0.08)  # half of the 0.17 s that a push takes
-        lab.cut(f"client{VICTIM}")  # with the plug, or the kernel would send on what it was given
+        lab.cut(f"client{VICTIM}")  # first, or the kernel would send the rest of the push
         run.clients[VICTIM].kill()
         at_death = run.version
-        print(f"  client {VICTIM} killed in mid-push of its round {DIES_IN}; the model was at version {at_death}")
+        print(f"  client {VICTIM} killed during the push of its round {DIES_IN}; the model was at version {at_death}")
         run.listen(lambda: min(len(pulls) for number, pulls in run.pulls.items() if number != VICTIM) >= rounds // 2)
         before = run.version
-        went_on_with = run.restart()
-        print(f"  server killed at version {before}, went on with {went_on_with}")
+        resumed_from = run.restart()
+        print(f"  server killed at version {before}, resumed from version {resumed_from}")
         run.listen()
         run.server.join(30)
         others = [number for number in range(CLIENTS) if number != VICTIM]
         done = [len(run.pulls[number]) for number in others]
-        print(f"  {sum(each == rounds for each in done)} of {len(others)} others did all their {rounds} rounds")
-        print(f"  the model came to version {run.version}, {100 * mean(run.accuracy.values()):.1f}% on the test set")
+        print(
+            f"  {sum(each == rounds for each in done)} of {len(others)} other clients did all of their {rounds} rounds"
+        )
+        print(f"  the model reached version {run.version} and {100 * mean(run.accuracy.values()):.1f}% on the test set")
 
 
 def main() -> None:
@@ -205,18 +209,18 @@ def main() -> None:
         print(f"a pull of one client alone takes {alone:.3f} s")
         means = {}
         for policy in (BSP, FL):
-            run = undisturbed(lab, policy, rounds)
+            run = without_faults(lab, policy, rounds)
             pulls = sorted(run.settled())
             means[policy] = mean(pulls)
-            nine_in_ten = pulls[9 * len(pulls) // 10]
+            percentile_90 = pulls[9 * len(pulls) // 10]
             accuracy = 100 * mean(run.accuracy.values())
             print(
-                f"{policy}: a pull takes {means[policy]:.3f} s on average, {nine_in_ten:.3f} s at the 90th percentile"
+                f"{policy}: a pull takes {means[policy]:.3f} s on average, {percentile_90:.3f} s at the 90th percentile"
             )
             print(f"  {len(pulls)} pulls; {accuracy:.1f}% on the test set")
         print(f"FL-R²SP's pulls take {means[FL] / means[BSP]:.2f} of BSP's (target ≤ 0.5)")
-        print("FL-R²SP, disturbed:")
-        disturbed(lab, FL, rounds)
+        print("FL-R²SP with faults:")
+        with_faults(lab, FL, rounds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""R²SP in few groups: the time of an iteration against the number of groups M, on the INFOCOM paper's cluster A.
+"""R²SP in groups: iteration time over the number of groups M, on the INFOCOM paper's cluster A.
 
 python benchmarks/groups.py [--plot docs/pictures/groups.png]
 """
@@ -17,7 +17,7 @@ GROUPS = (1, 2, 3, 4, 5, 6, 8, 16)
 
 
 def measure(model: str, policy: str) -> tuple[float, int, R2SP | None]:
-    """The iteration time in units of the floor, the largest staleness, and the policy as it was at the end."""
+    """Return the iteration time in units of the floor, the largest staleness, and the policy after the run."""
     spec = load_cluster(f"r2sp-a-{model}")
     made = make(policy)
     report = Cluster(spec, made, 100).run().report
@@ -64,7 +64,7 @@ def draw(times: dict[str, list[float]], chosen: dict[str, tuple[int, float]], pa
     axis.set_xscale("log", base=2)
     axis.set_xticks(GROUPS, [str(groups) for groups in GROUPS])
     axis.minorticks_off()
-    axis.set_xlabel("groups M (staleness is M−1); a ring marks what groups=auto chose")
+    axis.set_xlabel("groups M (staleness is M−1); circles mark the choice of groups=auto")
     axis.set_ylabel("iteration time / floor")
     axis.legend(frameon=False)
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,8 +1,8 @@
-"""What the lab shows: each table and picture of docs/benchmarks.md#the-lab, measured again.
+"""Measures the tables and plots of docs/benchmarks.md#the-lab.
 
     python benchmarks/lab.py [NAME …] [--plot FOLDER] [--iterations N]
 
-Needs root. Every figure is a ratio within one run: rows of a table are measured one after the other in one lab.
+Needs root. Figures are ratios within one run: the rows of a table are measured one after the other in the same lab.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from paceline.advise.advice import DDP
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the package `benchmarks`
+
+from benchmarks.output import Output
+from paceline.advise.candidates import DDP
 from paceline.lab import ddp_run, run
 from paceline.lab.hosts import as_built, goodput, hosts
 from paceline.lab.namespaces import Lab
-from paceline.lab.run import LabPlan, LabResult
+from paceline.lab.plan import LabPlan, LabResult
 from paceline.observe.driver import Fault
 from paceline.observe.trace import Applied, Arrived, Identity, identities
 from paceline.policies import make
@@ -33,48 +36,20 @@ from paceline.simulate import Cluster, ClusterSpec, limit_seconds, load_cluster
 TWO = ("lab-5mb", "lab-1mb")
 
 
-class Bench:
-    """Runs, prints and perhaps draws."""
+class Bench(Output):
+    """Runs jobs in a lab, prints tables, and draws plots."""
 
-    def __init__(self, iterations: int, plot: Path | None) -> None:
-        self.iterations, self.plot = iterations, plot
+    def __init__(self, iterations: int, folder: Path | None) -> None:
+        super().__init__(folder)
+        self.iterations = iterations
 
     def run(self, lab: Lab, spec: ClusterSpec, policy: str, **options: Any) -> LabResult:
+        """Run a job under the policy and return what was measured."""
         return run.run(lab, spec, LabPlan(policy, options.pop("iterations", self.iterations), **options))
-
-    def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        print(f"\n### {title}\n")
-        print("| " + " | ".join(headings) + " |")
-        print("|" + "---|" * len(headings))
-        for row in rows:
-            print("| " + " | ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row) + " |")
-
-    def lines(self, name: str, x: str, y: str, curves: Mapping[str, Sequence[tuple[object, float]]]) -> None:
-        """A picture of some curves, of points (x, y) each."""
-
-        def draw(figure: Any) -> None:
-            axis = figure.subplots()
-            for label, points in curves.items():
-                axis.plot([str(at) for at, _ in points], [value for _, value in points], "o-", label=label)
-            axis.set_xlabel(x)
-            axis.set_ylabel(y)
-            axis.set_ylim(0)
-            axis.legend(frameon=False)
-
-        self.figure(name, draw)
-
-    def figure(self, name: str, draw: Callable[[Any], None]) -> None:
-        if self.plot is None:
-            return
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 3.6), layout="constrained")
-        draw(figure)
-        figure.savefig(self.plot / f"lab-{name}.png", dpi=110)
 
 
 def one_server(bench: Bench) -> None:
-    """One server, whole: R²SP at its floor, and its gain over plain BSP."""
+    """Compare policies with one server and whole updates: × floor, and speed-up over plain BSP."""
     for name in TWO:
         spec = load_cluster(name)
         rows: list[list[object]] = []
@@ -89,11 +64,11 @@ def one_server(bench: Bench) -> None:
             rows.append(
                 [policy, seconds, seconds / limit_seconds(built, make(policy).pipelined), gain, report.max_staleness]
             )
-        bench.table(f"{name}: one server", ("policy", "s an iteration", "× floor", "× bsp", "staleness ≤"), rows)
+        bench.table(f"{name}: one server", ("policy", "s per iteration", "× floor", "× bsp", "staleness ≤"), rows)
 
 
 def colocated(bench: Bench) -> None:
-    """A shard beside each worker, streamed, against DDP over gloo."""
+    """Compare streamed R²SP, with a shard beside each worker, with DDP over gloo."""
     for name, overlap in (("lab-5mb", False), ("lab-1mb", False), ("lab-5mb", True)):
         spec = load_cluster(name).colocated()
         with Lab(hosts(spec)) as lab:
@@ -107,11 +82,11 @@ def colocated(bench: Bench) -> None:
             ["r2sp", seconds, seconds / floor, theirs / seconds, ours.cost.cpu_seconds_per_gigabyte],
             ["ddp", theirs, theirs / floor, 1.0, ddp.cost.cpu_seconds_per_gigabyte],
         ]
-        bench.table(title, ("", "s an iteration", "× floor", "× ddp", "CPU s for a GB"), rows)
+        bench.table(title, ("", "s per iteration", "× floor", "× ddp", "CPU s per GB"), rows)
 
 
 def unequal(bench: Bench) -> None:
-    """One worker of eight at half speed: tuned batches."""
+    """Compare tuned batches with DDP when one worker of eight runs at half speed."""
     spec = load_cluster("lab-unequal").colocated()
     policy = "r2sp:tune_batches=true"
     with Lab(hosts(spec)) as lab:
@@ -129,15 +104,15 @@ def unequal(bench: Bench) -> None:
         for name, report in ((policy, ours), ("ddp, equal batches", equal), ("ddp, the same batches", same))
     ]
     bench.table(
-        "lab-unequal: one worker of eight at half speed", ("", "s an iteration", "samples/s", "r2sp's gain"), rows
+        "lab-unequal: one worker of eight at half speed", ("", "s per iteration", "samples/s", "r2sp's gain"), rows
     )
 
 
 def rates(bench: Bench) -> None:
-    """R²SP's gain over BSP as the link shrinks (INFOCOM fig. 11).
+    """Measure R²SP's speed-up over BSP at other link rates (INFOCOM fig. 11).
 
-    It is (c + 2X) / max(c + 2X/N, X), for c seconds of computing and X = N·S/B: it grows as long as X < c, and goes
-    back towards 2 when all there is is the network.
+    It is (c + 2X) / max(c + 2X/N, X), for c seconds of compute and X = N·S/B. It grows with slower links while X < c,
+    and then falls towards 2 as the network takes all of the time.
     """
     base = load_cluster("lab-1mb")
     found: dict[float, list[tuple[object, float]]] = {}
@@ -151,13 +126,13 @@ def rates(bench: Bench) -> None:
                 bsp, r2sp = (bench.run(lab, spec, policy).report.mean_iteration_seconds for policy in ("bsp", "r2sp"))
             rows.append([seconds, megabits, bsp, r2sp, bsp / r2sp])
             found.setdefault(seconds, []).append((megabits, bsp / r2sp))
-    bench.table("lab-1mb at other rates", ("s to compute", "Mbit/s", "bsp", "r2sp", "gain"), rows)
-    curves = {f"{seconds} s to compute": gains for seconds, gains in found.items()}
+    bench.table("lab-1mb at other rates", ("s of compute", "Mbit/s", "bsp", "r2sp", "gain"), rows)
+    curves = {f"{seconds} s of compute": gains for seconds, gains in found.items()}
     bench.lines("rates", "Mbit/s of every link", "BSP's time / R²SP's", curves)
 
 
 def relax(bench: Bench) -> None:
-    """Iteration and blocking time against the relaxation, with jitter (fig. 12)."""
+    """Measure iteration and blocking time over the relaxation, with jitter (fig. 12)."""
     spec = load_cluster("lab-1mb").with_jitter(0.1)
     rows: list[list[object]] = []
     curves: dict[str, list[tuple[object, float]]] = {"iteration": [], "blocked": []}
@@ -167,12 +142,12 @@ def relax(bench: Bench) -> None:
             rows.append([value, report.mean_iteration_seconds, report.blocking_seconds])
             curves["iteration"].append((value, report.mean_iteration_seconds))
             curves["blocked"].append((value, report.blocking_seconds))
-    bench.table("lab-1mb with 10% jitter: the relaxation", ("relax", "s an iteration", "s blocked"), rows)
+    bench.table("lab-1mb with 10% jitter: the relaxation", ("relax", "s per iteration", "s blocked"), rows)
     bench.lines("relax", "relax", "seconds", curves)
 
 
 def gaps(bench: Bench) -> None:
-    """Times between updates (fig. 8), and a worker's bandwidth while it transfers (fig. 9)."""
+    """Measure the times between updates (fig. 8), and a worker's bandwidth during its transfers (fig. 9)."""
     spec = load_cluster("lab-5mb")
     found: dict[str, tuple[list[float], list[float]]] = {}
     with Lab(hosts(spec)) as lab:
@@ -208,7 +183,7 @@ def gaps(bench: Bench) -> None:
 
 
 def active_rates(measured: LabResult, spec: ClusterSpec) -> list[float]:
-    """Bytes per second of every worker in every sample in which it was transferring."""
+    """Return the bytes per second of every worker in every sample in which it transferred."""
     found = []
     for number, samples in measured.carried.items():
         for (t0, *before), (t1, *after) in pairwise(samples):
@@ -220,10 +195,10 @@ def active_rates(measured: LabResult, spec: ClusterSpec) -> list[float]:
 
 
 def simulator(bench: Bench) -> None:
-    """The simulator against the lab.
+    """Compare simulated with measured iteration times.
 
-    Without any jitter, workers who are bound to nothing begin in lockstep, and by which small chance they leave it, and
-    when, decides how quick they are: so they are measured with jitter too, for longer and with several seeds.
+    Without jitter, ASP's and SSP's workers begin in lockstep, and chance decides when they leave it. That determines
+    their speed, so they are also measured with jitter, for longer and with several seeds.
     """
     free, bound = ("asp", "ssp"), ("bsp", "bsp:pipeline=true", "r2sp")
     rows: list[list[object]] = []
@@ -250,7 +225,7 @@ def simulator(bench: Bench) -> None:
 
 
 def growth(bench: Bench) -> None:
-    """2 to 16 workers at one server."""
+    """Measure 2 to 16 workers at one server."""
     rows: list[list[object]] = []
     for workers in (2, 4, 8, 16):
         base = load_cluster("lab-1mb")
@@ -263,12 +238,12 @@ def growth(bench: Bench) -> None:
         seconds = ours.report.mean_iteration_seconds
         costs = [measured.cost.cpu_seconds_per_gigabyte for measured in (ours, ddp)]
         rows.append([workers, seconds, seconds / floor, *costs])
-    headings = ("workers", "s an iteration", "× floor", "CPU s for a GB", "gloo's")
+    headings = ("workers", "s per iteration", "× floor", "CPU s per GB", "gloo's")
     bench.table("lab-1mb: growth", headings, rows)
 
 
 def faults(bench: Bench) -> None:
-    """A worker killed, and a link cut for five seconds: how long until the others are as quick as before?"""
+    """Kill a worker, or cut its link for five seconds, and measure how long the others are slower than before."""
     rows: list[list[object]] = []
     for what, fault in (("killed", Fault(6.0, 3, "kill", 0.0)), ("link cut for 5 s", Fault(6.0, 3, "cut", 5.0))):
         for policy, streamed in (("bsp", False), ("r2sp", False), ("r2sp", True)):
@@ -281,9 +256,9 @@ def faults(bench: Bench) -> None:
 
 
 def recovery(measured: LabResult, fault: Fault) -> tuple[float, float, int, int]:
-    """The others' iteration time before, their slowest one after, how many rounds were slow, and what came twice.
+    """Return the others' iteration time before, their slowest one after, slow rounds, and updates applied twice.
 
-    A round is as slow as its median: one worker's arrival is early or late by itself, too.
+    The time of a round is its median, because single arrivals are early or late by chance.
     """
     start = next(event.time for event in measured.events)
     others: dict[int, list[float]] = {}
@@ -301,7 +276,7 @@ def recovery(measured: LabResult, fault: Fault) -> tuple[float, float, int, int]
 
 
 def advice(bench: Bench) -> None:
-    """`paceline advise examples/digits.py` in labs: is what it names the fastest that the lab then measures?"""
+    """Check whether the advice of `paceline advise examples/digits.py` is the fastest policy that the lab measures."""
     examples = Path(__file__).parent.parent / "examples"
     rows: list[list[object]] = []
     for file in sorted((examples / "clusters").glob("*.toml")):
@@ -309,15 +284,15 @@ def advice(bench: Bench) -> None:
         ran = subprocess.run([*command, "--json", str(examples / "digits.py")], capture_output=True, text=True)
         if ran.returncode:
             raise SystemExit(ran.stderr)
-        told = json.loads(ran.stdout)
-        measured = [each for each in told["candidates"] if each["measured"]]
+        output = json.loads(ran.stdout)
+        measured = [each for each in output["candidates"] if each["measured"]]
         best = max(measured, key=lambda each: each["measured"]["samples_per_second"])
-        own = next(each for each in measured if each["candidate"] == told["advice"])
+        own = next(each for each in measured if each["candidate"] == output["advice"])
         behind = best["measured"]["samples_per_second"] / own["measured"]["samples_per_second"] - 1
-        verdict = "yes" if told["right"] else "no"
+        verdict = "yes" if output["right"] else "no"
         fastest = "itself" if best is own else f"{scheme(best['candidate'])}, by {behind:.0%}"
         seconds = own["iteration_seconds"], own["measured"]["iteration_seconds"]
-        rows.append([file.stem, scheme(told["advice"]), told["gain"], *seconds, fastest, verdict])
+        rows.append([file.stem, scheme(output["advice"]), output["gain"], *seconds, fastest, verdict])
     headings = ("cluster", "advice", "× ddp", "expected", "measured", "fastest measured", "right")
     bench.table("Advice on examples/digits.py, measured", headings, rows)
 
@@ -340,14 +315,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ALL))
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--plot", type=Path)
-    asked = parser.parse_args()
-    unknown = [name for name in asked.names if name not in ALL]
+    args = parser.parse_args()
+    unknown = [name for name in args.names if name not in ALL]
     if unknown:
-        parser.error(f"there is no {unknown[0]!r}; there are {', '.join(ALL)}")
-    if asked.plot:
-        asked.plot.mkdir(parents=True, exist_ok=True)
-    bench = Bench(asked.iterations, asked.plot)
-    for name in asked.names or ALL:
+        parser.error(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(ALL)}")
+    if args.plot:
+        args.plot.mkdir(parents=True, exist_ok=True)
+    bench = Bench(args.iterations, args.plot)
+    for name in args.names or ALL:
         ALL[name](bench)
 
 

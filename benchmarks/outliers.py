@@ -1,8 +1,8 @@
-"""What cosines of updates look like, and whom which rule would blacklist (docs/decisions/0013-outliers.md).
+"""The cosines of updates, and the clients that each rule would blacklist (docs/decisions/0013-outliers.md).
 
     python benchmarks/outliers.py [--network mlp --dataset fashion-mnist --data DIR --rounds 40 --outliers 0.25]
 
-A federation of 48 clients in three groups is trained without a filter; every rule is then tried on the cosines it had.
+A federation of 48 clients in three groups is trained without a filter. Every rule is then applied to its cosines.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from paceline.simulate.task import LocalSettings, Task
 from paceline.simulate.training import Shares, train
 from paceline.workloads.data import load
 
-Cohort = list[tuple[int, float]]  # client, its cosine with the whole
+Cohort = list[tuple[int, float]]  # client, and the cosine of its update with the sum
 
 
 class Collecting(FLR2SP):
-    """Hears of cosines and judges nobody."""
+    """FL-R²SP that records cosines and blacklists nobody."""
 
     def __init__(self, groups: int) -> None:
         super().__init__(groups)
-        self.heard: list[Cohort] = []
+        self.recorded: list[Cohort] = []
 
     def _judge(self, cosines: dict[Update, float], now: float) -> Decisions:
-        self.heard.append([(update.worker, cosine) for update, cosine in cosines.items()])
+        self.recorded.append([(update.worker, cosine) for update, cosine in cosines.items()])
         return []
 
 
-def collected(asked: argparse.Namespace) -> tuple[list[Cohort], set[int]]:
-    """The cosines of a run, Apply by Apply; and who the outliers are."""
-    data = load(asked.dataset, asked.data)
+def collected(args: argparse.Namespace) -> tuple[list[Cohort], set[int]]:
+    """Train a federation. Return the cosines of every Apply, and the outliers."""
+    data = load(args.dataset, args.data)
     spec = load_cluster("fl-cnn")
-    spec = replace(spec, workers=spec.workers[: asked.clients])
-    alphas = Skew(asked.outliers).alphas(asked.clients, asked.seed)
-    each = min(390, max(64, len(data.labels) // asked.clients))
-    shares = Shares(dirichlet(data.labels, alphas, each, asked.seed), asked.seed)
-    optimizer = OptimizerSpec("SGD", ({"lr": asked.rate},))
-    task = Task(asked.network, data, optimizer, asked.seed, local=LocalSettings(asked.steps, 16))
-    policy = Collecting(asked.clients // asked.group)
-    train(spec, policy, task, None, asked.rounds, shares=shares)
-    return policy.heard, {client for client, alpha in enumerate(alphas) if alpha < 1}
+    spec = replace(spec, workers=spec.workers[: args.clients])
+    alphas = Skew(args.outliers).alphas(args.clients, args.seed)
+    each = min(390, max(64, len(data.labels) // args.clients))
+    shares = Shares(dirichlet(data.labels, alphas, each, args.seed), args.seed)
+    optimizer = OptimizerSpec("SGD", ({"lr": args.rate},))
+    task = Task(args.network, data, optimizer, args.seed, local=LocalSettings(args.steps, 16))
+    policy = Collecting(args.clients // args.group)
+    train(spec, policy, task, None, args.rounds, shares=shares)
+    return policy.recorded, {client for client, alpha in enumerate(alphas) if alpha < 1}
 
 
-def tried(rule: Filtered, cohorts: list[Cohort]) -> set[int]:
-    """Whom a rule would have blacklisted: it hears of the cosines of those whom it has not."""
+def blacklisted(rule: Filtered, cohorts: list[Cohort]) -> set[int]:
+    """Return the clients that a rule blacklists. Cosines of blacklisted clients are left out."""
     rule.granted = {client: 1 for cohort in cohorts for client, _ in cohort}
     for at, cohort in enumerate(cohorts):
         left = {Update(client, at, 0, 1, 0.0): value for client, value in cohort if client not in rule.blacklist}
@@ -87,11 +87,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=kind, default=usual)
     parser.add_argument("--outliers", type=float, default=0.25)
     parser.add_argument("--rate", type=float, default=0.02)
-    parser.add_argument("--keep", type=Path, help="write the cosines there, to try rules on")
-    cohorts, odd = collected(asked := parser.parse_args())
-    if asked.keep:
-        asked.keep.write_text(json.dumps({"cohorts": cohorts, "outliers": sorted(odd)}))
-    others = asked.clients - len(odd)
+    parser.add_argument("--keep", type=Path, help="write the cosines to this file")
+    cohorts, odd = collected(args := parser.parse_args())
+    if args.keep:
+        args.keep.write_text(json.dumps({"cohorts": cohorts, "outliers": sorted(odd)}))
+    others = args.clients - len(odd)
     for name, part in (("first", cohorts[: len(cohorts) // 4]), ("last", cohorts[-len(cohorts) // 4 :])):
         for who, wanted in (("outliers", True), ("others", False)):
             found = sorted(value for cohort in part for client, value in cohort if (client in odd) == wanted)
@@ -99,7 +99,7 @@ def main() -> None:
                 low, high = found[len(found) // 10], found[9 * len(found) // 10]
                 print(f"{name} quarter: {who:8} {low:6.2f} {median(found):6.2f} {high:6.2f}")
     for name, rule in RULES.items():
-        black = tried(rule(), cohorts)
+        black = blacklisted(rule(), cohorts)
         share = f"{len(black & odd) / len(odd):.0%}" if odd else "–"
         print(f"{name}: {share} of the outliers, {len(black - odd) / others:.0%} of the others")
 

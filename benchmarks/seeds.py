@@ -1,13 +1,13 @@
-"""Whole jobs under random faults, one for each seed: real JobState and WorkerState, a clock that is not real.
+"""Whole jobs under random faults, one per seed: the real JobState and WorkerState under a virtual clock.
 
-Each seed draws a small job (policy, workers, shards, checkpoints) and its faults: workers, shards and the server that
-are killed, stopped and cut off, twins, full disks, lost messages. After each it is checked that the job has ended, that
-every sample counted once an epoch, that every update was applied at most once and in order, and that the policy kept
-its promise in every generation of the server. A seed gives the same run every time.
+Each seed draws a small job (policy, workers, shards, checkpoints) and its faults: workers, shards and servers that are
+killed, stopped or cut off, duplicate workers, full disks, and lost messages. After each run, these properties are
+checked: the job has ended, every sample counted once per epoch, every update was applied at most once and in order, and
+the policy kept its promise in every generation of the server. A seed always gives the same run.
 
 python benchmarks/seeds.py --seeds 10000
-python benchmarks/seeds.py --only 17                     # one seed, with the log of its instructions
-python benchmarks/seeds.py --seeds 1000 --mistake all    # are deliberate mistakes in JobState found?
+python benchmarks/seeds.py --only 17                     # one seed, with a log of events and instructions
+python benchmarks/seeds.py --seeds 1000 --mistake all    # check that deliberate mistakes in JobState are found
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the judge, and the deliberate mistakes
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # for the judge and the deliberate mistakes
 
 from conformance.judge import judge_of
 from paceline.job import JobState
@@ -34,7 +34,7 @@ Result = tuple[int, str, list[str]]  # a seed, its policy, and its problems
 
 
 def problems_of(outcome: ProtocolOutcome) -> list[str]:
-    """The promises that a run broke. The run has noticed some itself; a judge finds others in its traces."""
+    """Return the promises that a run broke: those that the run noticed, and those that a judge finds in its traces."""
     problems = list(outcome.problems)
     setting = outcome.setting
     for number, trace in enumerate(outcome.traces, start=1):
@@ -49,12 +49,12 @@ def problems_of(outcome: ProtocolOutcome) -> list[str]:
 
 
 def check(seed: int, mistake: str = "") -> Result:
-    """Run a seed. An exception is a problem too."""
+    """Run a seed and return its problems. An exception is a problem too."""
     make_state = MISTAKES[mistake] if mistake else JobState
     try:
         outcome = run(seed, make_state)
     except Exception as error:
-        return seed, "", [f"It broke: {error!r}", traceback.format_exc()]
+        return seed, "", [f"The run failed: {error!r}", traceback.format_exc()]
     return seed, outcome.setting.policy, problems_of(outcome)
 
 
@@ -68,8 +68,8 @@ def in_processes(seeds: Iterable[int], mistake: str, jobs: int) -> Iterator[Resu
 
 
 def run_all(first: int, count: int, jobs: int) -> bool:
-    """Run the seeds; True if none has a problem."""
-    began = told = time.monotonic()
+    """Run the seeds. Return True if none has a problem."""
+    began = reported = time.monotonic()
     failed: list[Result] = []
     policies: Counter[str] = Counter()
     for done, result in enumerate(in_processes(range(first, first + count), "", jobs), start=1):
@@ -78,10 +78,12 @@ def run_all(first: int, count: int, jobs: int) -> bool:
         if problems:
             failed.append(result)
             print(f"seed {seed}, {policy}: {problems[0]}", flush=True)
-        if time.monotonic() - told > 10.0:
-            told = time.monotonic()
-            print(f"{done} of {count} seeds, {len(failed)} failed, {told - began:.0f} s", file=sys.stderr, flush=True)
-    print(f"{count} seeds from {first} on in {time.monotonic() - began:.0f} s, {jobs} at a time: {len(failed)} failed.")
+        if time.monotonic() - reported > 10.0:
+            reported = time.monotonic()
+            print(
+                f"{done} of {count} seeds, {len(failed)} failed, {reported - began:.0f} s", file=sys.stderr, flush=True
+            )
+    print(f"{count} seeds from {first} in {time.monotonic() - began:.0f} s, {jobs} at a time: {len(failed)} failed.")
     print("Jobs by policy: " + ", ".join(f"{policy} {number}" for policy, number in sorted(policies.items())))
     if failed:
         print(f"Look at one with: python benchmarks/seeds.py --only {failed[0][0]}")
@@ -89,7 +91,7 @@ def run_all(first: int, count: int, jobs: int) -> bool:
 
 
 def run_mistake(mistake: str, first: int, count: int, jobs: int) -> bool:
-    """Run the seeds with a mistake put in; True if some seed finds it."""
+    """Run the seeds with a mistake in JobState. Return True if some seed finds it."""
     failed = [result for result in in_processes(range(first, first + count), mistake, jobs) if result[2]]
     what = (MISTAKES[mistake].__doc__ or "").splitlines()[0]
     print(f"{mistake} ({what}) {len(failed)} of {count} seeds fail", end="")
@@ -98,7 +100,7 @@ def run_mistake(mistake: str, first: int, count: int, jobs: int) -> bool:
 
 
 def look_at(seed: int, mistake: str) -> bool:
-    """Run one seed, and show all that the job was told and what it answered."""
+    """Run one seed, and print all events of the job and its instructions."""
     history: list[str] = []
     try:
         outcome = run(seed, MISTAKES[mistake] if mistake else JobState, history=history)
@@ -111,13 +113,15 @@ def look_at(seed: int, mistake: str) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Whole jobs under random faults, one for each seed.")
-    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds (default 1000)")
+    parser = argparse.ArgumentParser(description="Whole jobs under random faults, one per seed.")
+    parser.add_argument("--seeds", type=int, default=1000, help="number of seeds (default 1000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
-    parser.add_argument("--only", type=int, metavar="SEED", help="run this seed alone, and show what happens")
     parser.add_argument(
-        "--mistake", choices=[*MISTAKES, "all"], default="", help="put a mistake into JobState: seeds must fail"
+        "--jobs", type=int, default=os.cpu_count() or 1, help="number of processes (default: one per core)"
+    )
+    parser.add_argument("--only", type=int, metavar="SEED", help="run only this seed, and show its log")
+    parser.add_argument(
+        "--mistake", choices=[*MISTAKES, "all"], default="", help="put a mistake into JobState; some seeds must fail"
     )
     args = parser.parse_args()
     if args.only is not None:

@@ -1,4 +1,4 @@
-"""What the simulator and one policy decision cost, in processor time. Everything is a ratio within this one run.
+"""CPU time of the simulator and of policy decisions. Figures are ratios within one run.
 
 make bench            or            python benchmarks/simulator.py
 """
@@ -20,7 +20,7 @@ SCHEMES = ("bsp", "asp", "ssp", "dssp", "r2sp")
 
 
 def bare_heapq(events: int = 300_000, size: int = 16) -> float:
-    """Events per second of a loop that pops the earliest event, calls it, and pushes it back a random time later."""
+    """Return the events per second of a loop that pops the earliest event, calls it, and pushes it back for later."""
     draw = random.Random(0).random
     heap: list[tuple[float, int, Callable[[object], None], object]] = []
 
@@ -37,7 +37,7 @@ def bare_heapq(events: int = 300_000, size: int = 16) -> float:
 
 
 def simulated(spec: ClusterSpec, policy: str, iterations: int) -> tuple[float, float]:
-    """Heap pops per second of a simulated run, network and reporting included; and the seconds it took."""
+    """Return the heap pops per second of a simulated run, with network and reporting, and its seconds."""
     cluster = Cluster(spec, make(policy), iterations)
     began = time.process_time()
     events = cluster.run().events
@@ -46,13 +46,13 @@ def simulated(spec: ClusterSpec, policy: str, iterations: int) -> tuple[float, f
 
 
 def with_workers(spec: ClusterSpec, count: int) -> ClusterSpec:
-    """The same cluster with as many servers for each worker."""
+    """Return the cluster with `count` workers and the same number of servers per worker."""
     servers = spec.servers * count // len(spec.workers)
     return replace(spec, workers=spec.workers[:1] * count, servers=servers)
 
 
 def decision_microseconds(policy: Policy, workers: int, decisions: int) -> float:
-    """Time in the policy for one decision, with iteration times that vary by 5%, once everyone has started."""
+    """Return the microseconds of one decision after all workers have started. Iteration times vary by 5%."""
     draw = random.Random(0).gauss
     heap: list[tuple[float, int, int, int]] = []  # (time, sequence, worker, iteration); worker -1 wakes the policy
     iteration = [0] * workers
@@ -79,7 +79,7 @@ def decision_microseconds(policy: Policy, workers: int, decisions: int) -> float
         now, _, worker, number = heapq.heappop(heap)
         if worker < 0:
             if now != wake:
-                continue  # replaced by a later one
+                continue  # replaced by a newer WakeAt
             began = clock()
             made = policy.woke(now)
             ended = clock()
@@ -123,7 +123,7 @@ def main() -> None:
             f"  {policy:18s} {few:6.2f} µs at 16 workers, {many:6.2f} µs at 10,000: {growth:4.2f}× {verdict(growth, 2)}"
         )
 
-    print("\nScale: 5% jitter, as many servers for each worker as in cluster A.")
+    print("\nScale: 5% jitter, as many servers per worker as in cluster A.")
     small, _ = simulated(spec, "asp", 2000)
     large, seconds = simulated(with_workers(spec, 10_000), "asp", 20)
     print(
@@ -137,6 +137,7 @@ def main() -> None:
 
 
 def _peak_memory() -> float:
+    """Return the peak memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

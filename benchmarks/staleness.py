@@ -1,10 +1,10 @@
-"""How far staleness narrows the learning rates that a scheme bears, on parabolas: no data, no network, seconds.
+"""How staleness limits the stable learning rates of a scheme, on parabolas. Needs no data and takes seconds.
 
 python benchmarks/staleness.py [--momentum 0.9] [--plot FILE]
 
-The loss is ½·λ·w², its gradient λ·w. BSP with momentum β is stable as long as η·λ < 2·(1+β). Where M groups take turns,
-each adds a Mth of the gradient, computed from weights that are M−1 versions old. What is printed is the largest η·λ up
-to which every parabola is stable, by the very code that servers run (`paceline.model.slice`).
+The loss is ½·λ·w², its gradient λ·w. BSP with momentum β is stable if η·λ < 2·(1+β). If M groups take turns, each adds
+1/M of the gradient, computed from weights that are M−1 versions old. The output is the largest η·λ up to which every
+parabola is stable, computed with the code that servers run (`paceline.model.slice`).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--plot", type=Path)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     groups = (1, 2, 3, 4, 8, 16)
-    print(f"the largest η·λ that is stable, momentum {asked.momentum:g}\n")
+    print(f"Largest stable η·λ, momentum {args.momentum:g}\n")
     print("| groups | " + " | ".join(CORRECTIONS) + " |")
     print("|---|" + "---|" * len(CORRECTIONS))
     edges: dict[Correction, list[float]] = {each: [] for each in CORRECTIONS}
     for M in groups:
         for correct in CORRECTIONS:
-            edges[correct].append(edge(growth(M, asked.momentum, correct)))
+            edges[correct].append(edge(growth(M, args.momentum, correct)))
         name = "1 (BSP)" if M == 1 else str(M)
         print(f"| {name} | " + " | ".join(f"{edges[each][-1]:.2f}" for each in CORRECTIONS) + " |")
-    if asked.plot:
-        draw(groups, edges, asked.plot)
+    if args.plot:
+        draw(groups, edges, args.plot)
 
 
 def growth(M: int, beta: float, correct: Correction) -> torch.Tensor:
-    """By how much each parabola's oscillation grows in the second half of the rounds; below 1 it dies away."""
+    """Return the growth of each parabola's oscillation in the second half of the rounds. Below 1 it dies out."""
     size = len(CURVATURES)
     spec = OptimizerSpec("SGD", ({"lr": 1.0, "momentum": beta},))
     server = Slice(Layout((Tensor("w", (size,)),)), 0, size, spec)
@@ -59,6 +59,7 @@ def growth(M: int, beta: float, correct: Correction) -> torch.Tensor:
 
 
 def edge(grown: torch.Tensor) -> float:
+    """Return the largest η·λ below the first unstable one."""
     unstable = (grown >= 1).logical_or(grown.isnan()).nonzero()
     first = int(unstable[0]) if len(unstable) else len(CURVATURES)
     return float(CURVATURES[first - 1]) if first else 0.0

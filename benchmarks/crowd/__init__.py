@@ -1,1 +1,1 @@
-"""Connect very many clients to one real server, and to a bare TCP server beside it."""
+"""Connects thousands of clients to one real server, and to a bare TCP server for comparison."""

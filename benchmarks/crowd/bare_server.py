@@ -1,6 +1,6 @@
-"""A crowd at a bare TCP server, which does nothing with the bytes that it gets. A real server is measured beside it.
+"""The baseline for a real server: a bare TCP server that ignores the bytes it receives, and clients for it.
 
-`python -m benchmarks.crowd.bare_server BYTES` is that server.
+`python -m benchmarks.crowd.bare_server BYTES` runs the server.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import socket
 import sys
 import time
 
-from benchmarks.crowd.load import CrowdResult, Load, Watched, allow, started
+from benchmarks.crowd.load import CrowdResult, Load, ServerUsage, allow, started
 from paceline.serve.coordinator import event_loop
 from paceline.serve.wire.endpoint import CALLERS
 from paceline.serve.wire.frames import CHUNK
 
 
 def exchange(load: Load) -> CrowdResult:
-    """Let a crowd send its bytes to such a server, and as many back, in rounds."""
+    """Let all clients exchange bytes with a bare TCP server, in rounds, and measure the server."""
     allow(load.clients)
     with started(["-m", "benchmarks.crowd.bare_server", str(load.bytes)]) as (process, port):
         return event_loop.run(_exchange(load, port, process.pid))
 
 
 async def connected(host: str, port: int) -> socket.socket:
-    """A socket for an event loop."""
+    """Return a connected non-blocking socket."""
     sock = socket.socket()
     try:
         sock.setblocking(False)
@@ -38,35 +38,35 @@ async def connected(host: str, port: int) -> socket.socket:
     return sock
 
 
-async def fill(on: asyncio.AbstractEventLoop, sock: socket.socket, place: memoryview) -> None:
-    """Receive as many bytes as there is room for."""
-    while len(place):
-        count = await on.sock_recv_into(sock, place[:CHUNK])
+async def fill(loop: asyncio.AbstractEventLoop, sock: socket.socket, buffer: memoryview) -> None:
+    """Receive bytes until the buffer is full."""
+    while len(buffer):
+        count = await loop.sock_recv_into(sock, buffer[:CHUNK])
         if count == 0:
-            raise ConnectionError("the server has hung up")
-        place = place[count:]
+            raise ConnectionError("The server closed the connection.")
+        buffer = buffer[count:]
 
 
 async def _exchange(load: Load, port: int, process: int) -> CrowdResult:
-    on, server = asyncio.get_running_loop(), Watched(process)
+    loop, server = asyncio.get_running_loop(), ServerUsage(process)
     began = time.monotonic()
     sent, spare = memoryview(bytes(range(250)) * (load.bytes // 250 + 1))[: load.bytes], list[bytearray]()
     sockets = await asyncio.gather(*(connected("127.0.0.1", port) for _ in range(load.clients)))
 
     async def rounds(sock: socket.socket) -> None:
         for _ in range(load.rounds):
-            await on.sock_sendall(sock, sent)
-            place = spare.pop() if spare else bytearray(load.bytes)
-            await fill(on, sock, memoryview(place))
-            spare.append(place)
+            await loop.sock_sendall(sock, sent)
+            buffer = spare.pop() if spare else bytearray(load.bytes)
+            await fill(loop, sock, memoryview(buffer))
+            spare.append(buffer)
 
     try:
         connecting = time.monotonic() - began
-        server.look()
+        server.sample_memory()
         cpu, began = server.cpu_seconds(), time.monotonic()
         await asyncio.gather(*map(rounds, sockets))
         seconds, cpu = time.monotonic() - began, server.cpu_seconds() - cpu
-        server.look()
+        server.sample_memory()
         exchanges = load.clients * load.rounds
         return CrowdResult(seconds, exchanges, load.rounds, cpu, server.memory(), connecting)
     finally:
@@ -75,16 +75,16 @@ async def _exchange(load: Load, port: int, process: int) -> CrowdResult:
 
 
 class _Connection:
-    """A connection of the server: so many bytes in, and then so many out."""
+    """A connection of the server, which alternates between receiving and sending."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.there = 0  # bytes of this direction that are through
+        self.done = 0  # bytes of the current direction that are transferred
 
 
 def serve(size: int) -> None:
-    """Receive so many bytes from a connection and send as many, for as many connections as there are."""
-    place = memoryview(bytearray(size))  # one for all: nobody asks what was in it
+    """Serve connections forever: receive `size` bytes from each, send as many back, and start over."""
+    buffer = memoryview(bytearray(size))  # shared by all connections, because its content does not matter
     with socket.create_server(("127.0.0.1", 0), backlog=CALLERS) as listener, selectors.DefaultSelector() as selector:
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ)
@@ -100,18 +100,18 @@ def serve(size: int) -> None:
                     continue
                 one: _Connection = key.data
                 if events & selectors.EVENT_READ:
-                    count = one.socket.recv_into(place[one.there :][:CHUNK])
+                    count = one.socket.recv_into(buffer[one.done :][:CHUNK])
                     if not count:
                         selector.unregister(one.socket)
                         one.socket.close()
                         continue
                 else:
-                    count = one.socket.send(place[one.there :])
-                one.there += count
-                if one.there == size:
-                    one.there = 0
-                    onward = selectors.EVENT_WRITE if events & selectors.EVENT_READ else selectors.EVENT_READ
-                    selector.modify(one.socket, onward, one)
+                    count = one.socket.send(buffer[one.done :])
+                one.done += count
+                if one.done == size:
+                    one.done = 0
+                    next_event = selectors.EVENT_WRITE if events & selectors.EVENT_READ else selectors.EVENT_READ
+                    selector.modify(one.socket, next_event, one)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Very many clients at one real server, all connected at the same time.
+"""Thousands of clients of one real server, all connected at the same time.
 
-One process holds them all: each is a coroutine that says what `paceline.serve.worker.client` would say, over sockets
-of its own. All of them push the same change, so the model that belongs to a version is known, and every pull is checked
-against it. What that costs is measured beside a bare TCP server that is sent the same bytes (`bare.py`).
+One process holds all clients. Each is a coroutine that sends the messages of `paceline.serve.worker.client` over its
+own sockets. All clients push the same change, so the model of every version is known, and every pull is checked. The
+baseline is a bare TCP server that receives the same bytes (`bare_server.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.crowd.bare_server import connected, fill
-from benchmarks.crowd.load import CrowdError, CrowdResult, Load, Watched, allow, started
+from benchmarks.crowd.load import CrowdError, CrowdResult, Load, ServerUsage, allow, started
 from benchmarks.transports.load import as_bytes
 from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
@@ -53,17 +53,17 @@ from paceline.serve.wire.messages import (
 from paceline.serve.worker.incarnation import FROM_COORDINATOR
 from paceline.serve.worker.transfers import FROM_SHARD, retry_pauses
 
-PATIENCE = 60.0  # seconds for which a connection is tried
-LONGEST = 600.0  # seconds for a crowd to connect, to pull, or to do its rounds
-SETTLING = 1.0  # seconds after the last push, before memory is looked at again
-# Bytes that a shard takes once its threads are at work, in all and for each, beside what they receive: measured with a
-# small model (4 kB; 40 kB for the 50), where 50, 1,000 and 2,000 of them took 67, 110 and 140 MB.
-AT_WORK, EACH_AT_WORK = 80_000_000, 40_000
-CLOSE = 1e-5  # of a weight: what float32 may lose over a few thousand versions
+PATIENCE = 60.0  # seconds in which a connection is retried
+LONGEST = 600.0  # seconds in which all clients must connect, pull, or finish their rounds
+SETTLING = 1.0  # seconds between the last push and the last look at memory
+# Bytes that the running threads of a shard take, as a base and per client, without the pushes that they receive.
+# Measured with a small model (4 kB; 40 kB for 50 clients): 50, 1,000 and 2,000 clients took 67, 110 and 140 MB.
+THREADS_BASE, THREADS_PER_CLIENT = 80_000_000, 40_000
+TOLERANCE = 1e-5  # relative rounding error of float32 over a few thousand versions
 
 
-def serve(load: Load, policy: str, progress: Callable[[str], None] = lambda _said: None) -> CrowdResult:
-    """Load `paceline federate serve` with a crowd of clients."""
+def serve(load: Load, policy: str, progress: Callable[[str], None] = lambda _line: None) -> CrowdResult:
+    """Run `paceline federate serve` with all clients, and measure it."""
     allow(2 * load.clients)
     command = ["-m", "paceline", "federate", "serve", "--clients", str(load.clients), "--policy", policy]
     with started(command) as (process, port):
@@ -72,21 +72,21 @@ def serve(load: Load, policy: str, progress: Callable[[str], None] = lambda _sai
         try:
             code = process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            raise CrowdError(f"The server went on for {PATIENCE:g} s after all clients had left.") from None
+            raise CrowdError(f"The server still ran {PATIENCE:g} s after all clients had left.") from None
         if code:
             raise CrowdError(f"The server ended with exit code {code}; its output above says why.")
         return figure
 
 
 def bound(load: Load, policy: str) -> int:
-    """Bytes that a shard may take for updates and copies of the model under fl-r2sp, whatever clients do at once.
+    """Return the maximum bytes that a shard takes for updates and copies of the model under fl-r2sp.
 
-    The model; what is held for each group, a sum or a quorum; pushes that are being received; and a copy for the
-    pulls of each version that the model has left behind, which is one for each group at the most.
+    These are the model, what is held for each group (a sum, or with the filter a quorum), the pushes that are being
+    received, and a copy for each older version that is still being pulled: at most one per group.
     """
     made = make(policy)
     if not (isinstance(made, FLR2SP) and isinstance(made.policy, Groups) and isinstance(made.policy.inner, BSP)):
-        raise CrowdError(f"{policy} is not fl-r2sp, and its memory is not known: give fl-r2sp, with options.")
+        raise CrowdError(f"The memory bound is known only for fl-r2sp; got {policy}.")
     groups, fraction = made.count, made.policy.inner.fraction
     sizes = [len(range(group, load.clients, groups)) for group in range(groups)]
     held = sum(max(1, math.floor(fraction * size + 1e-9)) for size in sizes) if made.compares else groups
@@ -94,13 +94,13 @@ def bound(load: Load, policy: str) -> int:
     return load.bytes * (1 + held + received + groups)
 
 
-def at_work(load: Load) -> int:
-    """Bytes, about, that the threads of a shard take besides, once they are at work."""
-    return AT_WORK + EACH_AT_WORK * load.clients
+def thread_bytes(load: Load) -> int:
+    """Return the approximate bytes that the running threads of a shard take."""
+    return THREADS_BASE + THREADS_PER_CLIENT * load.clients
 
 
 class _Wire:
-    """Frames over a socket of an event loop, as `serve.wire.Channel` has them over one that blocks."""
+    """Frames over a non-blocking socket. `serve.wire.frames.Channel` does the same over a blocking one."""
 
     def __init__(self, sock: socket.socket, reader: MessageDecoder) -> None:
         self._socket, self._reader = sock, reader
@@ -110,17 +110,17 @@ class _Wire:
 
     @classmethod
     async def open(cls, host: str, port: int, reader: MessageDecoder) -> _Wire:
-        """Connect and greet."""
+        """Connect, and do the handshake."""
         async with asyncio.timeout(SECONDS):
-            return await cls._greeted(cls(await connected(host, port), reader))
+            return await cls._with_handshake(cls(await connected(host, port), reader))
 
     @classmethod
-    async def _greeted(cls, wire: _Wire) -> _Wire:
+    async def _with_handshake(cls, wire: _Wire) -> _Wire:
         try:
-            asked = await wire.receive()
-            answer = handshake.proof(b"", asked)
-            await wire.send(answer)
-            handshake.verify(b"", asked, answer, await wire.receive())
+            challenge = await wire.receive()
+            proof = handshake.proof(b"", challenge)
+            await wire.send(proof)
+            handshake.verify(b"", challenge, proof, await wire.receive())
         except BaseException:
             wire.close()
             raise
@@ -133,7 +133,7 @@ class _Wire:
                 await self._loop.sock_sendall(self._socket, body)
 
     async def receive(self, body: memoryview | None = None) -> Any:
-        """The next message, and its body if it has one."""
+        """Return the next message. Receive its body, if it has one, into the buffer."""
         await fill(self._loop, self._socket, self._prefix)
         head_size, body_size = decode_prefix(self._prefix)
         head = bytearray(head_size)
@@ -148,7 +148,7 @@ class _Wire:
         return message
 
     async def expect(self, kind: type, body: memoryview | None = None) -> Any:
-        """The next message, which must be one of these."""
+        """Return the next message, which must be of this kind."""
         message = await self.receive(body)
         if not isinstance(message, kind):
             raise CrowdError(f"The server answered with {type(message).__name__} instead of {kind.__name__}.")
@@ -159,7 +159,7 @@ class _Wire:
 
 
 class _Crowd:
-    """All clients of a federation."""
+    """All clients of a federation, with a model that the benchmark knows for every version."""
 
     def __init__(self, load: Load, port: int, process: int, progress: Callable[[str], None]) -> None:
         self._load, self._port, self._progress = load, port, progress
@@ -167,35 +167,35 @@ class _Crowd:
         layout = Layout((Tensor("weights", (load.elements,)),))
         self._description = memoryview(Description(layout, SUMS).as_json())
         self._change = (torch.arange(load.elements) % 7 + 1).to(torch.float32)
-        self._unit: torch.Tensor | None = None  # what one version moves the model by, once one is known
-        self._spare: list[torch.Tensor] = []  # to pull into
+        self._unit: torch.Tensor | None = None  # the change of the model per version, known after the first one
+        self._spare: list[torch.Tensor] = []  # buffers for pulls
         self._wires: list[_Wire] = []
         self._controls: dict[int, _Wire] = {}
         self._lease = PATIENCE
         self._rounds = [0] * load.clients
-        self._connected = self._pulled = self._done = 0  # clients that are
+        self._connected = self._pulled = self._done = 0  # numbers of clients
         self._first_connected, self._others_connected = asyncio.Event(), asyncio.Event()
         self._all_pulled, self._go, self._all_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._turned_away = 0
+        self._retries = 0
         self._version = 0
 
     async def run(self) -> CrowdResult:
-        """Connect all, let them exchange until each has done its rounds, and leave."""
+        """Connect all clients, let each do its rounds, and leave the job."""
         last = self._load.clients - 1
-        tasks = [asyncio.ensure_future(doing) for doing in (self._client(0), self._beat())]
+        tasks = [asyncio.ensure_future(doing) for doing in (self._client(0), self._send_heartbeats())]
         try:
-            await self._unless_lost(self._first_connected, tasks)
-            server, began = Watched(self._process), time.monotonic()
+            await self._wait_for(self._first_connected, tasks)
+            server, began = ServerUsage(self._process), time.monotonic()
             tasks += [asyncio.ensure_future(self._client(number)) for number in range(1, last)]
-            await self._unless_lost(self._others_connected, tasks)
-            tasks.append(asyncio.ensure_future(self._client(last)))  # with the last, the federation begins
+            await self._wait_for(self._others_connected, tasks)
+            tasks.append(asyncio.ensure_future(self._client(last)))  # the federation begins when the last client joins
             connecting = time.monotonic() - began
             self._progress(f"{self._load.clients} clients are connected after {connecting:.1f} s")
-            await self._unless_lost(self._all_pulled, tasks)
-            server.look()
+            await self._wait_for(self._all_pulled, tasks)
+            server.sample_memory()
             cpu, began = server.cpu_seconds(), time.monotonic()
             self._go.set()
-            await self._unless_lost(self._all_done, tasks)
+            await self._wait_for(self._all_done, tasks)
             seconds, cpu = time.monotonic() - began, server.cpu_seconds() - cpu
             exchanges = sum(self._rounds)
         finally:
@@ -203,17 +203,17 @@ class _Crowd:
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(SETTLING)
-        server.look()
+        server.sample_memory()
         memory = server.memory()
         for control in self._controls.values():
             await control.send(Leave())
         for wire in self._wires:
             wire.close()
         least = min(self._rounds)
-        return CrowdResult(seconds, exchanges, least, cpu, memory, connecting, self._turned_away, self._version)
+        return CrowdResult(seconds, exchanges, least, cpu, memory, connecting, self._retries, self._version)
 
-    async def _unless_lost(self, event: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-        """Until it happens; what a client stumbles over is raised here."""
+    async def _wait_for(self, event: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+        """Wait for an event. Raise the error of a client that fails meanwhile."""
         awaited: asyncio.Future[Any] = asyncio.ensure_future(event.wait())
         try:
             await asyncio.wait((awaited, *tasks), timeout=LONGEST, return_when=asyncio.FIRST_COMPLETED)
@@ -221,7 +221,7 @@ class _Crowd:
                 if each.done():
                     each.result()
             if not event.is_set():
-                raise CrowdError(f"The clients were not through after {LONGEST:g} s: the server does not hold.")
+                raise CrowdError(f"The clients did not finish within {LONGEST:g} s: the server cannot handle the load.")
         finally:
             awaited.cancel()
 
@@ -257,44 +257,46 @@ class _Crowd:
                     self._all_done.set()
 
     async def _open(self, host: str, port: int, reader: MessageDecoder) -> _Wire:
-        """As a client does it: again and again, if it is not let in."""
+        """Connect with retries, as a real client does."""
         for pause in retry_pauses(PATIENCE):
             try:
                 wire = await _Wire.open(host, port, reader)
             except OSError:  # TimeoutError is one too
-                self._turned_away += 1
+                self._retries += 1
                 await asyncio.sleep(pause)
             else:
                 self._wires.append(wire)
                 return wire
-        raise CrowdError(f"The server at {host}:{port} let a client wait for {PATIENCE:g} s: it does not hold.")
+        raise CrowdError(
+            f"The server at {host}:{port} accepted no connection for {PATIENCE:g} s: it cannot handle the load."
+        )
 
     async def _pull(self, control: _Wire, shard: _Wire, after: int) -> tuple[GrantIteration, int]:
-        """Wait for the next Grant, and pull the model. If asked to, give it first: all zeros."""
-        while not (isinstance(heard := await control.receive(), GrantIteration) and heard.iteration > after):
-            if isinstance(heard, ProvideWeights):
+        """Wait for the next Grant, and pull the model. If the server asks for initial weights, send zeros."""
+        while not (isinstance(message := await control.receive(), GrantIteration) and message.iteration > after):
+            if isinstance(message, ProvideWeights):
                 await shard.send(InitialWeights(), as_bytes(torch.zeros(self._load.elements)))
                 await shard.expect(InitialWeightsReceived)
-        place = self._spare.pop() if self._spare else torch.empty(self._load.elements)
-        await shard.send(Pull(heard.version))
-        version = (await shard.expect(Weights, as_bytes(place))).version
-        self._check(place, version, heard.version)
+        weights = self._spare.pop() if self._spare else torch.empty(self._load.elements)
+        await shard.send(Pull(message.version))
+        version = (await shard.expect(Weights, as_bytes(weights))).version
+        self._check(weights, version, message.version)
         self._version = max(self._version, version)
-        self._spare.append(place)
-        return heard, version
+        self._spare.append(weights)
+        return message, version
 
     def _check(self, weights: torch.Tensor, version: int, granted: int) -> None:
-        """Is it the model of this version? As nobody leaves, each moves it as far as the one before."""
+        """Raise CrowdError unless these are the weights of the version. Every version changes the model equally."""
         if version < granted:
-            raise CrowdError(f"Version {granted} was granted, and version {version} was sent.")
+            raise CrowdError(f"The server granted version {granted} and sent version {version}.")
         if version and self._unit is None:
             share = -float(weights[0] / self._change[0]) / version
             self._unit = self._change * -share
         expected = torch.zeros(1) if self._unit is None else self._unit * version
-        if float((weights - expected).abs().max()) > CLOSE * float(expected.abs().max()):
-            raise CrowdError(f"Version {version} of the model is not what the pushes come to.")
+        if float((weights - expected).abs().max()) > TOLERANCE * float(expected.abs().max()):
+            raise CrowdError(f"Version {version} of the model does not match the pushes.")
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(self._lease / 3)
             for control in list(self._controls.values()):

@@ -1,4 +1,4 @@
-"""A server that bears a crowd of clients: how much they ask of it, and what its processes use meanwhile."""
+"""The load that clients put on a server, and the resources that its processes use."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STOPPING = 10.0  # seconds that a server has to stop before it is killed
 
 
 class CrowdError(RuntimeError):
-    """It cannot be measured here, or the server did not do what it must; the message says which."""
+    """The benchmark cannot run here, or the server made a mistake. The message says which."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What the crowd does: each of so many clients exchanges a model of so many bytes at least so often."""
+    """The load: each of the clients exchanges a model of some bytes for at least some rounds."""
 
     clients: int = 2000
     rounds: int = 3
@@ -34,7 +34,7 @@ class Load:
 
     def __post_init__(self) -> None:
         if self.clients < 3 or self.rounds < 1 or self.bytes < ELEMENT or self.bytes % ELEMENT:
-            raise ValueError("A load is of 3 clients or more, a round or more, and a model of 4 bytes or a multiple.")
+            raise ValueError("A load needs at least 3 clients, 1 round, and a model whose bytes are a multiple of 4.")
 
     @property
     def elements(self) -> int:
@@ -43,7 +43,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one process, in bytes: when nobody had come, when all were connected, at most, and when all was over."""
+    """The memory of a process in bytes: with at most one client, with all connected, at its peak, and at the end."""
 
     empty: int
     connected: int
@@ -53,40 +53,40 @@ class Memory:
 
 @dataclass(frozen=True)
 class CrowdResult:
-    """How one server bore it."""
+    """The measurements of one server under load."""
 
-    seconds: float  # in which all of them did their rounds
-    exchanges: int  # that were made then, in all: some clients are quicker
-    least: int  # that any client made
-    cpu_seconds: float  # of the server meanwhile, all its processes
-    memory: tuple[Memory, ...]  # of each of its processes
-    connecting: float  # seconds until all were connected
-    turned_away: int = 0  # connections that had to be tried again
+    seconds: float  # until every client had done its rounds
+    exchanges: int  # of all clients in that time; some clients do more rounds than others
+    least: int  # exchanges of the slowest client
+    cpu_seconds: float  # of all processes of the server in that time
+    memory: tuple[Memory, ...]  # by process
+    connecting: float  # seconds until all clients were connected
+    retries: int = 0  # of connections
     versions: int = 0  # of the model, at the end
 
     @property
     def cpu_each(self) -> float:
-        """CPU seconds of an exchange."""
+        """CPU seconds per exchange."""
         return self.cpu_seconds / self.exchanges
 
 
 def allow(connections: int) -> None:
-    """Let this process hold so many connections. CrowdError if the system does not."""
+    """Raise this process's limit of open files. Raise CrowdError if the system does not allow it."""
     if (most := open_files.allow(connections)) < connections:
-        raise CrowdError(f"{connections} open files are needed, and there may be {most}: raise `ulimit -Hn`.")
+        raise CrowdError(f"{connections} open files are needed, but only {most} are allowed. Raise `ulimit -Hn`.")
 
 
 @contextlib.contextmanager
 def started(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server, and the port that it says it listens at, which is the last thing on its first line."""
+    """Start a server. Its port is the last word of the first line that it prints."""
     command = [sys.executable, "-W", "ignore", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment())
     assert process.stdout is not None
     try:
-        said = process.stdout.readline().strip().rstrip(".").rpartition(":")[2]
-        if not said.isdigit():
+        port = process.stdout.readline().strip().rstrip(".").rpartition(":")[2]
+        if not port.isdigit():
             raise CrowdError("The server did not start; its output above says why.")
-        yield process, int(said)
+        yield process, int(port)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -100,30 +100,30 @@ def started(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[str], int]]
         process.stdout.close()
 
 
-class Watched:
-    """What the processes of a server use, looked at step by step."""
+class ServerUsage:
+    """The CPU time and memory of a server's processes."""
 
     def __init__(self, process: int) -> None:
         self._processes = _family(process)
         self._resident: list[list[int]] = []
-        self.look()
+        self.sample_memory()
 
-    def look(self) -> None:
-        """Note how much memory there is in use now."""
+    def sample_memory(self) -> None:
+        """Record the memory that is in use now."""
         self._resident.append([memory(process) for process in self._processes])
 
     def cpu_seconds(self) -> float:
         return sum(map(cpu_seconds, self._processes))
 
     def memory(self) -> tuple[Memory, ...]:
-        """Of each process, if it was looked at three times."""
+        """Return the memory of each process, from three samples."""
         peaks = [memory(process, "VmHWM") for process in self._processes]
         empty, connected, settled = self._resident
         return tuple(Memory(*each) for each in zip(empty, connected, peaks, settled, strict=True))
 
 
 def _family(process: int) -> list[int]:
-    """A process and those that it started, but for the fork server, which has nothing to do with the load."""
+    """Return a process and its descendants, without the fork server, which does not take part in the load."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     itself = [] if Path(f"/proc/{process}/comm").read_text().strip() == forkserver.NAME else [process]
     return [*itself, *(each for child in children for each in _family(int(child)))]

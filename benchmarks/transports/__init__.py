@@ -1,1 +1,1 @@
-"""Push, apply and pull one model over several transports, and compare their rates."""
+"""Pushes, applies and pulls one model over several transports, and compares their rates."""

@@ -1,7 +1,7 @@
-"""The asking side of each transport: `exchange` pushes the gradient and has the new weights when it returns.
+"""The client side of each transport: `exchange` pushes the gradient and receives the new weights.
 
-What is measured is that the weights are in the buffer that waits for them, as they must be in a model; a transport that
-hands out memory of its own is charged for the copy.
+An exchange ends when the weights are in a given buffer, as they must be in a model. So a transport that returns its own
+memory pays for the copy.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 
 from benchmarks import environment
 from benchmarks.transports.load import RATE, Buffers, ServedModel, as_bytes, description
-from benchmarks.transports.peers import called, fill
+from benchmarks.transports.peers import fill, rpc_exchange
 from paceline.serve.worker.client import Client
 
-STOPPING = 10.0  # seconds that a peer has to end before it is killed
+STOPPING = 10.0  # seconds before a serving process that does not end is killed
 PATIENCE = timedelta(seconds=60)
 
 
@@ -34,7 +34,7 @@ class Transport(Protocol):
 
 
 class _Peer:
-    """A serving process. It ends when its standard input does."""
+    """A serving process. It ends when its standard input is closed."""
 
     def __init__(self, name: str, elements: int, port: int | None = None) -> None:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.transports.peers", name, str(elements)]
@@ -43,11 +43,11 @@ class _Peer:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
 
     def port(self) -> int:
-        """Where it listens; waits for it."""
+        """Wait for the port that the process prints, and return it."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise ConnectionError("its serving process did not start")
+            raise ConnectionError("The serving process did not start.")
         return int(line)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Tcp:
     def exchange(self) -> None:
         self._socket.sendall(self._gradient)
         if not fill(self._socket, self._weights):
-            raise ConnectionError("the other side has hung up")
+            raise ConnectionError("The serving process closed the connection.")
 
     def close(self) -> None:
         self._socket.close()
@@ -81,7 +81,7 @@ class Tcp:
 
 
 class Paceline:
-    """A worker's own client, to a real coordinator and a real shard under asp."""
+    """A real worker's client, with a real coordinator and a real shard under asp."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._gradient, self._weights = as_bytes(buffers.gradient), as_bytes(buffers.weights)
@@ -106,10 +106,10 @@ class Paceline:
 
 
 class Gloo:
-    """torch.distributed's send and recv."""
+    """send and recv of torch.distributed with gloo."""
 
     def __init__(self, buffers: Buffers) -> None:
-        dist: Any = importlib.import_module("torch.distributed")  # not all of it has types
+        dist: Any = importlib.import_module("torch.distributed")  # imported dynamically, because it is not fully typed
         self._buffers, self._dist = buffers, dist
         store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False, timeout=PATIENCE)
         self._peer = _Peer("gloo", buffers.gradient.numel(), store.port)
@@ -187,7 +187,7 @@ class TorchRpc:
         rpc.init_rpc("worker", rank=0, world_size=2, rpc_backend_options=options)
 
     def exchange(self) -> None:
-        self._buffers.weights.copy_(self._rpc.rpc_sync("server", called, (self._buffers.gradient,)))
+        self._buffers.weights.copy_(self._rpc.rpc_sync("server", rpc_exchange, (self._buffers.gradient,)))
 
     def close(self) -> None:
         self._rpc.shutdown()
@@ -199,7 +199,7 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-#: How each transport is opened.
+#: Opens each transport.
 OPEN: dict[str, Any] = {
     "tcp": partial(Tcp, "tcp"),
     "tcp_with_apply": partial(Tcp, "tcp_with_apply"),

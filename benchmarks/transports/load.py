@@ -1,7 +1,7 @@
-"""What every transport is asked to do: take a gradient, make one step of plain SGD, and give the weights back.
+"""The work of every transport: receive a gradient, make one step of plain SGD, and return the weights.
 
-The numbers are chosen so that float32 loses nothing: after n steps each weight is exactly -n·RATE·gradient. So whoever
-has the weights can tell how often, and where, the step was made.
+The numbers are chosen so that float32 is exact: after n steps each weight is -n·RATE·gradient. So the weights show how
+many steps were made, for every element.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ ELEMENT = 4  # bytes of a float32
 
 
 def description(size: int) -> Description:
-    """A model of one tensor with so many elements, under plain SGD."""
+    """Return a model of one tensor with `size` elements, under plain SGD."""
     layout = Layout((Tensor("weights", (size,)),))
     return Description(layout, OptimizerSpec("SGD", ({"lr": RATE},)))
 
 
 class ServedModel:
-    """The serving side: weights that begin at zero, and a buffer to receive gradients into."""
+    """The server's model: weights that begin at zero, and a buffer for received gradients."""
 
     def __init__(self, size: int) -> None:
         described = description(size)
@@ -40,7 +40,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Buffers:
-    """The asking side: a gradient to send, and where the weights go."""
+    """The client's buffers: a gradient to send, and space for the weights."""
 
     gradient: torch.Tensor
     weights: torch.Tensor
@@ -50,11 +50,11 @@ class Buffers:
         return cls((torch.arange(size) % 7 + 1).to(torch.float32), torch.zeros(size))
 
     def hold_steps(self, steps: int) -> bool:
-        """Are these the weights after so many steps, each element of them?"""
+        """Return whether every weight is that after the given number of steps."""
         return torch.equal(self.weights, self.gradient * (-RATE * steps))
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a flat tensor, as they lie in memory."""
+    """Return a view of the bytes of a flat tensor."""
     view: memoryview = tensor.numpy().data.cast("B")
     return view

@@ -1,8 +1,8 @@
-"""What carries the bytes, and how well: a model pushed, applied and pulled between two processes on this machine.
+"""Measures transports: a model is pushed, applied and pulled between two processes on one machine.
 
-Everything is a ratio to a bare TCP exchange of the same bytes, in the same run and in turns with it, since machines are
-shared and noisy. A transport other than paceline's is measured in a block of its own with bare TCP, so that its threads
-and helpers disturb nobody else.
+Figures are ratios to a bare TCP exchange of the same bytes, which alternates with the transport in the same run,
+because machines are shared and noisy. Each foreign transport is measured in its own process with its own bare TCP
+exchange, so that its threads and helpers disturb no other transport.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from typing import IO
 from benchmarks import environment
 
 OURS = ("tcp", "tcp_with_apply", "paceline")
-#: The others, and the module that each needs.
+#: Foreign transports, and the module that each needs.
 OTHERS = {"gloo": "torch", "pyzmq": "zmq", "ray": "ray", "torch_rpc": "torch"}
 ALL = (*OURS, *OTHERS)
-PATIENCE = 60.0  # seconds without a word before a block is given up
-STOPPING = 10.0  # seconds that a block has to stop before it is killed
-COPIES = 8  # of the model, that the largest block holds in memory at a time
+PATIENCE = 60.0  # seconds without output before a block is given up
+STOPPING = 10.0  # seconds before a block that does not stop is killed
+COPIES = 8  # copies of the model that the largest block holds in memory
 
 
 class BenchError(RuntimeError):
-    """It cannot be measured here; the message says what to do."""
+    """The benchmark cannot run here. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class TransportResult:
-    """How one transport did. What could not be measured has a fault, and no figures."""
+    """The result of one transport. If it could not be measured, it has a fault and no figures."""
 
     transport: str
-    seconds: float | None = None  # of one exchange, the median
+    seconds: float | None = None  # the median of an exchange
     best_seconds: float | None = None
-    gigabytes_per_second: float | None = None  # bytes both ways
-    ratio_to_tcp: float | None = None  # bare TCP's seconds over this one's, the median over the rounds
+    gigabytes_per_second: float | None = None  # in both directions together
+    ratio_to_tcp: float | None = None  # bare TCP's seconds over this transport's, the median over the rounds
     fault: str | None = None
 
 
 @dataclass(frozen=True)
 class WireResult:
-    """One run."""
+    """The results of all transports in one run."""
 
     megabytes: int
     rounds: int
@@ -66,10 +66,9 @@ def measure(
     transports: Sequence[str] = ALL,
     progress: Callable[[str, float], None] = lambda _transport, _part: None,
 ) -> WireResult:
-    """Measure these transports. Bare TCP is always among them.
+    """Measure the transports, and always bare TCP. All started processes are stopped before this returns or raises.
 
-    `progress` is told which transports are being measured, and which part of their rounds is done. Whatever was
-    started is stopped on the way out, whichever way that is.
+    progress: called with the transports that are being measured, and the finished share of their rounds.
     """
     _must_fit(megabytes)
     elements = megabytes * 1_000_000 // 4
@@ -101,7 +100,7 @@ def measure(
 
 
 def rows(result: WireResult) -> Iterator[tuple[str, str, str, str]]:
-    """A table of it: transport, milliseconds, GB/s, part of bare TCP's speed."""
+    """Yield the rows of a table: transport, milliseconds, GB/s, ratio to bare TCP."""
     for figure in result.transports:
         if figure.seconds is None or figure.gigabytes_per_second is None or figure.ratio_to_tcp is None:
             yield figure.transport, figure.fault or "", "", ""
@@ -116,10 +115,10 @@ def _figure(name: str, seconds: list[float], tcp: list[float], megabytes: int) -
 
 
 def _ratio(base: list[float] | None, seconds: list[float] | None) -> float | None:
-    """Round by round, since the two of one round met the same machine."""
+    """Return the median ratio over the rounds. The two exchanges of a round meet the same conditions."""
     if not base or not seconds:
         return None
-    return statistics.median(its / ours for its, ours in zip(base, seconds, strict=True))
+    return statistics.median(one / other for one, other in zip(base, seconds, strict=True))
 
 
 def _must_fit(megabytes: int) -> None:
@@ -128,39 +127,40 @@ def _must_fit(megabytes: int) -> None:
         free = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) // 1024
         if megabytes * COPIES > free:
             raise BenchError(
-                f"{megabytes} MB need {megabytes * COPIES} MB of memory, and {free} are free; give fewer --megabytes."
+                f"A model of {megabytes} MB needs {megabytes * COPIES} MB of memory, but {free} MB are free. Use fewer "
+                "--megabytes."
             )
 
 
 def _run(
     names: Sequence[str], elements: int, rounds: int, progress: Callable[[str, float], None]
 ) -> dict[str, list[float]]:
-    """The seconds of every timed exchange of a block."""
+    """Run a block. Return the seconds of every timed exchange, by transport."""
     seconds: dict[str, list[float]] = {name: [] for name in names}
     right = dict.fromkeys(names, False)
     shown = ", ".join(name for name in names if name != "tcp") or "tcp"
     with _block([str(elements), str(rounds), ",".join(names)]) as lines:
         progress(shown, 0.0)
         while line := _next(lines):
-            said = json.loads(line)
-            if "right" in said:
-                right[said["transport"]] = said["right"]
+            report = json.loads(line)
+            if "right" in report:
+                right[report["transport"]] = report["right"]
                 continue
-            seconds[said["transport"]].append(said["seconds"])
+            seconds[report["transport"]].append(report["seconds"])
             progress(shown, sum(map(len, seconds.values())) / (rounds * len(names)))
     for name in names:
         if len(seconds[name]) < rounds:
             raise BenchError("failed; its output above says why")
         if not right[name]:
-            raise BenchError(f"{name} gave back other bytes than it had to")
+            raise BenchError(f"{name} returned wrong bytes")
     return seconds
 
 
 @contextlib.contextmanager
 def _block(arguments: list[str]) -> Iterator[queue.SimpleQueue[str]]:
-    """The process of a block, and the lines that it says; the last one is empty."""
+    """Start the process of a block. Yield the queue of the lines that it prints; an empty line is the last one."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.transports.block", *arguments]
-    # In a group of its own: a Ctrl-C reaches us alone, and nobody of it outlives us.
+    # In its own process group, so that Ctrl-C reaches only this process, and all of the block can be killed.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment())
     assert process.stdout is not None
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -192,4 +192,4 @@ def _next(lines: queue.SimpleQueue[str]) -> str:
     try:
         return lines.get(timeout=PATIENCE)
     except queue.Empty:
-        raise BenchError(f"gave no answer for {PATIENCE:.0f} s") from None
+        raise BenchError(f"gave no output for {PATIENCE:.0f} s") from None

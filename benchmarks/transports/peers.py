@@ -1,6 +1,6 @@
-"""The serving side of each transport, as a process: `python -m benchmarks.transports.peers TRANSPORT ELEMENTS [PORT]`.
+"""The server side of each transport, as a process: `python -m benchmarks.transports.peers TRANSPORT ELEMENTS [PORT]`.
 
-A peer prints the port it listens at, if it chooses one, and ends when its standard input does or its caller hangs up.
+A peer prints its port, if it chooses one. It ends when its standard input is closed or its client disconnects.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ PATIENCE = timedelta(seconds=60)
 
 
 def tcp(elements: int, _port: int) -> None:
-    """Send back what was received. Nothing else."""
-    place = as_bytes(torch.zeros(elements))
-    with _caller() as sock:
-        while fill(sock, place):
-            sock.sendall(place)
+    """Send the received bytes back."""
+    buffer = as_bytes(torch.zeros(elements))
+    with _accept() as sock:
+        while fill(sock, buffer):
+            sock.sendall(buffer)
 
 
 def tcp_with_apply(elements: int, _port: int) -> None:
-    """Receive all of it, make the step, send all of it."""
+    """Receive the whole gradient, make the step, and send all weights."""
     model = ServedModel(elements)
-    place, weights = as_bytes(model.gradient), as_bytes(model.weights)
-    with _caller() as sock:
-        while fill(sock, place):
+    buffer, weights = as_bytes(model.gradient), as_bytes(model.weights)
+    with _accept() as sock:
+        while fill(sock, buffer):
             model.step(model.gradient)
             sock.sendall(weights)
 
 
 def paceline(_elements: int, _port: int) -> None:
-    """The real coordinator, here, and a real shard in a process of its own."""
+    """Run a real coordinator in this process, and a real shard in another."""
 
     async def serve() -> None:
         async with Server(lambda: make("asp"), ServerConfig()) as server:
-            _say(server.port)
+            _print_port(server.port)
             await asyncio.to_thread(sys.stdin.read)
 
     event_loop.run(serve())
 
 
 def gloo(elements: int, port: int) -> None:
-    """torch.distributed's send and recv."""
-    dist: Any = importlib.import_module("torch.distributed")  # not all of it has types
+    """Serve with send and recv of torch.distributed."""
+    dist: Any = importlib.import_module("torch.distributed")  # imported dynamically, because it is not fully typed
     store = dist.TCPStore("127.0.0.1", port, 2, is_master=False, timeout=PATIENCE)
     dist.init_process_group("gloo", store=store, rank=1, world_size=2, timeout=PATIENCE)
     model = ServedModel(elements)
-    with contextlib.suppress(RuntimeError):  # the caller has hung up
+    with contextlib.suppress(RuntimeError):  # raised when the client disconnects
         while True:
             dist.recv(model.gradient, 0)
             model.step(model.gradient)
@@ -69,13 +69,13 @@ def gloo(elements: int, port: int) -> None:
 
 
 def pyzmq(elements: int, _port: int) -> None:
-    """A ZeroMQ pair that does not copy where it can help it."""
+    """Serve with a ZeroMQ pair, without copies where possible."""
     import zmq
 
     model = ServedModel(elements)
     with zmq.Context() as context, context.socket(zmq.PAIR) as sock:
         sock.linger = 0
-        _say(sock.bind_to_random_port("tcp://127.0.0.1"))
+        _print_port(sock.bind_to_random_port("tcp://127.0.0.1"))
         wait = zmq.Poller()
         wait.register(sock, zmq.POLLIN)
         wait.register(sys.stdin, zmq.POLLIN)
@@ -86,15 +86,15 @@ def pyzmq(elements: int, _port: int) -> None:
 
 
 def torch_rpc(_elements: int, port: int) -> None:
-    """torch.distributed.rpc: a call with the gradient as its argument, and the weights as its result."""
+    """Serve torch.distributed.rpc calls, with the gradient as argument and the weights as result."""
     rpc: Any = importlib.import_module("torch.distributed.rpc")
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
     rpc.init_rpc("server", rank=1, world_size=2, rpc_backend_options=options)
-    rpc.shutdown()  # waits until the caller shuts down too
+    rpc.shutdown()  # waits until the client shuts down
 
 
-def called(gradient: torch.Tensor) -> torch.Tensor:
-    """What torch RPC calls."""
+def rpc_exchange(gradient: torch.Tensor) -> torch.Tensor:
+    """Apply a gradient and return the weights: the function that torch RPC calls."""
     model = _model(gradient.numel())
     model.step(gradient)
     return model.weights
@@ -108,25 +108,25 @@ def _model(elements: int) -> ServedModel:
 PEERS = {peer.__name__: peer for peer in (tcp, tcp_with_apply, paceline, gloo, pyzmq, torch_rpc)}
 
 
-def fill(sock: socket.socket, place: memoryview) -> bool:
-    """Receive until the place is full; False when the other side has hung up."""
-    while len(place):
-        count = sock.recv_into(place, min(len(place), CHUNK))
+def fill(sock: socket.socket, buffer: memoryview) -> bool:
+    """Receive bytes until the buffer is full. Return False if the other side closed the connection."""
+    while len(buffer):
+        count = sock.recv_into(buffer, min(len(buffer), CHUNK))
         if count == 0:
             return False
-        place = place[count:]
+        buffer = buffer[count:]
     return True
 
 
-def _caller() -> socket.socket:
+def _accept() -> socket.socket:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        _say(listener.getsockname()[1])
+        _print_port(listener.getsockname()[1])
         sock, _ = listener.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
-def _say(port: int) -> None:
+def _print_port(port: int) -> None:
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
 

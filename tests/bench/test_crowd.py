@@ -1,4 +1,4 @@
-"""Very many clients at one server: all get through, what they pull is right, and nothing is left running."""
+"""Many clients at one server: all do their rounds, and every pulled model is checked."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from benchmarks.crowd.load import CrowdError, Load
 @pytest.mark.parametrize("policy", ["fl-r2sp:groups=4", "fl-r2sp:groups=4,filter=false"])
 def test_a_small_crowd_does_its_rounds(policy: str) -> None:
     load = Load(clients=50, rounds=2, bytes=40_000)
-    figure = crowd.serve(load, policy)
-    assert figure.least >= 2 and figure.exchanges >= 100
-    assert figure.versions >= 4, "each of four groups has moved the model"
-    assert figure.cpu_seconds > 0
-    coordinator, shard = figure.memory
+    result = crowd.serve(load, policy)
+    assert result.least >= 2 and result.exchanges >= 100
+    assert result.versions >= 4, "each of four groups must change the model"
+    assert result.cpu_seconds > 0
+    coordinator, shard = result.memory
     for process in (coordinator, shard):
         assert process.empty <= process.connected <= process.peak
-    assert shard.peak <= shard.connected + crowd.at_work(load) + crowd.bound(load, policy)
+    assert shard.peak <= shard.connected + crowd.thread_bytes(load) + crowd.bound(load, policy)
 
 
 def test_bare_sockets_exchange_the_same_bytes() -> None:
-    figure = bare.exchange(Load(clients=20, rounds=3, bytes=100_000))
-    assert (figure.exchanges, figure.least) == (60, 3)
+    result = bare.exchange(Load(clients=20, rounds=3, bytes=100_000))
+    assert (result.exchanges, result.least) == (60, 3)
 
 
-def test_a_model_that_is_not_what_the_pushes_come_to_is_seen() -> None:
-    made = crowd._Crowd(Load(clients=3, rounds=1, bytes=4000), 0, 0, lambda _said: None)
+def test_a_model_that_does_not_match_the_pushes_is_noticed() -> None:
+    made = crowd._Crowd(Load(clients=3, rounds=1, bytes=4000), 0, 0, lambda _line: None)
     made._check(torch.zeros(1000), 0, 0)
     made._check(made._change * -0.25, 1, 1)
     made._check(made._change * -0.75, 3, 2)
-    with pytest.raises(CrowdError, match="Version 3 was granted"):
+    with pytest.raises(CrowdError, match="granted version 3 and sent version 2"):
         made._check(made._change * -0.5, 2, 3)
     wrong = made._change * -0.75
     wrong[500] += 0.01
-    with pytest.raises(CrowdError, match="not what the pushes come to"):
+    with pytest.raises(CrowdError, match="does not match the pushes"):
         made._check(wrong, 3, 3)
 
 
-def test_what_memory_is_bounded_by() -> None:
+def test_the_memory_bound_of_fl_r2sp() -> None:
     load = Load(clients=2000, rounds=1, bytes=1_000_000)
     received = (1 << 28) // 1_000_000
     assert crowd.bound(load, "fl-r2sp:groups=125") == 1_000_000 * (1 + 125 * 12 + received + 125)
     assert crowd.bound(load, "fl-r2sp:groups=125,filter=false") == 1_000_000 * (1 + 125 + received + 125)
-    with pytest.raises(CrowdError, match="give fl-r2sp"):
+    with pytest.raises(CrowdError, match="only for fl-r2sp"):
         crowd.bound(load, "asp")
 
 
-def test_a_load_that_is_none_is_refused() -> None:
+def test_an_invalid_load_is_refused() -> None:
     with pytest.raises(ValueError, match="multiple"):
         Load(bytes=10)

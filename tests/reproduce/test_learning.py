@@ -1,4 +1,4 @@
-"""The papers' learning figures, on cases small enough for a test: what is compared, and how it is said."""
+"""The papers' learning figures, on cases that are small enough for a test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.reproduce.shared.runs import Run, Runs
 from paceline.simulate.task import Goal
 from workloads.making import write_cifar
 
-#: Four workers whose computing and traffic take as long as each other.
+#: Four workers. Compute takes as long as all of their pushes.
 CLUSTER = """
 [model]
 bytes = 1e6
@@ -37,12 +37,12 @@ samples_per_second = 16.0
 
 
 @pytest.fixture
-def ask() -> Request:
+def quick_request() -> Request:
     return Request(Runs(), quick=True)
 
 
 @pytest.fixture
-def like(tmp_path: Path) -> Run:
+def template(tmp_path: Path) -> Run:
     (tmp_path / "four.toml").write_text(CLUSTER)
     return Run(str(tmp_path / "four.toml"), "bsp", "mlp", "digits", 0.01, 40, goal=Goal("loss", 1.0))
 
@@ -55,63 +55,69 @@ def rows_of(figure: Figure) -> dict[str, Row]:
     return {f"{row.what}, {row.unit}": row for row in figure.rows}
 
 
-def test_rounds_and_times_are_beside_bsps(monkeypatch: pytest.MonkeyPatch, ask: Request, like: Run) -> None:
-    case = learning.TrainingCase("Tiny", like, 1.2, (0.03, 0.0001))
-    monkeypatch.setattr(learning, "paper_cases", lambda asked: ([case], ["Nothing larger."]))
+def test_rounds_and_times_are_relative_to_bsp(
+    monkeypatch: pytest.MonkeyPatch, quick_request: Request, template: Run
+) -> None:
+    case = learning.TrainingCase("Tiny", template, 1.2, (0.03, 0.0001))
+    monkeypatch.setattr(learning, "paper_cases", lambda request: ([case], ["Nothing larger."]))
     monkeypatch.setattr(learning, "SCHEMES", (learning.BSP, learning.PIPELINED, learning.R2SP))
     monkeypatch.setattr(learning, "JITTERS", (0.2,))
-    rounds = learning.fig7b(ask)
+    rounds = learning.fig7b(quick_request)
     assert rounds.missing == ("Nothing larger.",)
     of = rows_of(rounds)
     assert of["Tiny: bsp, loss 1.2, rate 0.03, × BSP's rounds"].ours == 1.0
     assert of["Tiny: bsp:pipeline=true, loss 1.2, rate 0.03, × BSP's rounds"].ours == 1.0
-    times = rows_of(learning.fig7c(ask))
+    times = rows_of(learning.fig7c(quick_request))
     assert times["Tiny: bsp, loss 1.2, rate 0.03, % faster than BSP"].ours == 0.0
     piped = times["Tiny: bsp:pipeline=true, loss 1.2, rate 0.03, % faster than BSP"].ours
     turns = times["Tiny: r2sp, loss 1.2, own best rate, % faster than BSP"].ours
     assert isinstance(piped, float) and isinstance(turns, float)
-    assert piped == pytest.approx(100 * (12 / 8 - 1), abs=8)  # 4 s to compute, and 4 s each way
-    assert turns > piped  # 6 s: computing, and its own transfers
+    assert piped == pytest.approx(100 * (12 / 8 - 1), abs=8)  # 4 s of compute, and 4 s in each direction
+    assert turns > piped  # 6 s: compute, and the worker's own transfers
     jittered = times["Tiny: r2sp, loss 1.2, rate 0.03, jitter 20%, % faster than BSP"].ours
     assert isinstance(jittered, float) and jittered != times["Tiny: r2sp, loss 1.2, rate 0.03, % faster than BSP"].ours
 
 
-def test_what_is_not_reached_is_said_and_is_no_number(monkeypatch: pytest.MonkeyPatch, ask: Request, like: Run) -> None:
-    case = learning.TrainingCase("Tiny", msgspec.structs.replace(like, rounds=12), 0.1, (0.01,))
-    monkeypatch.setattr(learning, "paper_cases", lambda asked: ([case], []))
+def test_a_missed_target_has_a_note_and_no_number(
+    monkeypatch: pytest.MonkeyPatch, quick_request: Request, template: Run
+) -> None:
+    case = learning.TrainingCase("Tiny", msgspec.structs.replace(template, rounds=12), 0.1, (0.01,))
+    monkeypatch.setattr(learning, "paper_cases", lambda request: ([case], []))
     monkeypatch.setattr(learning, "SCHEMES", (learning.BSP, learning.R2SP))
-    figure = learning.fig7b(ask)
+    figure = learning.fig7b(quick_request)
     assert [row.ours for row in figure.rows] == [None] * 4
     assert all("loss 0.1 not reached by 1 of 1 seed; the best was" in row.note for row in figure.rows)
 
 
-def test_correction_beside_none(monkeypatch: pytest.MonkeyPatch, ask: Request, like: Run) -> None:
-    like = msgspec.structs.replace(like, momentum=0.9)
-    case = learning.TrainingCase("Tiny", like, 1.2, (0.02,))
-    monkeypatch.setattr(learning, "optimizer_cases", lambda asked: ([case], []))
-    of = rows_of(learning.optimizers(ask))
+def test_correction_needs_fewer_samples_than_none(
+    monkeypatch: pytest.MonkeyPatch, quick_request: Request, template: Run
+) -> None:
+    template = msgspec.structs.replace(template, momentum=0.9)
+    case = learning.TrainingCase("Tiny", template, 1.2, (0.02,))
+    monkeypatch.setattr(learning, "optimizer_cases", lambda request: ([case], []))
+    of = rows_of(learning.optimizers(quick_request))
     full = of["Tiny: r2sp --correct full, loss 1.2, own best, × BSP's samples"].ours
     none = of["Tiny: r2sp, loss 1.2, own best, × BSP's samples"].ours
     assert isinstance(full, float) and full < 1.15
     assert none is None or (isinstance(none, float) and none >= full)
-    sooner = of["Tiny: r2sp --correct full, loss 1.2, own best, × sooner than BSP"].ours
+    sooner = of["Tiny: r2sp --correct full, loss 1.2, own best, × as fast as BSP"].ours
     assert isinstance(sooner, float) and sooner > 1.4
 
 
-def test_trainings_that_were_left_out_leave_gaps_and_no_errors() -> None:
-    ask = Request(Runs(stop_at=lambda: True), quick=True)
+def test_trainings_that_were_left_out_cause_no_errors() -> None:
+    request = Request(Runs(stop_at=lambda: True), quick=True)
     for make in (learning.fig7b, learning.fig7c, learning.fig10, learning.optimizers, figures.table1, figures.fig3):
-        assert make(ask).rows == ()
-    assert len(ask.runs.left_out) > 20
+        assert make(request).rows == ()
+    assert len(request.runs.left_out) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.matrix
-def test_two_unequal_workers_as_in_dssps_table(monkeypatch: pytest.MonkeyPatch, ask: Request) -> None:
-    of = rows_of(figures.table1(ask))
+def test_two_unequal_workers_as_in_dssps_table(monkeypatch: pytest.MonkeyPatch, quick_request: Request) -> None:
+    of = rows_of(figures.table1(quick_request))
 
     def times(policy: str) -> float:
-        value = of[f"MLP on digits: {policy}, time to accuracy 0.93, × ASP's time"].ours
+        value = of[f"MLP on digits: {policy}, time to accuracy 0.93, × ASP"].ours
         assert isinstance(value, float)
         return value
 
@@ -120,25 +126,25 @@ def test_two_unequal_workers_as_in_dssps_table(monkeypatch: pytest.MonkeyPatch, 
         assert times(policy) > 1.6
 
 
-def test_without_transformers_it_says_so(monkeypatch: pytest.MonkeyPatch, ask: Request) -> None:
+def test_missing_transformers_are_reported(monkeypatch: pytest.MonkeyPatch, quick_request: Request) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    figure = nlp.fig14(replace(ask, quick=False))
+    figure = nlp.fig14(replace(quick_request, quick=False))
     assert "paceline[transformers]" in figure.missing[0]
     assert {row.where for row in figure.rows} == {"simulated"}
 
 
-def test_schemes_that_were_not_trained_are_named(monkeypatch: pytest.MonkeyPatch, ask: Request) -> None:
+def test_schemes_that_were_not_trained_are_named(monkeypatch: pytest.MonkeyPatch, quick_request: Request) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    figure = nlp.fig14(replace(ask, quick=False, runs=Runs(stop_at=lambda: True)))
+    figure = nlp.fig14(replace(quick_request, quick=False, runs=Runs(stop_at=lambda: True)))
     for name in ("BERT", "T5-small"):
-        (said,) = [line for line in figure.missing if line.startswith(name)]
-        assert all(scheme.name in said for scheme in nlp.SCHEMES)
+        (sentence,) = [line for line in figure.missing if line.startswith(name)]
+        assert all(scheme.name in sentence for scheme in nlp.SCHEMES)
     assert {row.where for row in figure.rows} == {"simulated"}
 
 
-def test_held_up_workers_hold_up_a_barrier_most(ask: Request) -> None:
-    """Four of eight take half a second or a second more: BSP waits for them, turns hide it, ASP does not mind."""
-    figure = nlp.fig14(ask)
+def test_delayed_workers_slow_a_barrier_most(quick_request: Request) -> None:
+    """Four of eight workers take half a second or a second longer. BSP waits for them, R²SP in part, ASP never."""
+    figure = nlp.fig14(quick_request)
     assert "--quick" in figure.missing[0]
     times = {row.what: float(row.ours) for row in figure.rows if row.ours is not None}
     for name in ("BERT", "T5-small"):
@@ -150,33 +156,41 @@ def test_held_up_workers_hold_up_a_barrier_most(ask: Request) -> None:
         assert of["asp"] < of["safa"] < of["r2sp --correct full"] < 1.0
 
 
-def test_dssps_own_networks_are_trained_where_their_data_is(tmp_path: Path) -> None:
+def test_dssps_own_networks_are_trained_if_their_data_is_there(tmp_path: Path) -> None:
     write_cifar(tmp_path, "cifar10")
-    ask = Request(Runs(), folder=tmp_path)
-    table, (_, equal) = figures._mixed(ask), figures._equal(ask)
-    assert (table.like.network, table.like.data) == ("resnet20", "cifar10") == (equal.like.network, equal.like.data)
+    request = Request(Runs(), folder=tmp_path)
+    table, (_, equal) = figures._mixed(request), figures._equal(request)
+    assert (
+        (table.template.network, table.template.data)
+        == ("resnet20", "cifar10")
+        == (equal.template.network, equal.template.data)
+    )
     assert "train.bin" in table.missing[0] and "ResNet-20" in table.missing[0]
     write_cifar(tmp_path, "cifar100")
-    table, (_, equal) = figures._mixed(ask), figures._equal(ask)
-    assert (table.like.network, table.like.data) == ("resnet110", "cifar100") == (equal.like.network, equal.like.data)
+    table, (_, equal) = figures._mixed(request), figures._equal(request)
+    assert (
+        (table.template.network, table.template.data)
+        == ("resnet110", "cifar100")
+        == (equal.template.network, equal.template.data)
+    )
     assert table.missing == ()
-    assert table.like.decay == ((200.0, 0.1), (250.0, 0.1))  # as in the paper, of 300 epochs
+    assert table.template.decay == ((200.0, 0.1), (250.0, 0.1))  # as in the paper, of 300 epochs
 
 
-def test_without_data_it_says_so(tmp_path: Path) -> None:
-    ask = Request(Runs(), folder=tmp_path)
-    cases, missing = learning.paper_cases(ask)
-    assert {case.like.data for case in cases} == {"digits"}
+def test_missing_data_is_reported(tmp_path: Path) -> None:
+    request = Request(Runs(), folder=tmp_path)
+    cases, missing = learning.paper_cases(request)
+    assert {case.template.data for case in cases} == {"digits"}
     assert "data_batch_1.bin" in missing[0] and str(tmp_path) in missing[0]
 
 
-def test_names() -> None:
+def test_figures_and_papers_are_found_by_name() -> None:
     for name in PAPERS:
         known = paper(name)
         assert len({entry.id for entry in known.entries}) == len(known.entries)
     r2sp = paper("r2sp")
     assert [entry.id for entry in r2sp.named(["fig13", "table1"])] == ["table1", "fig12"]
-    with pytest.raises(UnknownFigureError, match="did you mean 'fig7a'"):
+    with pytest.raises(UnknownFigureError, match="Did you mean 'fig7a'"):
         r2sp.named(["fig7aa"])
-    with pytest.raises(UnknownFigureError, match="there are r2sp, fl-r2sp, dssp, rlp, hips"):
+    with pytest.raises(UnknownFigureError, match="Choose from r2sp, fl-r2sp, dssp, rlp, hips"):
         paper("hops")

@@ -1,4 +1,4 @@
-"""The page of results: whole in itself, with everything in it, and nothing in it that was not meant as text."""
+"""The HTML page is self-contained, complete and properly escaped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ EMPTY = {"meta", "path", "use", "rect"}
 
 
 class Seen(HTMLParser):
-    """What a browser would make of it: elements, what they refer to, and the text."""
+    """A parsed page: its elements, their attributes, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", refuses)
 
 
-def test_it_needs_nothing_else(text: str) -> None:
+def test_the_page_is_self_contained(text: str) -> None:
     assert "http" not in text
     assert "src=" not in text
     assert "@import" not in text
@@ -121,7 +121,7 @@ def test_it_needs_nothing_else(text: str) -> None:
         assert used[1:] in ids
 
 
-def test_everything_is_in_it(text: str) -> None:
+def test_the_page_holds_all_values(text: str) -> None:
     words = Seen(text).text
     for row in ROWS:
         for what in (row.what, report.shown(row.paper), report.shown(row.ours), row.unit, row.where, row.note):
@@ -135,10 +135,10 @@ def test_everything_is_in_it(text: str) -> None:
 def test_all_text_is_escaped(text: str) -> None:
     assert "<script" not in text
     assert "<b>" not in text
-    assert "Bars <b>" in Seen(text).text, "in a picture, too"
+    assert "Bars <b>" in Seen(text).text, "a plot's title is missing"
 
 
-def test_pictures_stand_beside_the_table_and_follow_the_page(text: str) -> None:
+def test_plots_are_beside_the_table_and_take_the_pages_colours(text: str) -> None:
     seen = Seen(text)
     assert seen.tags.count("svg") == 2 * 4
     assert draw.INK not in text
@@ -155,9 +155,7 @@ def test_the_same_results_make_the_same_page(text: str) -> None:
     assert report.page([RESULTS, RESULTS]) == text
 
 
-def test_without_matplotlib_there_are_tables_and_a_word_about_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_there_are_tables_and_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_matplotlib(monkeypatch)
     path = report.write([RESULTS], tmp_path / "some" / "folder")
     assert path == tmp_path / "some" / "folder" / "index.html"
@@ -167,11 +165,11 @@ def test_without_matplotlib_there_are_tables_and_a_word_about_pictures(
     assert "9.741" in Seen(text).text
 
 
-def test_with_matplotlib_there_is_no_word_about_it(text: str) -> None:
+def test_with_matplotlib_there_is_no_hint(text: str) -> None:
     assert "pip install" not in text
 
 
-def test_an_empty_page() -> None:
+def test_an_empty_page_is_valid() -> None:
     Seen(report.page([]))
     Seen(report.page([Results("r2sp", "", "cpu", "", ())]))
 
@@ -188,23 +186,23 @@ def test_an_empty_page() -> None:
         (-2000.0, "-2,000"),
     ],
 )
-def test_values_are_shown_as_people_read_them(value: float | str | None, shown: str) -> None:
+def test_values_have_four_significant_digits(value: float | str | None, shown: str) -> None:
     assert report.shown(value) == shown
 
 
-def test_bars_with_long_names_lie_and_say_their_values() -> None:
+def test_bars_with_long_names_are_horizontal_and_show_their_values() -> None:
     pytest.importorskip("matplotlib")
     names = tuple(f"r2sp:groups={count} --correct full" for count in range(2, 6))
-    upright, lying = (
+    vertical, horizontal = (
         draw.svg(SINGLE, "one"),
         draw.svg(Plot("Time", "scheme", "s", (PlotLine("", names, (12.25, None, 3.5, 1155.99)),), "bars"), "two"),
     )
-    for said in (*names, "12.25", "–", "3.5", "1156", "Time", "scheme"):
-        assert f">{said}<" in lying
-    assert ">1<" not in upright.replace(">1.0<", "")
+    for text in (*names, "12.25", "–", "3.5", "1156", "Time", "scheme"):
+        assert f">{text}<" in horizontal
+    assert ">1<" not in vertical.replace(">1.0<", "")
 
 
-def test_what_rows_have_in_common_is_said_once() -> None:
+def test_the_common_prefix_of_rows_becomes_a_heading() -> None:
     of = [("VGG16: bsp", 1.0), ("VGG16: r2sp", 2.0), ("AlexNet: bsp", 1.0), ("whole", 3.0)]
     rows = tuple(Row("fig1", what, None, ours, "×", "gpu") for what, ours in of)
     text = report.page([Results("dssp", "", "cpu", "", (Figure("fig1", "A figure", rows),))])

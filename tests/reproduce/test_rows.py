@@ -1,4 +1,4 @@
-"""Results as a file, and read again."""
+"""Results are written as JSON and read back."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ RESULTS = Results(
 )
 
 
-def written(folder: Path, what: Any) -> Path:
+def written(folder: Path, content: Any) -> Path:
     path = folder / "results.json"
-    path.write_bytes(what if isinstance(what, bytes) else json.dumps(what).encode())
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return path
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_results_survive_writing_and_reading(tmp_path: Path) -> None:
     assert read(written(tmp_path, RESULTS.as_json())) == RESULTS
 
 
@@ -61,7 +61,7 @@ def test_all_rows_are_in_one_list() -> None:
     assert all("rows" not in figure for figure in plain["figures"])
 
 
-def test_no_results_at_all(tmp_path: Path) -> None:
+def test_empty_results_survive_writing_and_reading(tmp_path: Path) -> None:
     none = Results("dssp", "", "cpu", "", ())
     assert none.rows == []
     assert read(written(tmp_path, none.as_json())) == none
@@ -88,7 +88,7 @@ def test_no_results_at_all(tmp_path: Path) -> None:
     ],
     ids=lambda bad: str(bad)[:30],
 )
-def test_whatever_else_is_refused_in_a_sentence(tmp_path: Path, bad: Any) -> None:
+def test_other_files_are_refused_with_a_sentence(tmp_path: Path, bad: Any) -> None:
     path = written(tmp_path, bad)
     with pytest.raises(ValueError, match=r"results\.json does not hold results of `paceline reproduce`\.$"):
         read(path)

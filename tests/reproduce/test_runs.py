@@ -1,4 +1,4 @@
-"""Runs are done once, shared where their order is, timed each, and kept."""
+"""Trainings are carried out once, shared by runs with the same order of updates, and kept in a file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.reproduce.shared.compare import Scheme, at_own_best, at_rate, meas
 from paceline.reproduce.shared.runs import Run, Runs, Trained, TrainingCurve, key_of
 from paceline.simulate.task import Goal
 
-LIKE = Run("lab-5mb", "bsp", "mlp", "digits", 0.01, 30, goal=Goal("loss", 0.8))
+TEMPLATE = Run("lab-5mb", "bsp", "mlp", "digits", 0.01, 30, goal=Goal("loss", 0.8))
 GOAL = Goal("loss", 1.0, hold=3)
 
 
-def replaced(run: Run = LIKE, **changes: Any) -> Run:
+def replaced(run: Run = TEMPLATE, **changes: Any) -> Run:
     return msgspec.structs.replace(run, **changes)
 
 
@@ -37,7 +37,7 @@ def trained_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def test_what_has_the_same_order_is_trained_once_and_timed_each(trained_runs: list[str]) -> None:
+def test_runs_with_the_same_order_are_trained_once_and_timed_separately(trained_runs: list[str]) -> None:
     plain, piped, jittered = replaced(), replaced(policy="bsp:pipeline=true"), replaced(jitter=0.2)
     found = Runs()([plain, piped, jittered])
     assert trained_runs == ["bsp"]
@@ -49,7 +49,7 @@ def test_what_has_the_same_order_is_trained_once_and_timed_each(trained_runs: li
     assert found[jittered].seconds[rounds] != found[plain].seconds[rounds]
 
 
-def test_times_are_those_of_a_run_that_was_not_shared() -> None:
+def test_times_equal_those_of_an_unshared_run() -> None:
     from paceline.policies import make
     from paceline.simulate.training import train
     from paceline.workloads.data import load
@@ -61,31 +61,31 @@ def test_times_are_those_of_a_run_that_was_not_shared() -> None:
     assert found.learned.loss == pytest.approx([point.loss for point in outcome.curve], rel=1e-3)
 
 
-def test_kept_runs_are_not_done_again(tmp_path: Path, trained_runs: list[str]) -> None:
+def test_kept_runs_are_not_repeated(tmp_path: Path, trained_runs: list[str]) -> None:
     kept = tmp_path / "kept.jsonl"
     wanted = [replaced(), replaced(policy="r2sp")]
     first = Runs(kept=kept)(wanted)
     again = Runs(kept=kept)(wanted)
     assert trained_runs == ["bsp", "r2sp"]
     assert first == again
-    kept.write_bytes(kept.read_bytes()[:-40])  # interrupted while it was written
+    kept.write_bytes(kept.read_bytes()[:-40])  # as if writing had been interrupted
     assert Runs(kept=kept)(wanted) == first
     assert trained_runs == ["bsp", "r2sp", "r2sp"]
 
 
 @pytest.mark.slow
-def test_several_at_a_time_come_to_the_same_and_finish_what_they_have_begun(tmp_path: Path) -> None:
-    said: list[int] = []
-    over = False
+def test_parallel_runs_give_the_same_results_and_finish_once_begun(tmp_path: Path) -> None:
+    progress: list[int] = []
+    stop = False
     wanted = [replaced(policy=policy, rounds=4) for policy in ("bsp", "r2sp", "asp")]
     many = [replaced(rounds=2, seed=seed) for seed in range(12)]
     kept = tmp_path / "kept"
-    with closing(Runs(None, "cpu", 2, kept, lambda done, of, what: said.append(done), lambda: over)) as several:
+    with closing(Runs(None, "cpu", 2, kept, lambda done, total, what: progress.append(done), lambda: stop)) as several:
         together = several(wanted)
-        assert said == [1, 2, 3]
-        over = True
+        assert progress == [1, 2, 3]
+        stop = True
         found = several(many)
-        assert 1 <= len(found) < 12 and said[3:] == list(range(1, len(found) + 1))
+        assert 1 <= len(found) < 12 and progress[3:] == list(range(1, len(found) + 1))
         assert len(several.left_out) == 12 - len(found)
     assert Runs(kept=kept, stop_at=lambda: True)(many) == found
     alone = Runs()(wanted)
@@ -94,7 +94,7 @@ def test_several_at_a_time_come_to_the_same_and_finish_what_they_have_begun(tmp_
         assert together[run].learned.loss == pytest.approx(alone[run].learned.loss, rel=1e-3)
 
 
-def test_everything_it_depends_on_is_in_its_key() -> None:
+def test_the_key_holds_everything_that_a_training_depends_on() -> None:
     changes: list[dict[str, Any]] = [
         {"policy": "r2sp"},
         {"network": "lstm"},
@@ -109,13 +109,13 @@ def test_everything_it_depends_on_is_in_its_key() -> None:
         {"rounds": 31},
         {"precision": "bfloat16"},
     ]
-    keys = [key_of(LIKE), *(key_of(replaced(**change)) for change in changes)]
+    keys = [key_of(TEMPLATE), *(key_of(replaced(**change)) for change in changes)]
     assert len(set(keys)) == len(keys)
-    assert key_of(msgspec.json.decode(msgspec.json.encode(LIKE), type=Run)) == key_of(LIKE)
+    assert key_of(msgspec.json.decode(msgspec.json.encode(TEMPLATE), type=Run)) == key_of(TEMPLATE)
 
 
-def test_stopped_it_leaves_out_what_is_missing() -> None:
-    assert Runs(stop_at=lambda: True)([LIKE]) == {}
+def test_missing_runs_are_left_out_after_a_stop() -> None:
+    assert Runs(stop_at=lambda: True)([TEMPLATE]) == {}
 
 
 # Comparing
@@ -127,14 +127,14 @@ def made(losses: list[float], seed: int = 0, rate: float = 0.01, accuracy: dict[
     return Trained(replaced(seed=seed, rate=rate), learned, tuple(float(each) for each in samples), 100.0, 0.0)
 
 
-def test_a_goal_must_hold() -> None:
+def test_a_loss_goal_must_hold_for_several_rounds() -> None:
     goal = Goal("loss", 1.0, hold=3)
     assert made([3, 0.9, 0.9, 1.1, 1.0, 0.9, 0.8]).reaches(goal) == 6
     assert made([3, 0.9, 0.9, 1.1]).reaches(goal) is None
     assert made([1], accuracy={4: 0.5, 9: 0.7}).reaches(Goal("accuracy", 0.6)) == 9
 
 
-def test_a_mean_is_of_all_seeds_or_none() -> None:
+def test_a_mean_needs_all_seeds() -> None:
     goal = Goal("loss", 1.0, hold=1)
     both = measured([made([2, 1, 1]), made([2, 2, 1], seed=1)], Scheme("bsp"), goal)
     assert (both.rounds, both.samples, both.seconds, both.reached) == (2.5, 250, 250, 2)
@@ -142,18 +142,18 @@ def test_a_mean_is_of_all_seeds_or_none() -> None:
     assert (one.rounds, one.seconds, one.reached, one.best) == (None, None, 1, 1)
 
 
-def test_own_best_is_of_the_rates_given() -> None:
+def test_the_best_rate_is_one_of_those_given() -> None:
     schemes = (Scheme("bsp"), Scheme("r2sp"))
     rates = (0.0001, 0.01)
-    at_best = at_own_best(Runs(), LIKE, schemes, rates, (0,), GOAL)
+    at_best = at_own_best(Runs(), TEMPLATE, schemes, rates, (0,), GOAL)
     assert [(each.scheme.policy, each.rate) for each in at_best] == [("bsp", 0.01), ("r2sp", 0.01)]
-    slow = at_rate(Runs(), LIKE, schemes, 0.0001, (0,), GOAL)
+    slow = at_rate(Runs(), TEMPLATE, schemes, 0.0001, (0,), GOAL)
     assert all(each.seconds is None and each.best > 1 for each in slow)
 
 
-def test_of_some_of_the_rates_there_is_no_best(tmp_path: Path) -> None:
+def test_a_scheme_without_all_rates_has_no_best_rate(tmp_path: Path) -> None:
     schemes, rates = (Scheme("bsp"), Scheme("r2sp")), (0.0001, 0.01)
     kept = tmp_path / "kept"
-    Runs(kept=kept)([*(schemes[0].of(LIKE, rate, 0) for rate in rates), schemes[1].of(LIKE, 0.01, 0)])
-    (only,) = at_own_best(Runs(kept=kept, stop_at=lambda: True), LIKE, schemes, rates, (0,), GOAL)
+    Runs(kept=kept)([*(schemes[0].of(TEMPLATE, rate, 0) for rate in rates), schemes[1].of(TEMPLATE, 0.01, 0)])
+    (only,) = at_own_best(Runs(kept=kept, stop_at=lambda: True), TEMPLATE, schemes, rates, (0,), GOAL)
     assert (only.scheme.policy, only.rate) == ("bsp", 0.01)

@@ -1,4 +1,4 @@
-"""Data sets and their files, made up for tests."""
+"""Synthetic data sets and their files, for tests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 
 
 def idx(content: Bytes) -> bytes:
-    """The bytes of an IDX file."""
+    """Return the bytes of an IDX file."""
     return bytes((0, 0, 8, content.ndim)) + struct.pack(f">{content.ndim}I", *content.shape) + content.tobytes()
 
 
 def write_idx(folder: Path, seed: int = 0, packed: bool = False, count: int = 12) -> dict[str, Bytes]:
-    """The four files of a set like MNIST, half as many samples to test with; returns what is in each."""
+    """Write the four files of a data set like MNIST, with half as many test samples. Return their contents."""
     random = np.random.RandomState(seed)
     folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, Bytes] = {}
@@ -48,7 +48,7 @@ CIFAR_FILES = {
 
 
 def write_cifar(folder: Path, name: str, count: int = 3) -> dict[str, Bytes]:
-    """The files of a CIFAR set, so many records each; returns the records in each, a row each."""
+    """Write the files of a CIFAR data set with `count` records each. Return the records of each file, one per row."""
     random = np.random.RandomState(0)
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
@@ -63,7 +63,7 @@ def write_cifar(folder: Path, name: str, count: int = 3) -> dict[str, Bytes]:
 
 
 def images(channels: int, side: int, samples: int = 8, classes: int = 10) -> Data:
-    """A set of random images."""
+    """Return a data set of random images."""
     random = torch.Generator().manual_seed(0)
 
     def some(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +75,7 @@ def images(channels: int, side: int, samples: int = 8, classes: int = 10) -> Dat
 
 
 def wav(samples: Samples, rate: int = 16_000, channels: int = 1, width: int = 2) -> bytes:
-    """The bytes of a WAV file."""
+    """Return the bytes of a WAV file."""
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
         sound.setparams((channels, width, rate, 0, "NONE", ""))
@@ -84,9 +84,9 @@ def wav(samples: Samples, rate: int = 16_000, channels: int = 1, width: int = 2)
 
 
 def spoken(word: int, random: np.random.RandomState) -> Samples:
-    """A second of noise, and somewhere in it a whistle of one of five pitches: a word has it rising, another falling.
+    """Return a second of noise with a whistle of one of five pitches, which rises for one word and falls for another.
 
-    So it takes the order of things to tell every word from every other.
+    So the words can be told apart only by the order of sounds in time.
     """
     length, lowest = 6400, 300 * 1.6 ** (word // 2)
     pitch = np.geomspace(lowest, 1.5 * lowest, length)[:: 1 if word % 2 == 0 else -1]
@@ -98,9 +98,9 @@ def spoken(word: int, random: np.random.RandomState) -> Samples:
 
 
 def write_speech(folder: Path, speakers: int = 4) -> dict[str, Samples]:
-    """A set like Speech Commands: every speaker says every word once, and the last two are in the lists.
+    """Write a data set like Speech Commands, where every speaker says every word once. Return the sound in each file.
 
-    The last one is to test with, and the one before it to validate with. Returns the sound in each file.
+    The last speaker is for testing and the one before for validation, as the lists say.
     """
     random = np.random.RandomState(0)
     written = {}

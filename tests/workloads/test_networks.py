@@ -1,4 +1,4 @@
-"""Networks by name: their sizes, their outputs, and that many of one can be run at once."""
+"""Networks by name: their sizes, their outputs, and that many can run at once under vmap."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from paceline.workloads import data, language, networks
 from paceline.workloads.data import Data
 from paceline.workloads.networks import NetworkError
 from paceline.workloads.resnet import Block, resnet
-from paceline.workloads.weights import rectified
+from paceline.workloads.weights import he_initialized
 from workloads import making
 
 TEXT = {**dict.fromkeys(language.BERT, "tokens"), **dict.fromkeys(language.T5, "translation")}
-#: They have tens of millions of parameters, or very many layers.
+#: Networks with tens of millions of parameters, or with very many layers.
 HEAVY = {"alexnet", "vgg16", "resnet56", "resnet110"}
 IMAGE = [name for name in networks.names() if name not in TEXT]
 WEIGHED = [pytest.param(name, marks=pytest.mark.matrix if name in HEAVY else ()) for name in IMAGE]
@@ -34,7 +34,7 @@ one_thread = pytest.fixture(autouse=True)(threads.one_thread)
 
 
 def made_for(name: str) -> Data:
-    """The smallest grey images that are likely and that the network takes."""
+    """Return grey images that are as small as the network allows, and at least 8 by 8."""
     return making.images(1, max(8, networks.smallest_image(name)))
 
 
@@ -72,7 +72,7 @@ def test_residual_networks_have_the_papers_sizes(name: str, count: int, millions
     ("name", "convolutions", "connected"),
     [("mlp", 0, 3), ("cnn", 2, 1), ("alexnet-small", 3, 2), ("alexnet", 5, 3), ("vgg16", 13, 3)],
 )
-def test_layers_are_as_many_as_their_papers_say(name: str, convolutions: int, connected: int) -> None:
+def test_networks_have_the_papers_numbers_of_layers(name: str, convolutions: int, connected: int) -> None:
     with torch.device("meta"):
         layers = list(networks.make(name, making.images(3, 32)).modules())
     assert sum(isinstance(each, nn.Conv2d) for each in layers) == convolutions
@@ -93,7 +93,7 @@ def test_counting_draws_no_weights() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-# What goes in and comes out
+# Inputs and outputs
 
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 8), (1, 28), (3, 32)], ids=["digits", "mnist", "cifar"])
@@ -101,7 +101,7 @@ def test_counting_draws_no_weights() -> None:
 def test_every_image_network_takes_every_usual_image(name: str, channels: int, side: int) -> None:
     made = making.images(channels, side, samples=2, classes=7)
     if side < networks.smallest_image(name):
-        wanted = f"{name} needs images of at least 17 by 17, and those of made are {side} by {side}: take a smaller"
+        wanted = f"{name} needs images of at least 17 by 17, and those of made are {side} by {side}. Choose another"
         with pytest.raises(NetworkError, match=wanted):
             networks.make(name, made)
         return
@@ -110,15 +110,15 @@ def test_every_image_network_takes_every_usual_image(name: str, channels: int, s
     assert output.shape == (2, 7) and output.dtype == torch.float32
     torch.autograd.backward(networks.loss(output, made.labels))
     for key, parameter in model.named_parameters():
-        assert parameter.grad is not None, f"{key} has no part in the output"
+        assert parameter.grad is not None, f"{key} does not affect the output"
         assert parameter.grad.isfinite().all(), key
-        assert parameter.ndim == 1 or parameter.grad.any(), key  # A bias before a norm moves nothing.
+        assert parameter.ndim == 1 or parameter.grad.any(), key  # a bias before a norm has no effect
 
 
 @pytest.mark.parametrize("side", [1, 4, 9, 17, 30, 40])
 @pytest.mark.parametrize("name", [name for name in IMAGE if name not in HEAVY] + ["alexnet", "vgg16"])
 def test_an_image_is_large_enough_or_refused(name: str, side: int) -> None:
-    """Nothing between: no size breaks a network in its middle."""
+    """No image size fails inside a network."""
     with torch.device("meta"):
         made = making.images(1, 8).to("meta")
         made = Data(
@@ -131,7 +131,7 @@ def test_an_image_is_large_enough_or_refused(name: str, side: int) -> None:
                 networks.make(name, made)
 
 
-def test_the_smallest_images() -> None:
+def test_the_smallest_images_that_networks_take() -> None:
     assert {name: networks.smallest_image(name) for name in ("mlp", "alexnet-small", "vgg16", "bert")} == {
         "mlp": 1,
         "alexnet-small": 8,
@@ -141,7 +141,7 @@ def test_the_smallest_images() -> None:
 
 
 @pytest.mark.parametrize("name", WEIGHED)
-def test_the_seed_gives_the_weights(name: str) -> None:
+def test_the_seed_determines_the_weights(name: str) -> None:
     made = made_for(name)
     first, again, other = (weights(fresh(name, made, seed)) for seed in (1, 1, 2))
     assert all(torch.equal(first[key], again[key]) for key in first)
@@ -150,7 +150,7 @@ def test_the_seed_gives_the_weights(name: str) -> None:
 
 @pytest.mark.parametrize("name", WEIGHED)
 def test_a_network_is_a_function_of_weights_and_samples(name: str) -> None:
-    """It draws no numbers, and while it is training too."""
+    """A network draws no random numbers, even in training mode."""
     made = made_for(name)
     model = fresh(name, made, 0).train()
     assert not [each for each in model.modules() if "Dropout" in type(each).__name__]
@@ -162,16 +162,16 @@ def test_a_network_is_a_function_of_weights_and_samples(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WEIGHED)
-def test_many_at_once_give_what_each_gives_alone(name: str) -> None:
+def test_gradients_under_vmap_equal_those_of_single_networks(name: str) -> None:
     """Gradients of two workers, each with its own weights and its own samples, under vmap and one by one."""
     made = made_for(name)
-    # In double: rounding may choose another pixel of a pool, or make much of a batch norm of few samples.
+    # In double precision: rounding can select another pixel in a pool, and a batch norm of few samples amplifies it.
     base, *workers = (replace_all_batch_norm_modules_(fresh(name, made, seed)).double() for seed in range(3))
     compare(base, workers, halves(made.prepared(made.inputs).double()), halves(made.labels))
 
 
 def halves(samples: torch.Tensor) -> torch.Tensor:
-    """One for each of two workers."""
+    """Return the samples as two halves, one for each of two workers."""
     return torch.stack(samples.chunk(2))
 
 
@@ -194,14 +194,14 @@ def compare(base: nn.Module, workers: list[nn.Module], inputs: torch.Tensor, lab
             torch.testing.assert_close(together[key][index], expected, rtol=1e-6, atol=1e-9 * largest)
 
 
-# How well they do
+# Learning
 
 
 @pytest.mark.parametrize(
     ("name", "rate", "steps"),
     [("mlp", 0.1, 30), ("cnn", 0.1, 30), ("lstm", 1.0, 50), ("alexnet-small", 0.01, 50), ("resnet20", 0.1, 20)],
 )
-def test_digits_are_learnt_by_plain_descent(name: str, rate: float, steps: int) -> None:
+def test_networks_learn_digits_with_plain_sgd(name: str, rate: float, steps: int) -> None:
     digits = data.load("digits")
     model = fresh(name, digits, 0)
     order = torch.randperm(len(digits.labels), generator=torch.Generator().manual_seed(0))
@@ -215,37 +215,37 @@ def test_digits_are_learnt_by_plain_descent(name: str, rate: float, steps: int) 
                 parameter.sub_(rate * parameter.grad)
     with torch.no_grad():
         right = networks.accuracy(model(digits.prepared(digits.test_inputs)), digits.test_labels)
-    assert right > 0.6  # by chance it is 0.1
+    assert right > 0.6  # chance is 0.1
 
 
-def test_a_signal_goes_through_many_layers_without_fading() -> None:
-    """With torch's own weights, samples differ by a hundred-millionth behind 20 layers, and nothing is learnt."""
+def test_a_signal_keeps_its_size_through_many_layers() -> None:
+    """With torch's default weights, samples differ by 1e-8 after 20 layers, and nothing is learned."""
     torch.manual_seed(0)
     last = nn.Linear(128, 10)
     hidden = nn.Sequential(*(each for _ in range(20) for each in (nn.Linear(128, 128), nn.ReLU())))
-    rectified(nn.Sequential(hidden, last), last)
+    he_initialized(nn.Sequential(hidden, last), last)
     with torch.no_grad():
         seen = hidden(torch.randn(64, 128))
         assert 0.1 < seen.square().mean() < 10
         assert seen.std(0).mean() > 0.05  # from sample to sample
-        assert 0 < last(seen).std() < 1  # The first guess is that all classes are about alike.
+        assert 0 < last(seen).std() < 1  # the first predictions are nearly uniform
     assert not any(parameter.any() for key, parameter in hidden.named_parameters() if key.endswith("bias"))
 
 
-def test_a_way_around_has_no_parameters_and_pads_with_zeros() -> None:
+def test_a_shortcut_has_no_parameters_and_pads_with_zeros() -> None:
     block = Block(2, 4)
     with torch.no_grad():
         block.conv2.weight.zero_()
     x = torch.rand(3, 2, 6, 6) + 0.1
-    y = block(x)  # The convolutions add nothing now.
+    y = block(x)  # the convolutions add nothing now
     assert torch.equal(y[:, 1:3], x[:, :, ::2, ::2])
     assert y.shape == (3, 4, 3, 3) and not y[:, 0].any() and not y[:, 3].any()
-    with pytest.raises(ValueError, match="6n \\+ 2 layers, such as 20, 32 or 56, not 18"):
+    with pytest.raises(ValueError, match="6n \\+ 2 layers, such as 20, 32 or 56; got 18"):
         resnet(18, (3, 32, 32), 10)
 
 
-def test_the_cell_is_torchs() -> None:
-    """The written-out LSTM gives what torch's own one gives."""
+def test_the_lstm_cell_matches_torchs() -> None:
+    """The written-out LSTM gives the same outputs as torch's."""
     made = making.images(2, 5)
     model: Any = fresh("lstm", made, 0)
     own: Any = nn.LSTM(10, 64, batch_first=True)
@@ -274,10 +274,10 @@ def test_loss_and_accuracy_of_samples_and_of_tokens() -> None:
     assert float(networks.accuracy(twice, both)) == pytest.approx((2 + 2) / 6)
 
 
-# What is refused
+# Refusals
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest_and_all() -> None:
+def test_an_unknown_name_is_answered_with_the_closest_and_all_names() -> None:
     digits = data.load("digits")
     refusals: list[Callable[[], object]] = [
         lambda: networks.make("resnet-20", digits),
@@ -286,7 +286,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest_and_all() -> None:
     ]
     for refused in refusals:
         with pytest.raises(
-            NetworkError, match=re.escape("no network 'resnet-20': did you mean 'resnet20'? take")
+            NetworkError, match=re.escape("There is no network 'resnet-20'. Did you mean 'resnet20'? Choose from")
         ) as it:
             refused()
         assert all(name in str(it.value) for name in networks.names())
@@ -295,18 +295,18 @@ def test_a_misspelt_name_is_answered_with_the_nearest_and_all() -> None:
 @pytest.mark.parametrize(
     ("name", "of", "words"),
     [
-        ("mlp", "tokens", "mlp looks at images, and tokens has none: take digits"),
-        ("bert", "digits", "bert cannot be trained on digits: take the set tokens"),
-        ("bert-tiny", "translation", "bert-tiny cannot be trained on translation: take the set tokens"),
-        ("t5-small", "tokens", "t5-small cannot be trained on tokens: take the set translation"),
+        ("mlp", "tokens", "mlp needs images, and tokens has none. Choose digits"),
+        ("bert", "digits", "bert cannot be trained on digits. Choose the data set tokens"),
+        ("bert-tiny", "translation", "bert-tiny cannot be trained on translation. Choose the data set tokens"),
+        ("t5-small", "tokens", "t5-small cannot be trained on tokens. Choose the data set translation"),
     ],
 )
-def test_a_set_of_another_kind_is_refused(name: str, of: str, words: str) -> None:
+def test_a_data_set_of_another_kind_is_refused(name: str, of: str, words: str) -> None:
     with pytest.raises(NetworkError, match=words):
         networks.make(name, data.load(of))
 
 
-def test_without_transformers_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_transformers_are_reported_with_the_command_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     for name, of in TEXT.items():
         with pytest.raises(NetworkError, match=re.escape(f"{name} needs the package transformers")) as refused:
@@ -318,7 +318,7 @@ def test_without_transformers_it_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("name", "of"), TINY)
-def test_text_goes_in_and_logits_come_out(name: str, of: str) -> None:
+def test_language_models_return_logits(name: str, of: str) -> None:
     pytest.importorskip("transformers")
     some = data.load(of).limited(8)
     model = fresh(name, some, 0).train()
@@ -334,14 +334,14 @@ def test_text_goes_in_and_logits_come_out(name: str, of: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "of"), TINY)
-def test_many_texts_at_once_give_what_each_gives_alone(name: str, of: str) -> None:
+def test_gradients_of_language_models_under_vmap_equal_those_of_single_ones(name: str, of: str) -> None:
     pytest.importorskip("transformers")
     some = data.load(of).limited(8)
     base, *workers = (fresh(name, some, seed).double() for seed in range(3))
     compare(base, workers, halves(some.inputs), halves(some.labels))
 
 
-def test_what_may_look_at_what_is_as_transformers_has_it() -> None:
+def test_attention_masks_match_transformers_defaults() -> None:
     pytest.importorskip("transformers")
     topics, words = data.load("tokens").limited(4), data.load("translation").limited(4)
     reader, translator = fresh("bert-tiny", topics, 0), fresh("t5-tiny", words, 0)
@@ -354,7 +354,7 @@ def test_what_may_look_at_what_is_as_transformers_has_it() -> None:
         assert torch.equal(translator(words.inputs), written)
 
 
-def test_a_translator_sees_what_was_written_before_and_nothing_after() -> None:
+def test_a_translator_sees_only_earlier_tokens_of_the_target() -> None:
     pytest.importorskip("transformers")
     some = data.load("translation").limited(2)
     model = fresh("t5-tiny", some, 0)
@@ -366,7 +366,7 @@ def test_a_translator_sees_what_was_written_before_and_nothing_after() -> None:
     assert not torch.allclose(before[:, 6:], after[:, 6:], atol=1e-3)
 
 
-def test_texts_are_learnt() -> None:
+def test_bert_learns_topics() -> None:
     pytest.importorskip("transformers")
     topics = data.load("tokens").limited(512)
     model = fresh("bert-tiny", topics, 0)
@@ -378,12 +378,12 @@ def test_texts_are_learnt() -> None:
         optimizer.step()
     with torch.no_grad():
         right = networks.accuracy(model(topics.test_inputs[:256]), topics.test_labels[:256])
-    assert right > 0.5  # by chance it is 0.25
+    assert right > 0.5  # chance is 0.25
 
 
 @pytest.mark.parametrize(("name", "of"), [("bert", "tokens"), ("t5-small", "translation")])
-def test_the_large_ones_have_their_papers_sizes(name: str, of: str) -> None:
-    """But for the embeddings of tokens and positions, which are the data's."""
+def test_large_language_models_have_the_papers_sizes(name: str, of: str) -> None:
+    """Except for the embeddings of tokens and positions, whose sizes come from the data."""
     pytest.importorskip("transformers")
     some = data.load(of)
     published = {"bert": 109_482_240, "t5-small": 60_506_624}[name]

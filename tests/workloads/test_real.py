@@ -1,4 +1,4 @@
-"""The real sets, where PACELINE_DATA says where they are."""
+"""The real data sets, if PACELINE_DATA says where they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from paceline.workloads import cifar, data, files, idx, speech
 
-#: Samples to train with, mean and deviation as they are known, the first labels, and how many there are of a class.
+#: Training samples, published mean and deviation, the first labels, and the samples per class.
 KNOWN: dict[str, tuple[int, list[float], list[float], list[int], int | None]] = {
     "mnist": (60_000, [0.1307], [0.3081], [5, 0, 4, 1, 9], None),
     "fashion-mnist": (60_000, [0.2860], [0.3530], [9, 0, 0, 3, 0], 6000),
@@ -20,32 +20,34 @@ KNOWN: dict[str, tuple[int, list[float], list[float], list[int], int | None]] = 
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_real_set(name: str) -> None:
+def test_a_real_data_set_has_its_published_numbers(name: str) -> None:
     if not os.environ.get(files.VARIABLE):
-        pytest.skip(f"{files.VARIABLE} is not set: it says where the real sets are")
+        pytest.skip(f"{files.VARIABLE} is not set; it names the folder of the real data sets")
     try:
-        files.find((idx.HOMES | cifar.HOMES)[name], None)
+        files.find((idx.FILE_SETS | cifar.FILE_SETS)[name], None)
     except data.DataError as missing:
         pytest.skip(str(missing))
-    samples, mean, deviation, first, of_a_class = KNOWN[name]
+    samples, mean, deviation, first, per_class = KNOWN[name]
     loaded = data.load(name)
     assert (len(loaded.inputs), len(loaded.labels)) == (samples, samples)
     assert (len(loaded.test_inputs), len(loaded.test_labels)) == (10_000, 10_000)
     assert loaded.mean == pytest.approx(mean, abs=1e-4) and loaded.deviation == pytest.approx(deviation, abs=1e-4)
     assert loaded.labels[:5].tolist() == first
-    if of_a_class:
-        assert set(loaded.labels.bincount().tolist()) == {of_a_class}
+    if per_class:
+        assert set(loaded.labels.bincount().tolist()) == {per_class}
 
 
-def test_the_real_words() -> None:
+def test_real_speech_commands_have_their_published_numbers() -> None:
     if not os.environ.get(files.VARIABLE):
-        pytest.skip(f"{files.VARIABLE} is not set: it says where the real sets are")
+        pytest.skip(f"{files.VARIABLE} is not set; it names the folder of the real data sets")
     try:
-        testing, _ = files.find(speech.HOME, None)
+        testing, _ = files.find(speech.FILE_SET, None)
     except data.DataError as missing:
         pytest.skip(str(missing))
     if testing.parent.name != "speech_commands_v0.02":
-        pytest.skip(f"{testing.parent} is not named speech_commands_v0.02, whose numbers are the ones known here")
+        pytest.skip(
+            f"{testing.parent} is not named speech_commands_v0.02, and only the numbers of that version are known here"
+        )
     loaded = data.load("speech")
     assert (len(loaded.labels), len(loaded.test_labels)) == (30_769, 4074)
     assert loaded.inputs.shape == (30_769, 1, 98, 40)

@@ -1,4 +1,4 @@
-"""What a simulated run trains: data sets by name (`data`) and networks by name (`networks`).
+"""The workloads of simulated runs: data sets by name (`data`) and networks by name (`networks`).
 
-Importing this package loads no torch; its modules do.
+Importing this package does not import torch; importing its modules does.
 """

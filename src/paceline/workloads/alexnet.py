@@ -1,6 +1,6 @@
-"""AlexNet (Krizhevsky et al., 2012) for images as small as CIFAR's, and a smaller one of the same kind.
+"""AlexNet (Krizhevsky et al., 2012) for images as small as CIFAR's, and a smaller variant.
 
-Neither has the original's dropout: a simulated run is a function of weights and samples.
+Neither has the original's dropout, because a simulated run must be a function of weights and samples alone.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from torch import nn
 
 from paceline.workloads.small import Shape
-from paceline.workloads.weights import rectified
+from paceline.workloads.weights import he_initialized
 
 
 def alexnet(shape: Shape, classes: int) -> nn.Module:
-    """Five convolutions and three fully connected layers, the widths as in Krizhevsky's one-tower version (2014).
+    """Return AlexNet: five convolutions and three fully connected layers, with the widths of Krizhevsky (2014).
 
-    The original's first layer takes strides of 4 over 224 by 224 pixels; here it takes strides of 2 over 32 by 32, with
-    a kernel of 3 by 3 in place of 11 by 11. The three pools are its own: 3 by 3, in strides of 2. In the place of its
-    local response normalization there is batch norm, without which it bears only small learning rates.
+    The original's first layer has a stride of 4 and a kernel of 11 by 11, for 224 by 224 pixels. Here it has a stride
+    of 2 and a kernel of 3 by 3, for 32 by 32 pixels. The three pools are the original's: 3 by 3 with a stride of 2.
+    Batch norm replaces local response normalization; without it the network trains only at small learning rates.
     """
     return _built(
         shape,
@@ -46,9 +46,9 @@ def alexnet(shape: Shape, classes: int) -> nn.Module:
 
 
 def alexnet_small(shape: Shape, classes: int) -> nn.Module:
-    """Three convolutions and two fully connected layers, as the DSSP paper's (Zhao et al., 2019) has.
+    """Return the small AlexNet of the DSSP paper (Zhao et al., 2019): three convolutions, two fully connected layers.
 
-    The paper gives no widths; these are 32, 64, 128 and 256.
+    The paper gives no widths. These are 32, 64, 128 and 256.
     """
     return _built(
         shape,
@@ -69,11 +69,11 @@ def alexnet_small(shape: Shape, classes: int) -> nn.Module:
 
 
 def _pool() -> nn.Module:
-    return nn.MaxPool2d(3, stride=2, padding=1)  # With padding, 8 by 8 is enough, and an odd size is rounded up.
+    return nn.MaxPool2d(3, stride=2, padding=1)  # padding makes 8 by 8 pixels large enough, and rounds odd sizes up
 
 
 def _built(shape: Shape, convolutions: list[nn.Module], halvings: int, widths: tuple[int, ...]) -> nn.Module:
-    """The convolutions, and behind them fully connected layers from the first of the widths to the last."""
+    """Return the convolutions followed by fully connected layers of the given widths."""
     _, height, width = shape
     inputs = widths[0] * -(-height // 2**halvings) * -(-width // 2**halvings)
     layers = [*convolutions, nn.Flatten()]
@@ -81,4 +81,4 @@ def _built(shape: Shape, convolutions: list[nn.Module], halvings: int, widths: t
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         inputs = outputs
     last = nn.Linear(inputs, widths[-1])
-    return rectified(nn.Sequential(*layers, last), last)
+    return he_initialized(nn.Sequential(*layers, last), last)

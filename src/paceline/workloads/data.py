@@ -1,4 +1,4 @@
-"""Data sets by name: in memory as a whole, ready to be drawn from by index."""
+"""Data sets by name, held in memory and indexed by sample."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from paceline.workloads.files import Bytes
 __all__ = ["Data", "DataError", "load", "names"]
 
 
-@dataclass(frozen=True, eq=False)  # Tensors have no single answer to ==; a set equals itself alone.
+@dataclass(frozen=True, eq=False)  # == of tensors is not a single bool, so a data set equals only itself
 class Data:
-    """A data set: samples to train with, and samples to test with."""
+    """A data set: training samples and test samples."""
 
     name: str
     inputs: torch.Tensor  # training inputs: uint8 images (N, C, H, W), or int64 tokens (N, L)
-    labels: torch.Tensor  # int64 (N,), or (N, L) where every token has one
+    labels: torch.Tensor  # int64 (N,), or (N, L) with one label per token
     test_inputs: torch.Tensor
     test_labels: torch.Tensor
-    classes: int  # how many values a label may have
-    mean: tuple[float, ...]  # of the training images by channel, of pixels scaled to 0..1; empty for tokens
-    deviation: tuple[float, ...]  # likewise; 1 for a channel that never changes
-    vocabulary: int = 0  # how many values a token may have; 0 for images
+    classes: int  # number of different labels
+    mean: tuple[float, ...]  # of the training pixels, scaled to 0..1, by channel; empty for tokens
+    deviation: tuple[float, ...]  # standard deviation, likewise; 1 for a constant channel
+    vocabulary: int = 0  # number of different tokens; 0 for images
 
     @property
     def is_images(self) -> bool:
-        """Are the inputs images? They are tokens otherwise."""
+        """Whether the inputs are images. Otherwise they are tokens."""
         return bool(self.mean)
 
     def to(self, device: torch.device | str) -> Data:
-        """The same data with its tensors on that device."""
+        """Return the data set with its tensors on a device."""
         return replace(
             self,
             inputs=self.inputs.to(device),
@@ -48,7 +48,7 @@ class Data:
         )
 
     def prepared(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What a network takes of some of the inputs: tokens as they are, images (..., C, H, W) as float32.
+        """Return inputs as a network takes them: tokens unchanged, images (..., C, H, W) as normalized float32.
 
         A pixel x becomes (x / 255 - mean) / deviation.
         """
@@ -58,25 +58,25 @@ class Data:
         return (inputs.to(torch.float32) / 255 - mean) / deviation
 
     def limited(self, samples: int) -> Data:
-        """With the first so many training samples only, or all where there are fewer. All else stays as it is.
+        """Return the data set with at most the first `samples` training samples, and everything else unchanged.
 
-        Mean and deviation stay those of the whole set too, so that a network sees the same picture of a sample.
+        Mean and deviation stay those of the whole set, so that a network sees a sample the same way.
         """
         if samples < 1:
-            raise DataError(f"{self.name} is limited to at least 1 training sample, not {samples}")
+            raise DataError(f"{self.name} must keep at least 1 training sample; got {samples}.")
         return replace(self, inputs=self.inputs[:samples], labels=self.labels[:samples])
 
 
-@lru_cache  # A CUDA graph cannot be captured over a copy to the device, so there must be none from the second time on.
+@lru_cache  # A CUDA graph cannot capture a copy to the device, so the copy happens only once, before the capture.
 def _by_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
 
 
 def load(name: str, folder: Path | None = None) -> Data:
-    """The set of that name.
+    """Load the data set of that name.
 
-    folder: where those that are read from files lie, directly or in a folder with a usual name. None is the one that
-        the environment variable PACELINE_DATA names. `digits`, `tokens` and `translation` need neither.
+    folder: the folder that holds the files of the data set, directly or in a subfolder with a usual name. None: the
+        folder in the environment variable PACELINE_DATA. `digits`, `tokens` and `translation` need no files.
     """
     if name not in _SETS:
         raise DataError(unknown("data set", name, _SETS))
@@ -84,7 +84,7 @@ def load(name: str, folder: Path | None = None) -> Data:
 
 
 def names() -> list[str]:
-    """Every known set's name; the first is the one to take where nobody asks for another."""
+    """Return the names of all data sets. The first one is the default."""
     return list(_SETS)
 
 
@@ -116,16 +116,16 @@ def _tokens(name: str, classes: int, vocabulary: int, arrays: tuple[tokens.Token
 
 
 def moments(images: Bytes) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel's pixels, scaled to 0..1.
+    """Return the mean and the standard deviation of each channel's pixels, scaled to 0..1.
 
-    The sums are of whole numbers, so they are exact and the same on every machine.
+    They are computed from sums of integers, so they are exact and the same on every machine.
     """
     count = images.size // images.shape[1]
     sums, squares = (np.zeros(images.shape[1], np.uint64) for _ in range(2))
-    for start in range(0, len(images), 1000):  # in pieces, because squares need more room than pixels
+    for start in range(0, len(images), 1000):  # in pieces, because squares need more memory than pixels
         piece = images[start : start + 1000]
         sums += piece.sum(axis=(0, 2, 3), dtype=np.uint64)
-        squares += np.square(piece, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.uint64)  # 255² just fits
+        squares += np.square(piece, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.uint64)  # 255² fits into uint16
     mean, deviation = [], []
     for total, of_squares in zip(sums.tolist(), squares.tolist(), strict=True):
         mean.append(total / count / 255)

@@ -1,4 +1,4 @@
-"""What is refused here."""
+"""Errors of data sets and networks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable
 
 
 class DataError(ValueError):
-    """One sentence that says what to do."""
+    """A data set that cannot be loaded. The message says what to do."""
 
 
 class NetworkError(ValueError):
-    """One sentence that says what to do."""
+    """A network that does not exist, or does not fit the data set. The message says what to do."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that nothing has: the nearest one that something has, and all of them."""
+    """Return the message for an unknown name, with the closest known name and all known names."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"there is no {what} {name!r:.80}: {hint}take one of {', '.join(known)}"
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"There is no {what} {name!r:.80}.{hint} Choose from {', '.join(known)}."

@@ -1,4 +1,4 @@
-"""Finding a data set's files, and reading them without trusting what they say of themselves."""
+"""Finds the files of a data set, and reads them without trusting their headers."""
 
 from __future__ import annotations
 
@@ -16,74 +16,73 @@ from numpy.typing import NDArray
 
 from paceline.workloads.errors import DataError
 
-#: The environment variable that says where data sets lie when nobody else does.
+#: The environment variable that names the folder of data sets, if no argument does.
 VARIABLE = "PACELINE_DATA"
-#: Of one file, unpacked. The largest that is known here has 154 MB; more than this is a mistake or an attack.
+#: The largest size of a file, unpacked. The largest known file has 154 MB, so more is a mistake or an attack.
 MAX_BYTES = 2**30
-#: A packed file is read in pieces of this size, so that memory grows with what is there and not with what is claimed.
+#: Files are read in pieces of this size, so that memory grows with the content and not with the claimed size.
 PIECE = 2**20
 
 Bytes = NDArray[np.uint8]
 
 
 class ByteStream(Protocol):
-    """What can be read, packed or not."""
+    """A stream of bytes, packed or not."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
-class Home:
-    """The files of a set, and the folders they usually lie in, seen from where data is kept."""
+class FileSet:
+    """The files of a data set, and the folders that usually hold them, relative to the folder of data sets."""
 
     name: str
     files: tuple[str, ...]
     folders: tuple[str, ...]
-    inside: tuple[str, ...] = (".",)  # and where, if data is kept in a folder of this set alone
-    packed: bool = False  # may each be there as .gz instead?
-    unread: tuple[str, ...] = ()  # usual folders of the same set with pickles inside, which are not read
+    inside: tuple[str, ...] = (".",)  # where they are in a folder of this data set alone
+    packed: bool = False  # whether each may also be a .gz file
+    unread: tuple[str, ...] = ()  # usual folders of the same data as pickles, which are not read
 
 
-def find(home: Home, folder: Path | None, strangers: frozenset[str] = frozenset()) -> list[Path]:
-    """Where each of the files is. They are all in one folder: a usual one below `folder`, or `folder` itself.
+def find(wanted: FileSet, folder: Path | None, others: frozenset[str] = frozenset()) -> list[Path]:
+    """Return the path of each file. All of them must be in one folder: a usual one below `folder`, or `folder` itself.
 
-    folder: None is the one that PACELINE_DATA names.
-    strangers: names of folders that hold another set with files of the same names. In a `folder` named like that, or
-        right below one, only the usual ones are looked into: nothing in the files would tell that they are wrong.
+    folder: None: the folder in PACELINE_DATA.
+    others: names of folders that hold another data set with the same file names. If `folder` or its parent has such a
+        name, only the usual folders below it are searched, because the files themselves would not show the mistake.
     """
-    folder = folder or _folder_of_environment(home)
+    folder = folder or _folder_of_environment(wanted)
     if not folder.is_dir():
         raise DataError(
-            f"{home.name} is looked for in {folder}, which is not a folder: give the one that holds it with --data, or "
-            f"set {VARIABLE}"
+            f"{wanted.name} cannot be loaded from {folder}, which is not a folder; name the folder that holds it with "
+            f"--data or {VARIABLE}."
         )
-    places = [folder / each for each in home.folders]
-    if not {folder.name, folder.parent.name} & strangers:
-        places += [folder / each for each in home.inside]
+    places = [folder / each for each in wanted.folders]
+    if not {folder.name, folder.parent.name} & others:
+        places += [folder / each for each in wanted.inside]
     for place in places:
-        found = [_file(place, each, home.packed) for each in home.files]
+        found = [_file(place, each, wanted.packed) for each in wanted.files]
         if all(found):
             return [each for each in found if each]
-    for each in home.unread:
+    for each in wanted.unread:
         if (folder / each).is_dir():
             raise DataError(
-                f"{folder / each} holds {home.name} as pickles, which are not read because they can run code: fetch "
-                "the binary version"
+                f"{folder / each} holds {wanted.name} as pickles, which are not read because they can run code; "
+                "download the binary version."
             )
-    packed = ", each also as .gz" if home.packed else ""
+    packed = ", each plain or as .gz" if wanted.packed else ""
     raise DataError(
-        f"{home.name} is not in {folder}: its files are {', '.join(home.files)}{packed}, and all of them were looked "
-        f"for in each of {', '.join(str(place) for place in places)}; give the folder that holds them with --data, or "
-        f"set {VARIABLE}"
+        f"{wanted.name} is not in {folder}: none of {', '.join(str(place) for place in places)} holds all of its files "
+        f"({', '.join(wanted.files)}{packed}); name the folder that holds them with --data or {VARIABLE}."
     )
 
 
-def _folder_of_environment(home: Home) -> Path:
+def _folder_of_environment(wanted: FileSet) -> Path:
     named = os.environ.get(VARIABLE)
     if not named:
         raise DataError(
-            f"{home.name} is read from files ({', '.join(home.files)}): give the folder that holds them, or that holds "
-            f"one of {', '.join(home.folders)} with them inside, with --data, or set {VARIABLE}"
+            f"{wanted.name} is read from files ({', '.join(wanted.files)}); name the folder that holds them, or that "
+            f"holds one of {', '.join(wanted.folders)} with them inside, with --data or {VARIABLE}."
         )
     return Path(named)
 
@@ -95,9 +94,9 @@ def _file(place: Path, name: str, packed: bool) -> Path | None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[ByteStream, int | None]]:
-    """The file's content, unpacked, and how many bytes that is: None where only reading to the end would tell.
+    """Open a file for reading, unpacked, with its size in bytes. The size of a packed file is unknown: None.
 
-    Whatever goes wrong while it is read is a DataError that names the file.
+    Errors while the file is read become a DataError that names the file.
     """
     try:
         with path.open("rb") as plain:
@@ -107,24 +106,26 @@ def opened(path: Path) -> Iterator[tuple[ByteStream, int | None]]:
             else:
                 yield plain, os.fstat(plain.fileno()).st_size
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be unpacked ({error}): fetch it again") from None
+        raise DataError(f"{path} cannot be unpacked ({error}). Download it again.") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}): make it readable") from None
+        raise DataError(f"{path} cannot be read ({error.strerror or error}). It must be a readable file.") from None
 
 
-def rest(path: Path, stream: ByteStream, begun: int, size: int) -> Bytes:
-    """The `size - begun` bytes that are left of a file which should have `size`, of which `begun` are read already.
+def read_rest(path: Path, stream: ByteStream, begun: int, size: int) -> Bytes:
+    """Read the rest of a file that should have `size` bytes, of which `begun` are read already.
 
-    `size` is somebody's claim. Memory is taken for what is there; a file of another size is a DataError.
+    `size` may come from the file itself and may be wrong. So memory is allocated only for the bytes that are there, and
+    a file of another size is a DataError.
     """
     if size > MAX_BYTES:
         raise DataError(
-            f"{path} should have {size:,} bytes by what it says of itself, more than the {MAX_BYTES:,} that are read: "
-            "fetch it again"
+            f"{path} claims to have {size:,} bytes, more than the {MAX_BYTES:,} that are allowed. Download it again."
         )
     content = bytearray()
     while begun + len(content) <= size:
-        piece = stream.read(min(PIECE, size + 1 - begun - len(content)))  # one more, to see that there is no more
+        piece = stream.read(
+            min(PIECE, size + 1 - begun - len(content))
+        )  # one more byte, to notice a file that is too long
         if not piece:
             break
         content += piece
@@ -133,17 +134,17 @@ def rest(path: Path, stream: ByteStream, begun: int, size: int) -> Bytes:
 
 
 def check_size(path: Path, found: int, size: int) -> None:
-    """Refuse a file that has another size than it should. Of a packed one, it is the size unpacked."""
+    """Raise DataError if a file does not have the right size. For a packed file, this is the size unpacked."""
     if found != size:
         unpacked = " unpacked" if path.suffix == ".gz" else ""
-        # More than that are never read of a packed file, so nobody has counted them.
+        # A packed file is not read beyond its right size, so its real size is unknown.
         count = f"more than {size:,}" if unpacked and found > size else f"{found:,}"
-        raise DataError(f"{path} has {count} bytes{unpacked} and should have {size:,}: fetch it again")
+        raise DataError(f"{path} has {count} bytes{unpacked} and should have {size:,}. Download it again.")
 
 
 def check_labels(path: Path, labels: Bytes, classes: int) -> None:
-    """Refuse labels that are none of the classes."""
+    """Raise DataError if a label is not one of the classes."""
     if labels.size and labels.max() >= classes:
         raise DataError(
-            f"{path} has the label {labels.max()}, and there are only {classes} classes, from 0: fetch it again"
+            f"{path} has the label {labels.max()}, but there are only {classes} classes, from 0. Download it again."
         )

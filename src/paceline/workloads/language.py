@@ -1,9 +1,9 @@
-"""BERT and T5, from the package transformers: its architectures with fresh weights, nothing is fetched.
+"""BERT and T5 from the package transformers, with new weights. Nothing is downloaded.
 
-The vocabulary and the length are those of the data. There is no dropout: a simulated run is a function of weights and
-samples. Attention is written out in tensor operations ("eager"), which `torch.func.vmap` can run for many at once, and
-what may look at what is said once, in buffers: made anew in each pass it would be copied from the host, which a graph
-captured on a GPU cannot do.
+The vocabulary and the length are those of the data. There is no dropout, because a simulated run must be a function of
+weights and samples alone. Attention is written out in tensor operations ("eager"), so that `torch.func.vmap` can run
+many networks at once. Attention masks are buffers: a mask made in each pass would be copied from the host, which is not
+possible in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -31,51 +31,51 @@ T5: dict[str, dict[str, int]] = {
 
 
 class TextClassifier(nn.Module):
-    """BERT that says of which class a sequence (N, L) is: its output is (N, classes)."""
+    """BERT as a classifier of sequences (N, L). Its output is (N, classes)."""
 
-    everything: torch.Tensor
+    full_mask: torch.Tensor
 
     def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
         self.model = model
-        self.register_buffer("everything", torch.zeros(1, 1, 1, length), persistent=False)
+        self.register_buffer("full_mask", torch.zeros(1, 1, 1, length), persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model(input_ids=inputs, attention_mask=self.everything).logits
+        logits: torch.Tensor = self.model(input_ids=inputs, attention_mask=self.full_mask).logits
         return logits
 
 
 class Translator(nn.Module):
-    """T5 that is told what it should have written so far: its output is (N, L, vocabulary).
+    """T5 with teacher forcing. Its output is (N, L, vocabulary).
 
-    Its inputs (N, 2L) are two halves side by side, because a network here is called with one tensor: the source, and
-    the target moved on by one place with the starting token before it. That is how the set `translation` has them.
+    Networks are called with one tensor, so an input (N, 2L) holds two halves: the source, and the target shifted by one
+    place with the start token before it. The data set `translation` has this form.
     """
 
-    everything: torch.Tensor
-    the_past: torch.Tensor
+    full_mask: torch.Tensor
+    causal_mask: torch.Tensor
 
     def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
         self.model = model
         future = torch.full((length, length), torch.finfo(torch.float32).min).triu(diagonal=1)
-        self.register_buffer("everything", torch.zeros(1, 1, 1, length), persistent=False)
-        self.register_buffer("the_past", future[None, None], persistent=False)
+        self.register_buffer("full_mask", torch.zeros(1, 1, 1, length), persistent=False)
+        self.register_buffer("causal_mask", future[None, None], persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         source, moved = inputs.chunk(2, dim=1)
         logits: torch.Tensor = self.model(
             input_ids=source,
-            attention_mask=self.everything,
+            attention_mask=self.full_mask,
             decoder_input_ids=moved,
-            decoder_attention_mask=self.the_past,
+            decoder_attention_mask=self.causal_mask,
             use_cache=False,
         ).logits
         return logits
 
 
 def bert(name: str, data: Data) -> nn.Module:
-    """The BERT of that name."""
+    """Return the BERT of that name for a data set."""
     transformers = _transformers(name)
     config = transformers.BertConfig(
         **BERT[name],
@@ -85,14 +85,14 @@ def bert(name: str, data: Data) -> nn.Module:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         classifier_dropout=0.0,
-        pad_token_id=None,  # Sequences are all of one length, and token 0 is learnt as any other.
+        pad_token_id=None,  # all sequences have the same length, and token 0 is learned like any other
         attn_implementation="eager",
     )
     return TextClassifier(transformers.BertForSequenceClassification(config), data.inputs.shape[1])
 
 
 def t5(name: str, data: Data) -> nn.Module:
-    """The T5 of that name."""
+    """Return the T5 of that name for a data set."""
     transformers = _transformers(name)
     config = transformers.T5Config(
         **T5[name],
@@ -106,10 +106,10 @@ def t5(name: str, data: Data) -> nn.Module:
 
 
 def _transformers(name: str) -> Any:
-    """The package, which most do without: it is imported when one of its networks is asked for."""
+    """Import the optional package transformers, when one of its networks is made."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
         raise NetworkError(
-            f'{name} needs the package transformers ({error}): install it with pip install "paceline[transformers]"'
+            f'{name} needs the package transformers ({error}). Install it with pip install "paceline[transformers]".'
         ) from None

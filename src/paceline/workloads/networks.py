@@ -1,8 +1,8 @@
-"""Networks by name, made to fit a data set, and how well one does.
+"""Networks by name, made to fit a data set; and their loss and accuracy.
 
-Each is a plain module that takes `data.prepared(inputs)` and gives logits. Those for images can also be run for many
-workers at once: `torch.func.functional_call` under `torch.func.vmap`, over stacked parameters, once
-`torch.func.replace_all_batch_norm_modules_` has had the module.
+A network is a plain module that takes `data.prepared(inputs)` and returns logits. Networks for images can also run for
+many workers at once: with `torch.func.functional_call` under `torch.func.vmap` over stacked parameters, after a call of
+`torch.func.replace_all_batch_norm_modules_`.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ __all__ = ["NetworkError", "accuracy", "loss", "make", "names", "parameters_of",
 
 
 def make(name: str, data: Data) -> nn.Module:
-    """The network of that name for that set, with fresh weights from torch's global generator."""
+    """Return a new network for a data set, with weights from torch's global generator."""
     known = _known(name)
     known.check(name, data)
     return known.build(name, data)
 
 
 def names() -> list[str]:
-    """Every known network's name."""
+    """Return the names of all networks."""
     return list(_NETWORKS)
 
 
 def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The mean cross entropy of logits (..., classes) for labels (...): of a sample each, or of a token each."""
+    """Return the mean cross entropy of logits (..., classes) for labels (...), one per sample or one per token."""
     return F.cross_entropy(output.reshape(-1, output.shape[-1]), labels.reshape(-1))
 
 
 def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The share of labels (...) for which the logits (..., classes) are largest, as a tensor without dimensions."""
+    """Return the share of labels (...) that have the largest of the logits (..., classes), as a scalar tensor."""
     return (output.argmax(-1) == labels).to(torch.float32).mean()
 
 
 def parameters_of(name: str, data: Data) -> int:
-    """How many parameters the network has for that set. Draws no weights and takes no memory for them."""
+    """Return the number of parameters of a network for a data set, without allocating or drawing weights."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in make(name, data).parameters())
 
 
 def smallest_image(name: str) -> int:
-    """The least height and width of an image that the network takes; 0 if it reads tokens."""
+    """Return the smallest height and width of an image that a network takes; 0 if it reads tokens."""
     known = _known(name)
     return known.smallest if isinstance(known, _Images) else 0
 
@@ -68,13 +68,13 @@ class _Images:
     def check(self, name: str, data: Data) -> None:
         if not data.is_images:
             raise NetworkError(
-                f"{name} looks at images, and {data.name} has none: take digits or another set of images"
+                f"{name} needs images, and {data.name} has none. Choose digits or another data set of images."
             )
         height, width = data.inputs.shape[2:]
         if min(height, width) < self.smallest:
             raise NetworkError(
                 f"{name} needs images of at least {self.smallest} by {self.smallest}, and those of {data.name} are "
-                f"{height} by {width}: take a smaller network or another set"
+                f"{height} by {width}. Choose another network or another data set."
             )
 
     def build(self, name: str, data: Data) -> nn.Module:
@@ -84,7 +84,7 @@ class _Images:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """A network for tokens. It gives a label to each sequence, or to each token of what it writes."""
+    """A network for tokens. It labels each sequence, or, if it writes, each token of its output."""
 
     construct: Callable[[str, Data], nn.Module]
     writes: bool
@@ -92,7 +92,7 @@ class _Tokens:
     def check(self, name: str, data: Data) -> None:
         if data.is_images or (data.labels.ndim == 2) != self.writes:
             wanted = "translation" if self.writes else "tokens"
-            raise NetworkError(f"{name} cannot be trained on {data.name}: take the set {wanted}")
+            raise NetworkError(f"{name} cannot be trained on {data.name}. Choose the data set {wanted}.")
 
     def build(self, name: str, data: Data) -> nn.Module:
         return self.construct(name, data)
@@ -111,7 +111,7 @@ _NETWORKS: dict[str, _Images | _Tokens] = {
     "lstm": _Images(small.LSTM),
     "alexnet-small": _Images(alexnet.alexnet_small, smallest=8),
     "alexnet": _Images(alexnet.alexnet, smallest=17),
-    # Five halvings: with less than this the last ones would have a single pixel to look at.
+    # Five pools halve the image. In a smaller one, the last convolutions would see a single pixel.
     "vgg16": _Images(vgg.vgg16, smallest=17),
     **{f"resnet{depth}": _Images(partial(resnet, depth), smallest=8) for depth in (20, 32, 56, 110)},
     **{name: _Tokens(language.bert, writes=False) for name in language.BERT},

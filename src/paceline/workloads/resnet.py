@@ -7,16 +7,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.workloads.small import Shape
-from paceline.workloads.weights import rectified
+from paceline.workloads.weights import he_initialized
 
 WIDTHS = (16, 32, 64)
 
 
 class Block(nn.Module):
-    """Two convolutions and a way around them that has no parameters (the paper's option A).
+    """Two convolutions and a shortcut without parameters (the paper's option A).
 
-    Where the block is wider than what it is given, the way around leaves out every other pixel of every other row, and
-    the new channels are 0.
+    Where a block has more outputs than inputs, the shortcut takes every second pixel of every second row, and fills the
+    additional channels with zeros.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -29,24 +29,24 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        around = x
+        shortcut = x
         if self.grows:
             before = self.grows // 2
-            around = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, before, self.grows - before))
-        return F.relu(inner + around)
+            shortcut = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, before, self.grows - before))
+        return F.relu(inner + shortcut)
 
 
 class Mean(nn.Module):
-    """Each channel's mean over the image, whatever its size."""
+    """Global average pooling: the mean of each channel over an image of any size."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean((-2, -1))
 
 
 def resnet(depth: int, shape: Shape, classes: int) -> nn.Module:
-    """A network of so many layers: 20, 32, 44, 56, 110 or another 6n + 2."""
+    """Return a residual network of `depth` layers: 20, 32, 44, 56, 110 or another 6n + 2."""
     if depth < 8 or (depth - 2) % 6:
-        raise ValueError(f"a ResNet for CIFAR has 6n + 2 layers, such as 20, 32 or 56, not {depth}")
+        raise ValueError(f"A ResNet for CIFAR has 6n + 2 layers, such as 20, 32 or 56; got {depth}.")
     inputs = WIDTHS[0]
     layers: list[nn.Module] = [nn.Conv2d(shape[0], inputs, 3, padding=1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU()]
     for width in WIDTHS:
@@ -54,4 +54,4 @@ def resnet(depth: int, shape: Shape, classes: int) -> nn.Module:
             layers.append(Block(inputs, width))
             inputs = width
     last = nn.Linear(inputs, classes)
-    return rectified(nn.Sequential(*layers, Mean(), last), last)
+    return he_initialized(nn.Sequential(*layers, Mean(), last), last)

@@ -1,4 +1,4 @@
-"""Small networks for small images, of one kind each: fully connected, convolutional, recurrent."""
+"""Small networks for small images: fully connected, convolutional and recurrent."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from paceline.workloads.weights import rectified
+from paceline.workloads.weights import he_initialized
 
 Shape = tuple[int, int, int]
 
 
 def mlp(shape: Shape, classes: int, units: Sequence[int] = (256, 128)) -> nn.Module:
-    """Hidden layers of so many units each."""
+    """Return a fully connected network whose hidden layers have the given numbers of units."""
     layers: list[nn.Module] = [nn.Flatten()]
     before = math.prod(shape)
     for each in units:
         layers += [nn.Linear(before, each), nn.ReLU()]
         before = each
     last = nn.Linear(before, classes)
-    return rectified(nn.Sequential(*layers, last), last)
+    return he_initialized(nn.Sequential(*layers, last), last)
 
 
 def dnn(hidden: int, shape: Shape, classes: int) -> nn.Module:
-    """So many hidden layers of 256 units, as in the RLP paper; none is logistic regression."""
+    """Return the RLP paper's DNN: `hidden` hidden layers of 256 units. With 0 it is logistic regression."""
     return mlp(shape, classes, (256,) * hidden)
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """Two convolutions of 3 by 3, each with a pool that halves the image, and one layer behind them."""
+    """Return two convolutions of 3 by 3, each followed by a pool that halves the image, and one linear layer."""
     channels, height, width = shape
     last = nn.Linear(32 * (height // 4) * (width // 4), classes)
     layers = (
@@ -43,13 +43,13 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
         nn.Flatten(),
         last,
     )
-    return rectified(nn.Sequential(*layers), last)
+    return he_initialized(nn.Sequential(*layers), last)
 
 
 class LSTM(nn.Module):
-    """Reads an image row by row, from the top, and says at the end what it was.
+    """An LSTM that reads an image row by row, from the top, and classifies it at the end.
 
-    The cell is written out: torch's own one cannot be run under `torch.func.vmap`.
+    The cell is written out, because torch's own cannot run under `torch.func.vmap`.
     """
 
     def __init__(self, shape: Shape, classes: int, units: int = 64) -> None:
@@ -60,10 +60,10 @@ class LSTM(nn.Module):
         self.recall = nn.Linear(units, 4 * units, bias=False)
         self.answer = nn.Linear(units, classes)
         with torch.no_grad():
-            self.read.bias[units : 2 * units] = 1  # It remembers, to begin with.
+            self.read.bias[units : 2 * units] = 1  # open the forget gate, so that the cell remembers at first
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        rows = self.read(images.transpose(1, 2).flatten(2))  # (N, H, 4 * units), each from all channels of a row
+        rows = self.read(images.transpose(1, 2).flatten(2))  # (N, H, 4 * units); each row has all of its channels
         state = memory = torch.zeros_like(rows[:, 0, : self.units])
         for row in rows.unbind(1):
             gates = row + self.recall(state)

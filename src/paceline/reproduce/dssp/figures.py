@@ -1,4 +1,4 @@
-"""DSSP (Zhao et al., ICDCS 2019): the staleness threshold chosen at run time. Fig. 3, and table I with fig. 4."""
+"""DSSP (Zhao et al., ICDCS 2019): a staleness threshold chosen at run time. Figures 3 and 4, and table I."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paceline.simulate.task import Goal, Precision
 
 DSSP = "dssp:low=3,high=15"
 UNBOUNDED = "dssp:low=3,high=15,bounded=false"
-#: Seconds to accuracy 0.67 and 0.68. The paper's DSSP runs ahead for as long as its controller says, again and again:
-#: ours with bounded=false.
+#: Seconds to accuracy 0.67 and 0.68. The paper's DSSP lets a worker run ahead whenever its controller allows it, and
+#: sets no bound on the total lead. That is our bounded=false.
 TABLE_1: dict[str, tuple[float | None, float | None]] = {
     "bsp": (6159.2, None),
     "asp": (2993.1, 3017.2),
@@ -33,18 +33,18 @@ SSPS = tuple(f"ssp:staleness={threshold}" for threshold in range(3, 16))
 
 @dataclass(frozen=True)
 class DsspCase:
-    """A network trained for so many epochs; accuracy is tested every few rounds."""
+    """A network on a cluster. Its accuracy is tested every few rounds."""
 
     title: str
-    like: Run
-    targets: tuple[float, ...]  # of accuracy on the test set
+    template: Run  # everything except the policy and the seed
+    targets: tuple[float, ...]  # accuracies on the test set
     missing: tuple[str, ...] = ()
 
 
-def table1(ask: Request) -> Figure:
-    """Two unequal GPUs: time to a test accuracy. The paper's: ResNet-110, CIFAR-100, 0.67 and 0.68."""
-    case = _mixed(ask)
-    found = {policy: trained for policy in TABLE_1 if (trained := _seeds(ask, case.like, policy))}
+def table1(request: Request) -> Figure:
+    """Compare the time to a test accuracy on two unequal GPUs. In the paper: ResNet-110 on CIFAR-100, 0.67 and 0.68."""
+    case = _mixed(request)
+    found = {policy: trained for policy in TABLE_1 if (trained := _seeds(request, case.template, policy))}
     rows = []
     for column, target in enumerate(case.targets):
         times = {policy: _time(trained, target) for policy, trained in found.items()}
@@ -55,43 +55,42 @@ def table1(ask: Request) -> Figure:
             ratio = None if ours is None or not asp else round(ours / asp, 3)
             papers_ratio = None if not paper or not papers_asp else round(paper / papers_asp, 3)
             best = max(each.best("accuracy") for each in trained)
-            took = f"seeds: {len(trained)}, {trained[0].iteration_seconds:.3f} s an iteration"
+            took = f"seeds: {len(trained)}, {trained[0].iteration_seconds:.3f} s per iteration"
             note = took if ours is not None else f"not reached: the best accuracy was {best:.3f}; {took}"
             what = f"{case.title}: {policy}, time to accuracy {target:g}"
-            rows.append(Row("table1", what, paper, None if ours is None else round(ours, 1), "s", ask.where, note))
-            rows.append(Row("table1", what, papers_ratio, ratio, "× ASP's time", ask.where, ""))
+            rows.append(Row("table1", what, paper, None if ours is None else round(ours, 1), "s", request.where, note))
+            rows.append(Row("table1", what, papers_ratio, ratio, "× ASP", request.where, ""))
     curves = tuple(_accuracy(trained[0], policy) for policy, trained in found.items())
     plot = Plot(f"{case.title}: accuracy over time (fig. 4)", "seconds", "test accuracy", curves)
     return Figure("table1", "Two unequal GPUs: time to accuracy (table I, fig. 4)", tuple(rows), (plot,), case.missing)
 
 
-def fig3(ask: Request) -> Figure:
-    """Four equal workers: BSP, ASP, DSSP and the mean of SSP with thresholds from 3 to 15."""
+def fig3(request: Request) -> Figure:
+    """Compare BSP, ASP, DSSP, and the mean of SSP with thresholds from 3 to 15, on four equal workers."""
     rows: list[Row] = []
     plots: list[Plot] = []
     missing: list[str] = []
-    for case in _equal(ask):
+    for case in _equal(request):
         missing += case.missing
-        ssps = SSPS[::4] if ask.quick else SSPS
-        found = {policy: _seeds(ask, case.like, policy) for policy in ("bsp", "asp", DSSP, *ssps)}
+        ssps = SSPS[::4] if request.quick else SSPS
+        found = {policy: _seeds(request, case.template, policy) for policy in ("bsp", "asp", DSSP, *ssps)}
         if not all(found.values()):
             missing.append(f"{case.title}: not all trainings were done.")
             continue
         target = case.targets[0]
         times = {policy: _time(trained, target) for policy, trained in found.items()}
-        of_ssps = [times[policy] for policy in ssps]
-        together = [time for time in of_ssps if time is not None]
-        times["ssp, mean"] = mean(together) if len(together) == len(of_ssps) else None
+        reached = [time for policy in ssps if (time := times[policy]) is not None]
+        times["ssp, mean"] = mean(reached) if len(reached) == len(ssps) else None
         best = {policy: mean(each.best("accuracy") for each in trained) for policy, trained in found.items()}
         best["ssp, mean"] = mean(best[policy] for policy in ssps)
         for policy in ("bsp", "asp", "ssp, mean", DSSP):
             what = f"{case.title}: {policy}"
             ours = times[policy]
-            drawn = "the paper's is drawn only"
-            rows.append(Row("fig3", f"{what}, best accuracy", None, round(best[policy], 4), "", ask.where, drawn))
-            note = drawn if ours is not None else f"not reached: the best was {best[policy]:.3f}"
+            plotted = "the paper only plots this"
+            rows.append(Row("fig3", f"{what}, best accuracy", None, round(best[policy], 4), "", request.where, plotted))
+            note = plotted if ours is not None else f"not reached: the best was {best[policy]:.3f}"
             seconds = None if ours is None else round(ours, 1)
-            rows.append(Row("fig3", f"{what}, time to {target:g}", None, seconds, "s", ask.where, note))
+            rows.append(Row("fig3", f"{what}, time to {target:g}", None, seconds, "s", request.where, note))
         curves = [
             _accuracy(found[policy][0], policy) for policy in ("bsp", "asp", DSSP, *ssps[:: max(1, len(ssps) // 3)])
         ]
@@ -100,34 +99,34 @@ def fig3(ask: Request) -> Figure:
     return Figure("fig3", title, tuple(rows), tuple(plots), tuple(dict.fromkeys(missing)))
 
 
-def _mixed(ask: Request) -> DsspCase:
+def _mixed(request: Request) -> DsspCase:
     cluster = "dssp-mixed"
-    if ask.quick or ask.lacks_cifar:
-        why = "--quick" if ask.quick else ask.lacks_cifar
-        said = f"ResNet-110 on CIFAR-100 was not trained ({why}): an MLP learns the bundled digits."
-        return DsspCase("MLP on digits", _run(cluster, "mlp", "digits", 54, 1437, 0.01, 4), (0.93,), (said,))
-    if not ask.lacks("cifar100"):
-        like = _run(cluster, "resnet110", "cifar100", 300, 50_000, 0.05, 50, ask.precision)
-        return DsspCase("ResNet-110", like, (0.67, 0.68))
-    said = f"{ask.lacks('cifar100')}. ResNet-20 was trained on 10,000 images of CIFAR-10, for 30 epochs."
-    like = _run(cluster, "resnet20", "cifar10", 30, 10_000, 0.05, 10, ask.precision)
-    return DsspCase("ResNet-20", like, (0.5, 0.55), (said,))
+    if request.quick or request.lacks_cifar:
+        why = "--quick" if request.quick else request.lacks_cifar
+        missing = f"ResNet-110 on CIFAR-100 was not trained ({why}). An MLP on the bundled digits replaces it."
+        return DsspCase("MLP on digits", _run(cluster, "mlp", "digits", 54, 1437, 0.01, 4), (0.93,), (missing,))
+    if not request.lacks("cifar100"):
+        template = _run(cluster, "resnet110", "cifar100", 300, 50_000, 0.05, 50, request.precision)
+        return DsspCase("ResNet-110", template, (0.67, 0.68))
+    missing = f"ResNet-20 was trained on 10,000 images of CIFAR-10, for 30 epochs: {request.lacks('cifar100')}."
+    template = _run(cluster, "resnet20", "cifar10", 30, 10_000, 0.05, 10, request.precision)
+    return DsspCase("ResNet-20", template, (0.5, 0.55), (missing,))
 
 
-def _equal(ask: Request) -> list[DsspCase]:
+def _equal(request: Request) -> list[DsspCase]:
     small, deep = "dssp-homogeneous-alexnet", "dssp-homogeneous-resnet"
-    if ask.quick or ask.lacks_cifar:
-        why = "--quick" if ask.quick else ask.lacks_cifar
-        said = f"AlexNet and ResNets were not trained ({why}): an MLP learns the bundled digits."
-        return [DsspCase("MLP on digits", _run(small, "mlp", "digits", 60, 1437, 0.05, 2), (0.9,), (said,))]
+    if request.quick or request.lacks_cifar:
+        why = "--quick" if request.quick else request.lacks_cifar
+        missing = f"AlexNet and ResNets were not trained ({why}). An MLP on the bundled digits replaces them."
+        return [DsspCase("MLP on digits", _run(small, "mlp", "digits", 60, 1437, 0.05, 2), (0.9,), (missing,))]
     cases = [DsspCase("AlexNet, small", _run(small, "alexnet-small", "cifar10", 30, 20_000, 0.01, 4), (0.48,))]
-    if not ask.lacks("cifar100"):
-        of = _run(deep, "resnet110", "cifar100", 300, 50_000, 0.05, 20, ask.precision)
-        said = "ResNet-50 was not trained: it is for larger images. ResNet-110 was."
-        return [*cases, DsspCase("ResNet-110", of, (0.65,), (said,))]
-    said = f"{ask.lacks('cifar100')}. ResNet-20 was trained on 20,000 images of CIFAR-10, for 30 epochs."
-    of = _run(deep, "resnet20", "cifar10", 30, 20_000, 0.05, 4, ask.precision)
-    return [*cases, DsspCase("ResNet-20", of, (0.5,), (said,))]
+    if not request.lacks("cifar100"):
+        template = _run(deep, "resnet110", "cifar100", 300, 50_000, 0.05, 20, request.precision)
+        missing = "ResNet-50 was not trained, because it is made for larger images. ResNet-110 replaces it."
+        return [*cases, DsspCase("ResNet-110", template, (0.65,), (missing,))]
+    missing = f"ResNet-20 was trained on 20,000 images of CIFAR-10, for 30 epochs: {request.lacks('cifar100')}."
+    template = _run(deep, "resnet20", "cifar10", 30, 20_000, 0.05, 4, request.precision)
+    return [*cases, DsspCase("ResNet-20", template, (0.5,), (missing,))]
 
 
 def _run(
@@ -140,22 +139,22 @@ def _run(
     every: int,
     precision: Precision = "float32",
 ) -> Run:
-    """With the paper's decay: times 0.1 after two thirds of the epochs, and again after five sixths."""
+    """Return a template with the paper's decay: the rate is multiplied by 0.1 after 2/3 and after 5/6 of the epochs."""
     workers = load_cluster(cluster).workers
     rounds = epochs * samples // sum(worker.batch for worker in workers)
     decay = ((epochs * 2 / 3, 0.1), (epochs * 5 / 6, 0.1))
-    goal = Goal("accuracy", 1.1, every=every)  # never reached: the whole run is of interest
+    goal = Goal("accuracy", 1.1, every=every)  # out of reach, so that the run does not stop early
     return Run(cluster, "bsp", network, data, rate, rounds, samples, goal=goal, decay=decay, precision=precision)
 
 
-def _seeds(ask: Request, like: Run, policy: str) -> list[Trained]:
-    wanted = [msgspec.structs.replace(like, policy=policy, seed=seed) for seed in ask.seeds]
-    found = ask.runs(wanted)
+def _seeds(request: Request, template: Run, policy: str) -> list[Trained]:
+    wanted = [msgspec.structs.replace(template, policy=policy, seed=seed) for seed in request.seeds]
+    found = request.runs(wanted)
     return [found[run] for run in wanted if run in found]
 
 
 def _time(trained: Sequence[Trained], target: float) -> float | None:
-    """The mean over the seeds; None unless all reached it."""
+    """Return the mean time to the target over the seeds; None if any seed missed it."""
     ends = [(each, each.reaches(Goal("accuracy", target))) for each in trained]
     times = [each.seconds[at] for each, at in ends if at is not None]
     return mean(times) if len(times) == len(trained) else None

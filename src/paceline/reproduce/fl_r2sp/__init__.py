@@ -1,1 +1,1 @@
-"""FL-R²SP: the federated part of the journal version (ToN 2026)."""
+"""FL-R²SP: section VI-B of the journal version (ToN 2026), on federated learning."""

@@ -1,4 +1,4 @@
-"""BERT and T5-small with four of eight workers held up (R²SP, journal version, fig. 14)."""
+"""BERT and T5-small with four of eight workers delayed (R²SP, journal version, fig. 14)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Row
 from paceline.reproduce.shared.runs import Run
 from paceline.simulate.task import Goal
 
-#: Adam has momentum, so R²SP's staleness is corrected for, as it is by default.
+#: Adam has momentum, so R²SP runs with staleness correction, as it does by default.
 TUNED = Scheme("r2sp:tune_batches=true", "full")
 SCHEMES = (*map(Scheme, ("bsp", "asp", "ssp:staleness=5", "safa")), Scheme("r2sp", "full"), TUNED)
 ROUNDS = 100
 SYNTHETIC = (
-    "QNLI and wmt16 are not to be had: BERT learns to classify made-up sequences, T5 to rewrite them, "
-    "both from random weights."
+    "QNLI and wmt16 are not available. BERT learns to classify synthetic sequences and T5 to rewrite them, both from "
+    "random weights."
 )
 
 
 @dataclass(frozen=True)
 class LanguageCase:
-    """A network on its cluster."""
+    """A language model on its cluster."""
 
     name: str
     cluster: str
@@ -34,13 +34,13 @@ class LanguageCase:
     data: str
     rates: tuple[float, ...]
     target: float  # loss
-    paper: float  # % less time than the second best
+    paper: float  # per cent of time saved over the second best scheme
 
-    def like(self, ask: Request) -> Run:
-        """All but the scheme and the rate."""
+    def template(self, request: Request) -> Run:
+        """Return the runs' settings, except the scheme and the rate."""
         stop = Goal("loss", 0.9 * self.target)
-        network = self.network if ask.where == "gpu" else f"{self.network.split('-')[0]}-tiny"
-        rate, precision = self.rates[0], ask.precision
+        network = self.network if request.where == "gpu" else f"{self.network.split('-')[0]}-tiny"
+        rate, precision = self.rates[0], request.precision
         return Run(
             self.cluster, "bsp", network, self.data, rate, ROUNDS, optimizer="Adam", goal=stop, precision=precision
         )
@@ -52,35 +52,37 @@ CASES = (
 )
 
 
-def fig14(ask: Request) -> Figure:
-    """Hardware, statistical and overall efficiency, normalized by BSP, each scheme at its own best rate (Adam)."""
+def fig14(request: Request) -> Figure:
+    """Compare hardware, statistical and overall efficiency, each scheme at its own best rate for Adam."""
     rows: list[Row] = []
     plots: list[Plot] = []
     missing: list[str] = []
     for case in CASES:
-        rows += _iterations(case, case.like(ask))
-    if ask.quick:
-        missing.append("BERT and T5 were not trained (--quick): how long their iterations take is simulated.")
+        rows += _iterations(case, case.template(request))
+    if request.quick:
+        missing.append("BERT and T5 were not trained (--quick). Only their iteration times were simulated.")
     elif importlib.util.find_spec("transformers") is None:
-        missing.append("BERT and T5 were not trained: install them with pip install 'paceline[transformers]'.")
+        missing.append("BERT and T5 were not trained. They need transformers: pip install 'paceline[transformers]'.")
     else:
         missing.append(SYNTHETIC)
-        if ask.where != "gpu":
-            missing.append("Without --device cuda BERT and T5-small are trained in tiny versions.")
+        if request.where != "gpu":
+            missing.append("Without --device cuda, tiny versions of BERT and T5-small are trained.")
         for case in CASES:
-            like, goal = case.like(ask), Goal("loss", case.target)
-            table = at_own_best(ask.runs, like, SCHEMES, case.rates, ask.seeds[:1], goal)
-            if left := [scheme.name for scheme in SCHEMES if scheme not in [each.scheme for each in table]]:
-                missing.append(f"{case.name}: left out, since not trained at all rates: {'; '.join(left)}.")
-            rows += _trained(case, like.network, table, ask)
+            template, goal = case.template(request), Goal("loss", case.target)
+            table = at_own_best(request.runs, template, SCHEMES, case.rates, request.seeds[:1], goal)
+            if left_out := [scheme.name for scheme in SCHEMES if scheme not in [each.scheme for each in table]]:
+                missing.append(f"{case.name}: left out, because not trained at all rates: {'; '.join(left_out)}.")
+            rows += _trained(case, template.network, table, request)
             bars = PlotLine("", tuple(each.scheme.name for each in table), tuple(each.seconds for each in table))
-            plots.append(Plot(f"{case.name} ({like.network}): s to loss {case.target:g}", "", "", (bars,), kind="bars"))
-    title = "Transformers: BERT and T5-small, four of eight workers held up"
+            plots.append(
+                Plot(f"{case.name} ({template.network}): s to loss {case.target:g}", "", "", (bars,), kind="bars")
+            )
+    title = "Transformers: BERT and T5-small, four of eight workers delayed"
     return Figure("fig14", title, tuple(rows), tuple(plots), tuple(missing))
 
 
-def _iterations(case: LanguageCase, like: Run) -> list[Row]:
-    runs = [msgspec.structs.replace(like, policy=scheme.policy) for scheme in SCHEMES]
+def _iterations(case: LanguageCase, template: Run) -> list[Row]:
+    runs = [msgspec.structs.replace(template, policy=scheme.policy) for scheme in SCHEMES]
     seconds = [run.schedule().report.mean_iteration_seconds for run in runs]
     return [
         Row(
@@ -88,14 +90,14 @@ def _iterations(case: LanguageCase, like: Run) -> list[Row]:
             f"{case.name}: {scheme.name}, iteration time",
             None,
             round(each / seconds[0], 3),
-            "× BSP's",
+            "× BSP",
             "simulated",
         )
         for scheme, each in zip(SCHEMES, seconds, strict=True)
     ]
 
 
-def _trained(case: LanguageCase, network: str, table: Sequence[SchemeResult], ask: Request) -> list[Row]:
+def _trained(case: LanguageCase, network: str, table: Sequence[SchemeResult], request: Request) -> list[Row]:
     rows = []
     base = next((each for each in table if each.scheme == SCHEMES[0]), None)
     for each in table:
@@ -106,14 +108,14 @@ def _trained(case: LanguageCase, network: str, table: Sequence[SchemeResult], as
         )
         for part, ours, theirs in pairs:
             value = None if ours is None or theirs is None else round(ours / theirs, 3)
-            best = f"loss {case.target:g} not reached; the best was {each.best:.3g}"
-            note = best if ours is None else f"rate {each.rate:g}"
+            missed = f"loss {case.target:g} not reached; the best was {each.best:.3g}"
+            note = missed if ours is None else f"rate {each.rate:g}"
             to = f"{what}, {part} to loss {case.target:g}"
-            rows.append(Row("fig14", to, None, value, "× BSP's", ask.where, note))
+            rows.append(Row("fig14", to, None, value, "× BSP", request.where, note))
     tuned = next((each for each in table if each.scheme == TUNED), None)
     if tuned is None:
         return rows
     others = [each.seconds for each in table if each.seconds is not None and not each.scheme.policy.startswith("r2sp")]
     value = None if tuned.seconds is None or not others else round(100 * (1 - tuned.seconds / min(others)), 1)
-    what = f"{case.name} ({network}): R²SP with tuning, against the second best"
-    return [*rows, Row("fig14", what, case.paper, value, "% less time", ask.where)]
+    what = f"{case.name} ({network}): R²SP with tuning, time saved over the second best"
+    return [*rows, Row("fig14", what, case.paper, value, "%", request.where)]

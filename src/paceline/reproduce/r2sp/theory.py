@@ -1,4 +1,4 @@
-"""Measured against theory: how stale updates are, and where R²SP is quicker than its honest rivals."""
+"""Measurement against theory: the staleness of updates, and where R²SP is faster than pipelined BSP."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from paceline.simulate import ClusterSpec, WorkerSpec, load_cluster
 if TYPE_CHECKING:
     from paceline.reproduce.shared.request import Request
 
-BEYOND = 1.1  # a gain that is worth the name
+WORTHWHILE = 1.1  # the smallest speed-up that the map counts as a gain
 WORKERS = (2, 4, 8, 16, 32)
-RATIOS = tuple(10 ** (-1 + step / 4) for step in range(9))  # of computing to communicating
+RATIOS = tuple(10 ** (-1 + step / 4) for step in range(9))  # of compute time to communication time
 PIPELINED = "bsp:pipeline=true"
 
 
-def staleness(ask: Request) -> Figure:
-    """Staleness on cluster A, by the scheme and by what the links do to it."""
-    add = partial(row, "staleness")
-    count = 24 if ask.quick else 60
+def staleness(request: Request) -> Figure:
+    """Compare the staleness of each scheme on cluster A with theory."""
+    make_row = partial(row, "staleness")
+    count = 24 if request.quick else 60
     rows: list[Row] = []
     means: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
     for model, name in MODELS.items():
@@ -30,105 +30,113 @@ def staleness(ask: Request) -> Figure:
             found = report(spec, policy, count)
             means[scheme].append(found.mean_staleness)
             if scheme == "BSP":
-                rows.append(add(f"{model}, {scheme}: mean", 0.0, found.mean_staleness, "updates", "By definition."))
+                rows.append(
+                    make_row(f"{model}, {scheme}: mean", 0.0, found.mean_staleness, "updates", "By definition.")
+                )
             elif scheme == "R²SP":
                 paper = "at most 15"
-                rows.append(add(f"{model}, {scheme}: mean", paper, found.mean_staleness, "updates", _waited(spec)))
-                rows.append(add(f"{model}, {scheme}: worst", 15.0, found.max_staleness, "updates", "N−1."))
+                rows.append(
+                    make_row(
+                        f"{model}, {scheme}: mean", paper, found.mean_staleness, "updates", _explain_staleness(spec)
+                    )
+                )
+                rows.append(make_row(f"{model}, {scheme}: worst", 15.0, found.max_staleness, "updates", "N−1."))
     shared = report(load_cluster("r2sp-a-vgg16").with_jitter(JITTER), "r2sp", count, shared=True)
-    note = "Shared, no pull waits before it begins, so everyone has the weights of the moment of its Grant."
-    rows.append(add("VGG16, R²SP with links shared: mean", None, shared.mean_staleness, "updates", note))
+    note = "With shared links, no pull waits before it begins, so every worker gets the weights of its Grant."
+    rows.append(make_row("VGG16, R²SP with links shared: mean", None, shared.mean_staleness, "updates", note))
     spec = load_cluster("r2sp-a-resnet32").with_jitter(0.2)
     worst = report(spec, "ssp:staleness=1", 200).max_staleness
     note = (
-        "The paper gives 2(N−1) for the tightest SSP. While one that is ahead runs on, each of the others may push "
-        "three times (the iteration by which it is behind, and two more), so 3(N−1) = 45 is possible."
+        "The paper gives 2(N−1) for the tightest SSP. During one iteration of a worker that is ahead, each of the "
+        "others may push three times (the iteration by which it is behind, and two more), so 3(N−1) = 45 is possible."
     )
-    rows.append(add("ResNet32, SSP(1), jitter 20%: worst", 30.0, worst, "updates", note))
+    rows.append(make_row("ResNet32, SSP(1), jitter 20%: worst", 30.0, worst, "updates", note))
     lines = tuple(PlotLine(scheme, tuple(MODELS), tuple(values)) for scheme, values in means.items())
     plot = Plot(f"Mean staleness, jitter {JITTER:.0%}", "", "updates", lines, "bars")
     title = f"Staleness on cluster A against theory, jitter {JITTER:.0%}"
     return Figure("staleness", title, tuple(rows), (plot,))
 
 
-def _waited(spec: ClusterSpec) -> str:
-    """Why a ring's mean staleness is N−1, or less."""
+def _explain_staleness(spec: ClusterSpec) -> str:
+    """Explain why the mean staleness of a ring is N−1, or less."""
     worker = spec.workers[0]
     own = worker.compute_seconds() + 2 * spec.one_way(worker)
     X = len(spec.workers) * spec.model_bytes / (spec.servers * spec.server_link)
     if own > X:
-        return f"N−1: a round takes as long as a worker's own path, {own:.3g} s, and no pull waits for the links."
+        return f"N−1: a round takes as long as a worker's own path, {own:.3g} s, and no pull waits for a link."
     return (
-        f"Less than N−1: the links are busy for {X:.3g} s of a round and a worker for {own:.3g} s, so its pull waits "
-        "for the link and gets the weights of the moment at which it begins, which are newer."
+        f"Less than N−1: in a round, the links are busy for {X:.3g} s and a worker for {own:.3g} s. So its pull waits "
+        "for a link, and gets the weights of the moment at which it begins, which are newer than those of its Grant."
     )
 
 
-def map(ask: Request) -> Figure:
-    """Where R²SP pays: its gain over pipelined and plain BSP, by how much is computed and by how many."""
-    add = partial(row, "map")
+def regime_map(request: Request) -> Figure:
+    """Map R²SP's speed-up over pipelined and plain BSP over compute time and the number of workers."""
+    make_row = partial(row, "map")
     clusters = {f"{workers} workers": (workers, max(1, workers // 4)) for workers in WORKERS}
     clusters["16 workers, 1 server"] = (16, 1)
     gains: dict[str, list[float]] = {}
     plain: dict[str, list[float]] = {}
     for name, (workers, servers) in clusters.items():
-        found = [_gains(even(workers, servers, ratio), 20 if ask.quick else 40) for ratio in RATIOS]
+        found = [_gains(even(workers, servers, ratio), 20 if request.quick else 40) for ratio in RATIOS]
         gains[name], plain[name] = [over for over, _ in found], [over for _, over in found]
     one = RATIOS.index(1.0)
-    added = "Not in the paper: added by us."
+    added = "Added by us."
     best = max((over, name, RATIOS[at]) for name, each in gains.items() for at, over in enumerate(each))
     sixteen = even(16, 4, 1.0)
     rows: list[Row] = [
-        add(
-            "largest gain over pipelined BSP",
+        make_row(
+            "largest speed-up over pipelined BSP",
             None,
             best[0],
-            "× as quick",
-            f"{added} With {best[1]}, and {best[2]:.2g} times as long to compute as all pushes take. What staleness "
-            "costs in samples is not in these figures.",
+            "× as fast",
+            f"{added} With {best[1]}, and a compute time of {best[2]:.2g} times that of all pushes. The additional "
+            "samples that staleness costs are not included.",
         ),
-        add(
+        make_row(
             "16 workers, 4 servers, ratio 1: over pipelined BSP",
             None,
             gains["16 workers"][one],
-            "× as quick",
-            f"{added} The arithmetic gives {expected(sixteen):.2f}; pipelined BSP takes C/16 longer than that counts, "
-            "since the last slice can only return when it is complete.",
+            "× as fast",
+            f"{added} The formula gives {expected(sixteen):.2f}. Pipelined BSP takes C/16 longer than the formula "
+            "says, because the last slice can return only once it is complete.",
         ),
-        add("16 workers, 4 servers, ratio 1: over plain BSP", None, plain["16 workers"][one], "× as quick", added),
-        add(
+        make_row("16 workers, 4 servers, ratio 1: over plain BSP", None, plain["16 workers"][one], "× as fast", added),
+        make_row(
             "16 workers, 1 server, ratio 1: over pipelined BSP",
             None,
             gains["16 workers, 1 server"][one],
-            "× as quick",
-            f"{added} The arithmetic gives {expected(even(16, 1, 1.0)):.2f}: the fewer servers for each worker, the "
-            "less of a round is a worker's own transfers.",
+            "× as fast",
+            f"{added} The formula gives {expected(even(16, 1, 1.0)):.2f}. With fewer servers per worker, a worker's "
+            "own transfers are a smaller part of a round.",
         ),
     ]
     for name, each in gains.items():
-        ours = _region([ratio for ratio, over in zip(RATIOS, each, strict=True) if over >= BEYOND])
-        note = f"{added} At most {max(each):.2f} times as quick."
-        rows.append(add(f"{name}: compute/communication at which R²SP gains 10% or more", None, ours, "ratio", note))
+        ours = _region([ratio for ratio, over in zip(RATIOS, each, strict=True) if over >= WORTHWHILE])
+        note = f"{added} At most {max(each):.2f} times as fast."
+        rows.append(
+            make_row(f"{name}: compute/communication at which R²SP is at least 10% faster", None, ours, "ratio", note)
+        )
     lines = [PlotLine(name, RATIOS, tuple(each)) for name, each in gains.items()]
     for name in ("16 workers", "16 workers, 1 server"):
-        by_arithmetic = tuple(expected(even(*clusters[name], ratio)) for ratio in RATIOS)
-        lines.append(PlotLine(f"{name}, by arithmetic", RATIOS, by_arithmetic))
-    axis = "seconds to compute / seconds for all pushes, C = N·S/(K·B)"
+        by_formula = tuple(expected(even(*clusters[name], ratio)) for ratio in RATIOS)
+        lines.append(PlotLine(f"{name}, by formula", RATIOS, by_formula))
+    axis = "compute seconds / seconds of all pushes, C = N·S/(K·B)"
     plots = (
-        Plot("R²SP's gain over pipelined BSP", axis, "× as quick", tuple(lines), log=True),
+        Plot("R²SP's speed-up over pipelined BSP", axis, "× as fast", tuple(lines), log=True),
         Plot(
-            "R²SP's gain over plain BSP",
+            "R²SP's speed-up over plain BSP",
             axis,
-            "× as quick",
+            "× as fast",
             tuple(PlotLine(name, RATIOS, tuple(each)) for name, each in plain.items()),
             log=True,
         ),
     )
-    return Figure("map", "Where R²SP is quicker than pipelined BSP", tuple(rows), plots)
+    return Figure("map", "R²SP against pipelined BSP over the ratio of compute to communication", tuple(rows), plots)
 
 
 def even(workers: int, servers: int, ratio: float) -> ClusterSpec:
-    """Equal workers and servers whose links carry the model in a second; computing takes `ratio` · N·S/(K·B)."""
+    """Return a cluster of equal machines whose links carry the model in a second, with compute `ratio` · N·S/(K·B)."""
     size = 100e6
     compute = ratio * workers / servers
     return ClusterSpec(
@@ -144,14 +152,14 @@ def even(workers: int, servers: int, ratio: float) -> ClusterSpec:
 
 
 def expected(spec: ClusterSpec) -> float:
-    """Pipelined BSP's time over R²SP's: (compute + C) / max(compute + 2·S/b, C)."""
+    """Return pipelined BSP's time over R²SP's: (compute + C) / max(compute + 2·S/b, C)."""
     worker = spec.workers[0]
     compute, C = worker.compute_seconds(), len(spec.workers) * spec.model_bytes / (spec.servers * spec.server_link)
     return (compute + C) / max(compute + 2 * spec.one_way(worker), C)
 
 
 def _gains(spec: ClusterSpec, iterations: int) -> tuple[float, float]:
-    """R²SP's over pipelined and over plain BSP. Barriers settle at once, so a few rounds of theirs are enough."""
+    """Return R²SP's speed-up over pipelined and over plain BSP. A barrier settles at once, so 12 rounds are enough."""
     r2sp, pipelined, plain = (
         report(spec, policy, count).mean_iteration_seconds
         for policy, count in (("r2sp", iterations), (PIPELINED, 12), ("bsp", 12))
@@ -160,5 +168,5 @@ def _gains(spec: ClusterSpec, iterations: int) -> tuple[float, float]:
 
 
 def _region(ratios: list[float]) -> str:
-    """Gains rise and fall but once, so the least and the largest say all."""
+    """Return the range of the ratios. The speed-up rises once and falls once, so they have no gaps."""
     return f"{min(ratios):.2g} to {max(ratios):.2g}" if ratios else "none"

@@ -1,4 +1,4 @@
-"""Schemes side by side, fairly: each at a learning rate that all share, and each at its own best of several."""
+"""Compares schemes fairly: all at one shared learning rate, and each at its own best of several rates."""
 
 from __future__ import annotations
 
@@ -14,47 +14,48 @@ from paceline.simulate.task import Goal
 
 
 class Scheme(msgspec.Struct, frozen=True):
-    """A policy, and how staleness is corrected for."""
+    """A policy and its staleness correction."""
 
     policy: str
     correct: Correction = "none"
 
     @property
     def name(self) -> str:
-        """As one would ask for it."""
+        """The policy and the correction, as written on the command line."""
         return self.policy if self.correct == "none" else f"{self.policy} --correct {self.correct}"
 
     def of(self, run: Run, rate: float, seed: int) -> Run:
+        """Return a copy of the run with this scheme, learning rate and seed."""
         return msgspec.structs.replace(run, policy=self.policy, correct=self.correct, rate=rate, seed=seed)
 
 
 class SchemeResult(msgspec.Struct, frozen=True):
-    """One scheme at one learning rate: the mean over the seeds. None: not every seed reached the goal."""
+    """The result of one scheme at one learning rate: means over the seeds, or None if any seed missed the goal."""
 
     scheme: Scheme
     rate: float
     rounds: float | None
     samples: float | None
     seconds: float | None
-    best: float  # the nearest that any seed came to the goal
+    best: float  # the best accuracy or loss of any seed
     seeds: int
-    reached: int  # by how many of them
+    reached: int  # seeds that reached the goal
     iteration_seconds: float
     staleness: float
 
 
 def measured(trained: Sequence[Trained], scheme: Scheme, goal: Goal) -> SchemeResult:
-    """What these runs of one scheme, one for each seed, came to."""
+    """Return the result of one scheme from its runs, one per seed."""
     ends = [(each, each.reaches(goal)) for each in trained]
     reached = [(each, at) for each, at in ends if at is not None]
-    whole = len(reached) == len(trained) and bool(reached)
+    all_reached = len(reached) == len(trained) and bool(reached)
     bests = [each.best(goal.kind) for each in trained]
     return SchemeResult(
         scheme,
         trained[0].run.rate,
-        mean(at + 1 for _, at in reached) if whole else None,
-        mean(each.learned.samples[at] for each, at in reached) if whole else None,
-        mean(each.seconds[at] for each, at in reached) if whole else None,
+        mean(at + 1 for _, at in reached) if all_reached else None,
+        mean(each.learned.samples[at] for each, at in reached) if all_reached else None,
+        mean(each.seconds[at] for each, at in reached) if all_reached else None,
         max(bests) if goal.kind == "accuracy" else min(bests),
         len(trained),
         len(reached),
@@ -64,28 +65,29 @@ def measured(trained: Sequence[Trained], scheme: Scheme, goal: Goal) -> SchemeRe
 
 
 def at_rate(
-    runs: Runs, like: Run, schemes: Sequence[Scheme], rate: float, seeds: Sequence[int], goal: Goal
+    runs: Runs, template: Run, schemes: Sequence[Scheme], rate: float, seeds: Sequence[int], goal: Goal
 ) -> list[SchemeResult]:
-    """Every scheme at this one rate."""
-    wanted = {scheme: [scheme.of(like, rate, seed) for seed in seeds] for scheme in schemes}
+    """Return the result of every scheme at one learning rate."""
+    wanted = {scheme: [scheme.of(template, rate, seed) for seed in seeds] for scheme in schemes}
     return _measured(runs, wanted, goal)
 
 
 def at_own_best(
-    runs: Runs, like: Run, schemes: Sequence[Scheme], rates: Sequence[float], seeds: Sequence[int], goal: Goal
+    runs: Runs, template: Run, schemes: Sequence[Scheme], rates: Sequence[float], seeds: Sequence[int], goal: Goal
 ) -> list[SchemeResult]:
-    """Every scheme at whichever rate brings it to the goal in the fewest samples, found with the first seed.
+    """Return the result of every scheme at the rate at which it needs the fewest samples to reach the goal.
 
-    A scheme that was not run at all of them, because there was no time, has no best: it is left out.
+    The rate is chosen with the first seed. A scheme that was not trained at all rates, because time ran out, has no
+    best rate and is left out.
     """
     first = seeds[0]
-    found = runs(scheme.of(like, rate, first) for rate in rates for scheme in schemes)
+    found = runs(scheme.of(template, rate, first) for rate in rates for scheme in schemes)
     wanted = {}
     for scheme in schemes:
-        tried = [found[run] for rate in rates if (run := scheme.of(like, rate, first)) in found]
+        tried = [found[run] for rate in rates if (run := scheme.of(template, rate, first)) in found]
         if len(tried) == len(rates):
             best = min(tried, key=lambda trained: _cost(trained, goal))
-            wanted[scheme] = [scheme.of(like, best.run.rate, seed) for seed in seeds]
+            wanted[scheme] = [scheme.of(template, best.run.rate, seed) for seed in seeds]
     return _measured(runs, wanted, goal)
 
 
@@ -96,7 +98,7 @@ def _measured(runs: Runs, wanted: Mapping[Scheme, Sequence[Run]], goal: Goal) ->
 
 
 def _cost(trained: Trained, goal: Goal) -> tuple[float, float]:
-    """Samples to the goal; where it was not reached, how far from it the run remained."""
+    """Return a sort key: samples to the goal, then the best value, which ranks runs that missed the goal."""
     at = trained.reaches(goal)
     best = trained.best(goal.kind)
     missed = math.inf if math.isnan(best) else -best if goal.kind == "accuracy" else best

@@ -1,4 +1,4 @@
-"""Federated trainings by name: a Federation says all that one depends on in plain values, so that it is done once."""
+"""Federated trainings, each described by plain values: a Federation is also the key under which its result is kept."""
 
 from __future__ import annotations
 
@@ -28,37 +28,40 @@ class Federation(msgspec.Struct, frozen=True):
     policy: str
     network: str
     data: str
-    rounds: int  # at most: as many updates as there are clients make a round
+    rounds: int  # at most; a round is as many updates as there are clients
     steps: int  # τ, local iterations
     batch: int = 16
     rate: float = 0.01
-    clients: int = 0  # of the cluster; 0: all
-    samples: int = 390  # that each client has
-    outliers: float = 0.25  # of the clients
-    odd: float = 0.1  # α of outliers
+    clients: int = 0  # the first clients of the cluster; 0: all
+    samples: int = 390  # per client
+    outliers: float = 0.25  # share of the clients that are outliers
+    odd: float = 0.1  # Dirichlet α of outliers
     seed: int = 0
-    every: int = 4  # rounds between tests
+    every: int = 4  # rounds between tests of the accuracy
     proximal: float = 0.0
     precision: Precision = "float32"
 
     @property
     def key(self) -> str:
-        """What it depends on. Where outliers are filtered the order of updates does too on what is learned, so it is
-        not known in advance."""
+        """All settings, as JSON.
+
+        Unlike a Run's key, it holds the policy and not the order of updates. A filter for outliers makes that order
+        depend on what is learned, so it is not known in advance.
+        """
         return msgspec.json.encode(self, order="sorted").decode()
 
     def described(self) -> str:
-        """In a line."""
+        """Return a one-line description."""
         odd = f"{self.outliers:.0%} outliers with α {self.odd:g}"
         return f"{self.network}, {self.policy}, {odd}, seed {self.seed}"
 
 
 class Federated(msgspec.Struct, frozen=True):
-    """What it came to."""
+    """The result of a federated training."""
 
     key: str
-    tests: tuple[tuple[float, float], ...]  # when, and the accuracy then
-    loss: tuple[float, ...]  # of each round
+    tests: tuple[tuple[float, float], ...]  # (simulated seconds, accuracy)
+    loss: tuple[float, ...]  # by round
     round_seconds: float
     clients: int
     outliers: tuple[int, ...]
@@ -68,30 +71,30 @@ class Federated(msgspec.Struct, frozen=True):
 
     @property
     def final(self) -> float:
-        """The accuracy it ended with: the mean of the last five tests."""
+        """The final accuracy: the mean of the last five tests."""
         return mean(accuracy for _, accuracy in self.tests[-5:]) if self.tests else math.nan
 
     def time_to(self, accuracy: float, hold: int = 3) -> float | None:
-        """When the mean of so many tests in a row was first that good."""
+        """Return when the mean of `hold` consecutive tests first reached the accuracy; None if it never did."""
         for at in range(hold - 1, len(self.tests)):
             if mean(value for _, value in self.tests[at - hold + 1 : at + 1]) >= accuracy:
                 return self.tests[at][0]
         return None
 
     @property
-    def found(self) -> float:
+    def detected(self) -> float:
         """The share of the outliers that were blacklisted."""
         return len(self.blacklist.keys() & set(self.outliers)) / len(self.outliers) if self.outliers else math.nan
 
     @property
-    def wronged(self) -> float:
-        """The share of the others that were."""
+    def wrongly_blacklisted(self) -> float:
+        """The share of the other clients that were blacklisted."""
         others = self.clients - len(self.outliers)
         return len(self.blacklist.keys() - set(self.outliers)) / others
 
 
 def federate(run: Federation, folder: Path | None, device: str) -> Federated:
-    """Train."""
+    """Run one federated training under the virtual clock."""
     data = _data(run.data, folder)
     spec = load_cluster(run.cluster)
     if run.clients:
@@ -109,9 +112,9 @@ def federate(run: Federation, folder: Path | None, device: str) -> Federated:
         precision=run.precision,
     )
     policy = make(run.policy)
-    goal = Goal("accuracy", 1.1, every=run.every)  # never reached: the whole run is of interest
+    goal = Goal("accuracy", 1.1, every=run.every)  # out of reach, so that the run does not stop early
     outcome = train(spec, policy, task, goal, run.rounds, shares=shares)
-    gc.collect()  # graphs and weights hold on to one another, and the next training needs their memory
+    gc.collect()  # frees reference cycles of graphs and weights before the next training
     if outcome.ended == "interrupted":
         raise KeyboardInterrupt
     return Federated(

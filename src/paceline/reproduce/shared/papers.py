@@ -1,4 +1,4 @@
-"""Every table and figure by its name."""
+"""Finds papers, and their tables and figures, by name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PAPERS = tuple(TITLES)
 
 
 class UnknownFigureError(ValueError):
-    """One sentence with the names that there are."""
+    """There is no paper, table or figure of that name. The message lists the names that exist."""
 
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A table or figure: what it shows, and the function that reproduces it."""
+    """A table or figure of a paper, and the function that reproduces it."""
 
     id: str
     title: str
@@ -29,30 +29,32 @@ class PaperFigure:
 
 @dataclass(frozen=True)
 class Paper:
+    """A paper and everything in it that is reproduced, in the paper's order."""
+
     name: str
     title: str
     entries: tuple[PaperFigure, ...]
 
     def named(self, wanted: Sequence[str]) -> list[PaperFigure]:
-        """The entries of these names, in the paper's order; all if none is named."""
+        """Return the entries with the wanted names, in the paper's order. With no names, return all entries."""
         known = {name: entry for entry in self.entries for name in (entry.id, *entry.also)}
         for name in wanted:
             if name not in known:
-                raise UnknownFigureError(_unknown(f"{self.title} has nothing of the name", name, list(known)))
+                raise UnknownFigureError(_unknown(f"{self.title} has no table or figure", name, list(known)))
         ids = {known[name].id for name in wanted}
         return [entry for entry in self.entries if not wanted or entry.id in ids]
 
 
 def paper(name: str) -> Paper:
-    """The paper of that name."""
+    """Return the paper of that name."""
     if name not in PAPERS:
         raise UnknownFigureError(_unknown("There is no paper", name, PAPERS))
-    found: Paper = importlib.import_module(
-        f"paceline.reproduce.{name.replace('-', '_')}.figures"
-    ).PAPER  # only now: it brings torch along
+    # Imported here, because a paper's figures import torch.
+    found: Paper = importlib.import_module(f"paceline.reproduce.{name.replace('-', '_')}.figures").PAPER
     return found
 
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, 1)
-    return f"{what} {name!r}; {f'did you mean {near[0]!r}? ' if near else ''}there are {', '.join(known)}."
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{what} {name!r}.{hint} Choose from {', '.join(known)}."

@@ -1,4 +1,4 @@
-"""Which phase of a round each client is in, when: training, pushing, waiting, pulling."""
+"""Records when each client of a simulated run trains, pushes, waits and pulls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Phase = Literal["train", "push", "wait", "pull"]
 
 @dataclass(frozen=True)
 class Span:
-    """A client was in this phase from then till then."""
+    """The time from `begin` to `end` that a client spent in one phase."""
 
     client: int
     phase: Phase
@@ -21,17 +21,18 @@ class Span:
 
 
 class Phases(Observer):
-    """Each client's phases, one after the other."""
+    """An observer that records the phases of every client in order."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        self._now: dict[int, tuple[Phase, float]] = {}
+        self._current: dict[int, tuple[Phase, float]] = {}  # by client: its phase, and when that began
 
     def _enter(self, client: int, phase: Phase, time: float) -> None:
-        before = self._now.get(client)
-        if before and before[1] < time:
-            self.spans.append(Span(client, before[0], before[1], time))
-        self._now[client] = (phase, time)
+        if current := self._current.get(client):
+            old_phase, begin = current
+            if begin < time:
+                self.spans.append(Span(client, old_phase, begin, time))
+        self._current[client] = (phase, time)
 
     def pulling(self, time: float, worker: int) -> None:
         self._enter(worker, "pull", time)
@@ -57,4 +58,4 @@ class Phases(Observer):
         self._enter(worker, "wait", time)
 
     def left(self, time: float, worker: int, lost: bool = False) -> None:
-        self._now.pop(worker, None)
+        self._current.pop(worker, None)

@@ -1,4 +1,4 @@
-"""Results as one page of HTML that needs nothing else: pictures and tables, the paper's figures beside ours."""
+"""Writes results as one self-contained HTML page: plots, and tables with the paper's values beside ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.reproduce.shared.draw import can_draw, svg
 from paceline.reproduce.shared.rows import TITLES, Figure, Results, Row, Value
 
 NAME = "index.html"
-NO_PICTURES = "Pictures need matplotlib, which is not installed: pip install 'paceline[plot]'."
+NO_PICTURES = "This page has no plots because matplotlib is not installed: pip install 'paceline[plot]'."
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --dim: #5b6570; --back: #ffffff; --line: #d8dee4; --mark: #9a5b00; }
@@ -48,7 +48,7 @@ small { display: block; color: var(--dim); font-size: .85em; line-height: 1.35; 
 
 
 def write(results: Sequence[Results], folder: Path) -> Path:
-    """Write the page into a folder, which is made if need be. Returns where it is."""
+    """Write the page into a folder, which is created if it does not exist. Return the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
     path.write_text(page(results), encoding="utf-8")
@@ -56,7 +56,7 @@ def write(results: Sequence[Results], folder: Path) -> Path:
 
 
 def page(results: Sequence[Results]) -> str:
-    """The page."""
+    """Return the HTML of the page."""
     draws = can_draw()
     names = {at: f"r{at}" for at in range(len(results))}
     parts = [
@@ -77,7 +77,7 @@ def page(results: Sequence[Results]) -> str:
 
 
 def shown(value: Value) -> str:
-    """A value as people read it: four digits that matter, and a dash where there is none."""
+    """Format a value with four significant digits; a missing value is a dash."""
     if value is None:
         return "–"
     if isinstance(value, str):
@@ -97,7 +97,7 @@ def _links(results: Results, name: str) -> str:
 def _results(results: Results, name: str, draws: bool) -> str:
     facts = {"command": f"<code>{escape(results.command)}</code>"}
     facts |= {"device": escape(results.device), "date": escape(results.date)}
-    head = "".join(f"<dt>{what}</dt><dd>{said}</dd>" for what, said in facts.items())
+    head = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts.items())
     figures = "\n".join(_figure(figure, f"{name}-{at}", draws) for at, figure in enumerate(results.figures))
     return f"<h2>{escape(TITLES.get(results.paper, results.paper))}</h2>\n<dl>{head}</dl>\n{figures}"
 
@@ -129,21 +129,21 @@ def _figure(figure: Figure, name: str, draws: bool) -> str:
 def _table(rows: Sequence[Row]) -> str:
     headings = '<th>what</th><th class="value">paper</th><th class="value">ours</th><th>unit</th><th>where</th>'
     parts = []
-    for of, alike in groupby(rows, key=_of_what):
-        together = list(alike)
-        if of and len(together) > 1:  # what they have in common is said once, above them
-            parts.append(f'<tr class="of"><th colspan="5" scope="rowgroup">{escape(of)}</th></tr>')
-            parts += [_row(row, row.what[len(of) + 2 :]) for row in together]
+    for prefix, group in groupby(rows, key=_prefix):
+        together = list(group)
+        if prefix and len(together) > 1:  # The common prefix becomes a heading above its rows.
+            parts.append(f'<tr class="of"><th colspan="5" scope="rowgroup">{escape(prefix)}</th></tr>')
+            parts += [_row(row, row.what[len(prefix) + 2 :]) for row in together]
         else:
             parts += [_row(row, row.what) for row in together]
     body = "\n".join(parts)
     return f'<div class="table"><table><thead><tr>{headings}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
-def _of_what(row: Row) -> str:
-    """Of which model, say, a row tells: what stands before its colon."""
-    of, colon, _ = row.what.partition(": ")
-    return of if colon else ""
+def _prefix(row: Row) -> str:
+    """Return the part of a row's description before its colon, such as the model; empty if there is none."""
+    prefix, colon, _ = row.what.partition(": ")
+    return prefix if colon else ""
 
 
 def _row(row: Row, what: str) -> str:

@@ -1,4 +1,4 @@
-"""What was asked for: how long it may take, on which device, with which data."""
+"""The request of a user: quick or full runs, on which device, with which data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SEEDS = (0, 1, 2)
 
 @dataclass(frozen=True)
 class Request:
-    """Given to every figure's function."""
+    """The settings that every figure's function receives."""
 
     runs: Runs
     quick: bool = False
     device: str = "cpu"
-    folder: Path | None = None  # with data
+    folder: Path | None = None  # the folder with data sets
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -33,18 +33,18 @@ class Request:
 
     @property
     def precision(self) -> Precision:
-        """Of ResNets and transformers, which are twice as quick on a GPU in bfloat16."""
+        """The precision of ResNets and transformers, which run twice as fast in bfloat16 on a GPU."""
         return "bfloat16" if self.where == "gpu" else "float32"
 
     @cached_property
     def lacks_cifar(self) -> str:
-        """Why CIFAR-10 cannot be trained on; empty if it can."""
+        """Why CIFAR-10 cannot be loaded; empty if it can."""
         return self.lacks("cifar10")
 
     def lacks(self, data: str) -> str:
-        """Why that set cannot be trained on; empty if it can."""
+        """Return why a data set cannot be loaded, without a final period; empty if it can be loaded."""
         try:
             load(data, self.folder)
         except DataError as error:
-            return str(error)
+            return str(error).removesuffix(".")
         return ""

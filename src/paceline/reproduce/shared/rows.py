@@ -1,4 +1,4 @@
-"""What a table or figure comes to: rows with the paper's figure beside ours, and lines to be drawn."""
+"""The results of a table or figure: rows with the paper's value beside ours, and plots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 Where = Literal["simulated", "lab", "gpu", "formula"]
 Value = float | str | None
 
-#: The papers that are reproduced, by name.
+#: Titles of the reproduced papers, by name.
 TITLES = {
     "r2sp": "R²SP (INFOCOM 2019, ToN 2026)",
     "fl-r2sp": "FL-R²SP (ToN 2026)",
@@ -21,7 +21,10 @@ TITLES = {
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure of the paper's and ours. None: the paper gives none, or ours was not reached; `note` says why."""
+    """One value of the paper beside ours.
+
+    `paper` is None if the paper gives no value, and `ours` is None if a run did not reach its target. `note` says why.
+    """
 
     id: str
     what: str
@@ -33,7 +36,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class PlotLine(msgspec.Struct, frozen=True):
-    """To be drawn: a curve, or one set of bars."""
+    """One curve, or one set of bars, in a plot."""
 
     name: str
     x: tuple[float | str, ...]
@@ -41,14 +44,18 @@ class PlotLine(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """One picture. Bars have words along x; a span goes from one x to the next, at their y; cells have a row a line."""
+    """One picture.
+
+    In "bars", x holds category names. In "spans", each pair of points is the start and the end of a span. In "cells", a
+    heat map, each line is a row.
+    """
 
     title: str
     x: str
     y: str
     lines: tuple[PlotLine, ...]
     kind: Literal["lines", "bars", "steps", "spans", "cells"] = "lines"
-    log: bool = False  # along x
+    log: bool = False  # logarithmic x axis
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -58,11 +65,11 @@ class Figure(msgspec.Struct, frozen=True):
     title: str
     rows: tuple[Row, ...]
     plots: tuple[Plot, ...] = ()
-    missing: tuple[str, ...] = ()  # what could not be run, a sentence each
+    missing: tuple[str, ...] = ()  # one sentence for each part that could not be run
 
 
 class Results(msgspec.Struct, frozen=True):
-    """All of them, and how they were come by."""
+    """All reproduced figures of a paper, and the command, device and date that produced them."""
 
     paper: str
     command: str
@@ -75,7 +82,7 @@ class Results(msgspec.Struct, frozen=True):
         return [row for figure in self.figures for row in figure.rows]
 
     def as_json(self) -> bytes:
-        """With all rows in one list, for those who want nothing else."""
+        """Return the results as JSON, with the rows of all figures in one top-level list."""
         plain = msgspec.to_builtins(self)
         plain = {"paper": plain["paper"], "rows": msgspec.to_builtins(self.rows)} | plain
         for figure in plain["figures"]:
@@ -84,7 +91,7 @@ class Results(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> Results:
-    """What `as_json` wrote. Whatever else is there: ValueError with one sentence."""
+    """Read results that `as_json` wrote. Raise ValueError if the file holds anything else."""
     try:
         plain = msgspec.json.decode(path.read_bytes())
         rows = plain.pop("rows")

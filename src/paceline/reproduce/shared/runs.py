@@ -1,7 +1,7 @@
-"""Trainings by name: a Run says all that a training depends on in plain values, so that it is done once and kept.
+"""Trainings, each described by plain values, and the file that keeps their results.
 
-What it learns depends on the order of updates alone (`simulate.schedule`), so runs with the same order are trained once
-and timed each.
+Policy, cluster and jitter change what a Run learns only through the order of updates (`simulate.update_schedule`). So
+runs with the same order are trained once, and each is timed by itself.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Run(msgspec.Struct, frozen=True):
     network: str
     data: str
     rate: float
-    rounds: int  # at most: as many updates as there are workers make a round
-    samples: int = 0  # of the training set; 0: all
+    rounds: int  # at most; a round is as many updates as there are workers
+    samples: int = 0  # the first samples of the training set; 0: all
     optimizer: str = "SGD"
     momentum: float = 0.0
     nesterov: bool = False
     correct: Correction = "none"
     seed: int = 0
     jitter: float = 0.0
-    goal: Goal | None = None  # beyond which there is no need to go on
+    goal: Goal | None = None  # where training stops
     decay: tuple[tuple[float, float], ...] = ()
     precision: Precision = "float32"
 
@@ -70,7 +70,7 @@ class Run(msgspec.Struct, frozen=True):
         )
 
     def described(self) -> str:
-        """In a line."""
+        """Return a one-line description."""
         parts = [self.network, self.policy, f"rate {self.rate:g}", f"seed {self.seed}"]
         if self.correct != "none":
             parts.insert(2, self.correct)
@@ -78,28 +78,28 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class TrainingCurve(msgspec.Struct, frozen=True):
-    """What a training came to, round by round, whenever that was."""
+    """The losses and accuracies of a training, round by round, without times."""
 
-    key: str  # what it depends on
-    loss: tuple[float, ...]  # the mean of each round's updates
-    samples: tuple[int, ...]  # that had changed the model by then
-    accuracy: dict[int, float]  # round → on the test set
+    key: str  # what the training depends on: see `key_of`
+    loss: tuple[float, ...]  # by round: the mean of its updates
+    samples: tuple[int, ...]  # by round: the samples applied to the model so far
+    accuracy: dict[int, float]  # on the test set, by round
     ended: str
     device: str
     tested: tuple[float, float] | None = None  # loss and accuracy on the test set, at the end
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """A Run, done."""
+    """A Run with what it learned and when."""
 
     run: Run
     learned: TrainingCurve
-    seconds: tuple[float, ...]  # when each round was over
+    seconds: tuple[float, ...]  # the end of each round
     iteration_seconds: float
     staleness: float
 
     def reaches(self, goal: Goal) -> int | None:
-        """The round in which the goal was reached; None if it was not."""
+        """Return the round in which the goal was reached; None if it was not."""
         if goal.kind == "accuracy":
             return next((at for at, value in sorted(self.learned.accuracy.items()) if value >= goal.value), None)
         held = 0
@@ -110,14 +110,14 @@ class Trained(msgspec.Struct, frozen=True):
         return None
 
     def best(self, kind: str) -> float:
-        """How near it came."""
+        """Return the highest accuracy or the lowest loss of any round."""
         if kind == "accuracy":
             return max(self.learned.accuracy.values(), default=math.nan)
         return min(self.learned.loss, default=math.nan)
 
 
 def key_of(run: Run) -> str:
-    """What the training depends on: the run, with the order of updates in the place of whatever led to it."""
+    """Return what the training depends on, as JSON. The order of updates replaces policy, cluster and jitter."""
     order = run.schedule().order
     same = msgspec.structs.replace(run, cluster="", policy=order, jitter=0.0)
     return msgspec.json.encode(same, order="sorted").decode()
@@ -126,11 +126,11 @@ def key_of(run: Run) -> str:
 def learn(
     run: Run, folder: Path | None, device: str, progress: Callable[[TrainingOutcome], None] | None = None
 ) -> TrainingCurve:
-    """Train."""
+    """Train one run and return what it learned."""
     data = _data(run.data, folder, run.samples)
     policy = make(run.policy)
     outcome = train(run.spec(), policy, run.task(data, device), run.goal, run.rounds, progress=progress)
-    gc.collect()  # graphs and weights hold on to one another, and the next training needs their memory
+    gc.collect()  # frees reference cycles of graphs and weights before the next training
     if outcome.ended == "interrupted":
         raise KeyboardInterrupt
     curve = outcome.curve
@@ -149,7 +149,7 @@ AnyRun: TypeAlias = Run | Federation
 
 
 class Runs:
-    """Carries out Runs, several at a time, and keeps what they came to in a file, so that none is done twice."""
+    """Carries out trainings, several at a time, and keeps their results in a file so that none is repeated."""
 
     def __init__(
         self,
@@ -157,89 +157,93 @@ class Runs:
         device: str = "cpu",
         jobs: int = 1,
         kept: Path | None = None,
-        say: Callable[[int, int, str], None] | None = None,
+        progress: Callable[[int, int, str], None] | None = None,
         stop_at: Callable[[], bool] | None = None,
     ) -> None:
-        """kept: a file of what was learned, one a line. say: hears how many of how many are done, and of which.
+        """Read the results that `kept` holds.
 
-        stop_at: once it says so, nothing more is begun, and what is missing is left out.
+        folder: where data sets are.
+        jobs: how many trainings run at the same time.
+        kept: a file with one result per line.
+        progress: called with the number of finished trainings, their total, and a description of one of them.
+        stop_at: once this returns True, no training begins any more, and missing results are left out.
         """
         self._folder, self._device, self.jobs, self._kept = folder, device, jobs, kept
-        self._say = say or (lambda done, of, what: None)
+        self._progress = progress or (lambda done, total, what: None)
         self._stop_at = stop_at or (lambda: False)
         self._learned: dict[str, TrainingCurve | Federated] = {}
         self._pool: ProcessPoolExecutor | None = None
-        self.left_out: set[str] = set()  # trainings that were asked for and not begun, by key
+        self.left_out: set[str] = set()  # keys of wanted trainings that did not begin
         if kept and kept.exists():
             lines = kept.read_bytes().splitlines()
             for line in lines:
                 if learned := _read(line):
                     self._learned[learned.key] = learned
             if lines and not self._learned:
-                raise TrainingError(f"{kept} holds no trainings; keep them in another file.")
+                raise TrainingError(f"{kept} holds no trainings. Name another file with --keep.")
 
     def __call__(self, runs: Iterable[Run]) -> dict[Run, Trained]:
-        """All of them, done; but for what was stopped."""
+        """Carry out the runs and return their results. Runs that were stopped before they began are left out."""
         wanted = {run: key_of(run) for run in runs}
-        self._do({key: run for run, key in wanted.items()})
+        self._run_missing({key: run for run, key in wanted.items()})
         found = ((run, self._learned.get(key)) for run, key in wanted.items())
-        return {run: self._timed(run, learned) for run, learned in found if isinstance(learned, TrainingCurve)}
+        return {run: self._with_times(run, learned) for run, learned in found if isinstance(learned, TrainingCurve)}
 
     def federated(self, runs: Iterable[Federation]) -> dict[Federation, Federated]:
-        """All of them, done; but for what was stopped."""
+        """Carry out federated trainings and return their results. Those that did not begin are left out."""
         wanted = list(runs)
-        self._do({run.key: run for run in wanted})
+        self._run_missing({run.key: run for run in wanted})
         found = ((run, self._learned.get(run.key)) for run in wanted)
         return {run: learned for run, learned in found if isinstance(learned, Federated)}
 
-    def _do(self, wanted: Mapping[str, AnyRun]) -> None:
-        """See that they are done, each once."""
+    def _run_missing(self, wanted: Mapping[str, AnyRun]) -> None:
+        """Carry out the trainings whose results are not there yet."""
         todo = [run for key, run in wanted.items() if key not in self._learned]
         if self.jobs == 1 or len(todo) < 2:
             for index, run in enumerate(todo):
                 if not self._stop_at():
-                    self._say(index, len(todo), run.described())
-                    self._note(_carried_out(run, self._folder, self._device))
+                    self._progress(index, len(todo), run.described())
+                    self._record(_carry_out(run, self._folder, self._device))
         else:
-            self._side_by_side(todo)
+            self._run_in_processes(todo)
         self.left_out |= wanted.keys() - self._learned.keys()
 
-    def said(self, done: int, of: int) -> None:
-        """How far trainings are that are not Runs."""
-        self._say(done, of, "side by side")
+    def report_progress(self, done: int, total: int) -> None:
+        """Report the progress of trainings that this object does not run itself."""
+        self._progress(done, total, "in parallel")
 
     @property
     def keeps(self) -> bool:
-        """Is what is finished kept in a file?"""
+        """Whether finished trainings are kept in a file."""
         return self._kept is not None
 
     def close(self) -> None:
-        """End the processes that ran several at a time."""
+        """Stop the worker processes."""
         if self._pool:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
-    def _side_by_side(self, todo: Sequence[AnyRun]) -> None:
-        if self._pool is None:  # and kept: to import torch and wake a GPU takes seconds
-            context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    def _run_in_processes(self, todo: Sequence[AnyRun]) -> None:
+        if self._pool is None:  # The pool is reused, because importing torch and initializing a GPU takes seconds.
+            context = multiprocessing.get_context("spawn")  # CUDA cannot be used after a fork
             self._pool = ProcessPoolExecutor(self.jobs, context)
         try:
-            futures = {self._pool.submit(_carried_out, run, self._folder, self._device): run for run in todo}
+            futures = {self._pool.submit(_carry_out, run, self._folder, self._device): run for run in todo}
             done = 0
             for future in as_completed(futures):
                 if future.cancelled():
                     continue
-                self._note(future.result())
+                self._record(future.result())
                 done += 1
-                self._say(done, len(todo), futures[future].described())
+                self._progress(done, len(todo), futures[future].described())
                 if self._stop_at():
-                    for each in futures:  # those that have begun are waited for
+                    for each in futures:  # has no effect on trainings that have begun: their results still come
                         each.cancel()
         except BaseException:
             self.close()
             raise
 
-    def _timed(self, run: Run, learned: TrainingCurve) -> Trained:
+    def _with_times(self, run: Run, learned: TrainingCurve) -> Trained:
         planned = run.schedule()
         workers = len(run.spec().workers)
         rounds = range(len(learned.loss))
@@ -247,7 +251,7 @@ class Runs:
         report = planned.report
         return Trained(run, learned, seconds, report.mean_iteration_seconds, planned.mean_staleness)
 
-    def _note(self, learned: TrainingCurve | Federated) -> None:
+    def _record(self, learned: TrainingCurve | Federated) -> None:
         if learned.key in self._learned:
             return
         self._learned[learned.key] = learned
@@ -257,7 +261,7 @@ class Runs:
 
 
 def _read(line: bytes) -> TrainingCurve | Federated | None:
-    """What was kept; None of the last line, of one that was interrupted."""
+    """Return the result on a line of the file; None if the line is incomplete because writing was interrupted."""
     with contextlib.suppress(msgspec.DecodeError):
         return msgspec.json.decode(line, type=TrainingCurve)
     with contextlib.suppress(msgspec.DecodeError):
@@ -265,12 +269,11 @@ def _read(line: bytes) -> TrainingCurve | Federated | None:
     return None
 
 
-def _carried_out(run: AnyRun, folder: Path | None, device: str) -> TrainingCurve | Federated:
+def _carry_out(run: AnyRun, folder: Path | None, device: str) -> TrainingCurve | Federated:
     try:
         return federate(run, folder, device) if isinstance(run, Federation) else learn(run, folder, device)
     except torch.OutOfMemoryError:
-        said = f"{run.described()}: the memory of {device} is not enough; ask for fewer --jobs at a time."
-        raise TrainingError(said) from None
+        raise TrainingError(f"{run.described()}: {device} is out of memory. Use a lower --jobs.") from None
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Runs under the virtual clock that need no gradients: each is done once, however many figures ask for it."""
+"""Simulated runs without gradients. Each is cached, so that several figures can share it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from paceline.reproduce.shared.rows import Row, Value
 from paceline.simulate import Cluster, ClusterSpec
 from paceline.simulate.network import Direction
 
-#: The models of the R²SP paper, as it writes them, and as its clusters are called.
+#: The models of the R²SP paper, and how the names of its clusters spell them.
 MODELS = {"ResNet32": "resnet32", "AlexNet": "alexnet", "VGG16": "vgg16", "Inception-v3": "inception"}
 #: The four schemes that the R²SP paper compares.
 SCHEMES = {"BSP": "bsp", "ASP": "asp", "SSP(5)": "ssp:staleness=5", "R²SP": "r2sp"}
-#: Those that bind workers to nothing but their own progress: they begin in lockstep and leave it slowly.
+#: Schemes without a barrier or a ring. Their workers begin in lockstep and drift apart slowly.
 FREE = {"ASP", "SSP(5)", "DSSP"}
-JITTER = 0.05  # where one is taken to stand for real machines
-DRAWN = "Drawn only."
+JITTER = 0.05  # stands for the variation of real machines
+#: The note of a row whose value the paper shows in a plot, without giving a number.
+PLOTTED = "The paper only plots this."
 
 
 def row(id: str, what: str, paper: Value, ours: Value, unit: str, note: str = "") -> Row:
+    """Return a row whose value was simulated."""
     return Row(id, what, paper, ours, unit, "simulated", note)
 
 
 def iterations(scheme: str, quick: bool) -> int:
-    """How many of each worker settle a scheme: its means leave out the first quarter."""
+    """Return the iterations per worker that a scheme needs to settle. Means leave out the first quarter of them."""
     if scheme in FREE:
         return 60 if quick else 200
     return 24 if quick else 60
@@ -37,9 +39,10 @@ def iterations(scheme: str, quick: bool) -> int:
 
 @cache
 def report(spec: ClusterSpec, policy: str, iterations: int, seed: int = 0, shared: bool = False) -> Report:
-    """What a run came to.
+    """Simulate a run and return its report.
 
-    shared: let transfers share the servers' links, as TCP does, though the policy takes turns and would hand them on.
+    shared: let overlapping transfers share the servers' links, as TCP does, even if the policy takes turns. By default,
+        a policy that takes turns hands the links from one transfer to the next.
     """
     made = make(policy)
     if shared:
@@ -48,14 +51,14 @@ def report(spec: ClusterSpec, policy: str, iterations: int, seed: int = 0, share
 
 
 def throttled(spec: ClusterSpec, factor: float) -> ClusterSpec:
-    """The same cluster with every link that many times as fast."""
+    """Return the cluster with the rate of every link multiplied by `factor`."""
     workers = tuple(replace(worker, link=worker.link * factor) for worker in spec.workers)
     return replace(spec, server_link=spec.server_link * factor, workers=workers)
 
 
 @dataclass(frozen=True)
 class ModelTransfer:
-    """A whole model, from or to one worker."""
+    """One transfer of the whole model from or to a worker."""
 
     worker: int
     direction: Direction
@@ -68,12 +71,12 @@ class ModelTransfer:
 
 
 class TransferWatcher(Observer):
-    """Notes when updates arrived, what was transferred, and how full the servers' links were."""
+    """Records the arrivals of updates, the transfers, and the utilization of the servers' links."""
 
     def __init__(self) -> None:
         self.arrivals: list[float] = []
         self.transfers: list[ModelTransfer] = []
-        # From when on which share; nothing until something is said of it.
+        # By direction: (time, share of the links in use from then on).
         self.uses: dict[Direction, list[tuple[float, float]]] = {"in": [(0.0, 0.0)], "out": [(0.0, 0.0)]}
         self._began: dict[tuple[int, Direction], float] = {}
 
@@ -100,52 +103,52 @@ class TransferWatcher(Observer):
 
     def used(self, time: float, direction: str, fraction: float) -> None:
         uses = self.uses["in" if direction == "in" else "out"]
-        if uses[-1][0] == time:  # transfers that begin together are told of one by one
+        if uses[-1][0] == time:  # transfers that begin together are reported one by one; the last report counts
             uses.pop()
         uses.append((time, fraction))
 
     def _ended(self, time: float, worker: int, direction: Direction) -> None:
         began = self._began.pop((worker, direction), None)
-        if began is not None:  # who has the newest model already pulls none
+        if began is not None:  # None if the worker already has the newest model, and so transfers nothing
             self.transfers.append(ModelTransfer(worker, direction, began, time))
 
-    # Of what followed the warm-up
+    # Everything below leaves out the warm-up.
 
     @property
-    def since(self) -> float:
-        """When the first quarter of the updates had arrived."""
+    def warm_up_end(self) -> float:
+        """The time at which the first quarter of the updates had arrived."""
         return self.arrivals[len(self.arrivals) // 4]
 
     @property
     def gaps(self) -> list[float]:
-        """Times between updates that followed one another: as many as updates, so that of each round all count."""
+        """The times between consecutive updates: one per update after the warm-up, so that whole rounds count."""
         settled = self.arrivals[len(self.arrivals) // 4 - 1 :]
         return [after - before for before, after in pairwise(settled)]
 
     def settled(self, direction: Direction) -> list[ModelTransfer]:
-        """Transfers that began after it."""
-        return [each for each in self.transfers if each.direction == direction and each.began >= self.since]
+        """Return the transfers in one direction that began after the warm-up."""
+        return [each for each in self.transfers if each.direction == direction and each.began >= self.warm_up_end]
 
     def idle(self, direction: Direction) -> float:
-        """The share of the time for which the servers' links carried nothing that way."""
+        """Return the share of the time in which the servers' links carried nothing in one direction."""
         until = self.arrivals[-1]
         steps = [*self.uses[direction], (until, 0.0)]
         idle = sum(
-            max(0.0, min(ends, until) - max(begins, self.since))
+            max(0.0, min(ends, until) - max(begins, self.warm_up_end))
             for (begins, share), (ends, _) in pairwise(steps)
             if share <= 0
         )
-        return idle / (until - self.since)
+        return idle / (until - self.warm_up_end)
 
 
 @cache
 def watched(spec: ClusterSpec, policy: str, iterations: int, seed: int = 0) -> TransferWatcher:
-    """The same run, watched. Not to be written to."""
+    """Simulate a run and return its recorded transfers. The result is cached: do not modify it."""
     watch = TransferWatcher()
     Cluster(spec, make(policy), iterations, seed, observer=watch).run()
     return watch
 
 
 def share(values: Sequence[float], low: float, high: float) -> float:
-    """Which share of the values lies within."""
+    """Return the share of the values from `low` to `high`, both included."""
     return sum(low <= value <= high for value in values) / max(len(values), 1)
