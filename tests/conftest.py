@@ -1,9 +1,9 @@
 """The order of the tests, and the sample of the fault matrix.
 
-Fast tests run first. Those marked slow run when all the others have had their turn.
+Tests marked slow run after all others.
 
-`--matrix-sample N` keeps N of the selected tests that are marked matrix, drawn by chance. The seed is printed, and
-`--matrix-seed` draws the same sample again.
+`--matrix-sample N` keeps N of the selected tests that are marked matrix, drawn at random. It prints the seed.
+`--matrix-seed` repeats a draw.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-# One thread of torch in each process, before anything imports it: the tests run side by side already, and threads that
-# wait for each other on busy cores spin. A test that takes 9 seconds so took 41.
+# One torch thread in each process, set before torch is imported. The tests already run in parallel, and threads that
+# wait for each other on busy cores spin: a test of 9 seconds took 41.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# A shell that starts tests in the background has them, and all that they start, ignore Ctrl-C; and some test just that.
+# A shell that starts pytest in the background makes it and its children ignore SIGINT. Some tests send SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -30,26 +30,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the seed. A worker of xdist takes that of the process which started it, so all draw the same sample."""
+    """Choose the seed. Workers of xdist take the seed of the main process, so that all draw the same sample."""
     if config.option.matrix_sample is not None and config.option.matrix_seed is None:
         given: dict[str, int] = getattr(config, "workerinput", {})
         config.option.matrix_seed = given.get("matrix_seed", random.SystemRandom().randrange(1_000_000))
 
 
-@pytest.hookimpl(optionalhook=True)  # there may be no xdist
+@pytest.hookimpl(optionalhook=True)  # xdist may be missing
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["matrix_seed"] = node.config.option.matrix_seed
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Print the seed at once, so that it is known even if the run never ends."""
+    """Print the seed at the start, so that it is known even if the run hangs."""
     options, terminal = session.config.option, session.config.pluginmanager.get_plugin("terminalreporter")
-    if terminal and options.matrix_sample is not None:  # xdist's workers have no terminal
+    if terminal and options.matrix_sample is not None:  # workers of xdist have no terminal
         again = f"pytest -m matrix --matrix-sample {options.matrix_sample} --matrix-seed {options.matrix_seed}"
-        terminal.write_line(f"The sample of the matrix has seed {options.matrix_seed}. To run it again: {again}")
+        terminal.write_line(f"The matrix sample has the seed {options.matrix_seed}. Repeat it with: {again}")
 
 
-@pytest.hookimpl(trylast=True)  # when -m and -k have had their say
+@pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.matrix_sample is not None:
         matrix = [item for item in items if item.get_closest_marker("matrix")]
@@ -60,6 +60,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def matrix_sample(names: list[str], config: pytest.Config) -> set[str]:
-    """Draw the sample, which depends on the seed and on the names, and not on their order."""
+    """Draw the sample. It depends on the seed and on the names of the tests, but not on their order."""
     count = min(config.option.matrix_sample, len(names))
     return set(random.Random(config.option.matrix_seed).sample(sorted(names), count))

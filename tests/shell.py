@@ -1,4 +1,4 @@
-"""`paceline …` as a person would call it, in an empty folder, in this process."""
+"""Run the `paceline` command in this process, in an empty folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Outcome:
 
 
 class Shell:
-    """Runs the command. words: those that always come first, such as a subcommand."""
+    """A shell that runs the `paceline` command. words: the first words of each command, such as a subcommand."""
 
     def __init__(
         self,
@@ -46,5 +46,5 @@ class Shell:
         return Outcome(code or 0, said.out, said.err)
 
     def files(self) -> set[str]:
-        """All that there are, below the folder."""
+        """The names of all files below the folder."""
         return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""One thread: two that wait for each other on a busy machine make small networks, and all else, ten times as slow."""
+"""A fixture that limits torch to one thread. Two threads on a busy machine are up to ten times as slow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def one_thread() -> Iterator[None]:
-    """To be made a fixture of: `one_thread = pytest.fixture(autouse=True)(threads.one_thread)`."""
+    """Limit torch to one thread. Use it as `one_thread = pytest.fixture(autouse=True)(threads.one_thread)`."""
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and what it says to mistakes."""
+"""The command line: its output, its files and its errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 
 import paceline
 import shell as shell_of
-from paceline.cli import simulate
 from paceline.observe.trace import Applied, Began, Event, from_line
 from paceline.policies import names, policy_options
 from paceline.simulate import Cluster, SimulationError, builtin_names, limit_seconds, load_cluster
@@ -35,7 +34,7 @@ batch = 8
 samples_per_second = 80.0
 """
 
-#: What the issue asked for; more may be added.
+#: Keys that users rely on. More may be added.
 KEYS = {
     "policy",
     "apply",
@@ -59,7 +58,7 @@ ADDED = {"simulated_seconds", "warm_up_iterations", "updates_by_worker", "lost",
 
 
 class Shell(shell_of.Shell):
-    """`paceline …` in a folder with a small cluster."""
+    """A shell in a folder with a small cluster."""
 
     def __init__(
         self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int = 120
@@ -84,7 +83,7 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 # JSON
 
 
-def test_json_has_the_keys_that_were_asked_for(shell: Shell) -> None:
+def test_json_has_the_keys_that_users_rely_on(shell: Shell) -> None:
     printed = shell.json("r2sp-b", "--policy", "bsp,ssp:staleness=5,r2sp", "--iterations", "8", "--seed", "0")
     assert printed.keys() == {"cluster", "limit_seconds", "peak_memory_mb", "policies"}
     assert printed["cluster"] == "r2sp-b"
@@ -132,10 +131,10 @@ def test_policy_may_be_repeated_and_options_belong_to_the_one_before(shell: Shel
     assert [run["policy"] for run in printed["policies"]] == ["dssp:low=1,high=2", "asp", "r2sp:relax=0.5", "bsp"]
 
 
-def test_streamed_where_it_can_be_and_a_note_where_it_cannot(shell: Shell) -> None:
+def test_a_policy_that_cannot_be_streamed_runs_whole_with_a_note(shell: Shell) -> None:
     outcome = shell("simulate", "r2sp-a-vgg16", "-p", "bsp,r2sp", "--iterations", "4", "--apply", "streamed", "--json")
     printed = json.loads(outcome.out)
-    assert outcome.err == "Note: bsp cannot be streamed, so it is simulated whole.\n"
+    assert outcome.err == "Note: bsp cannot be streamed. Its updates are applied whole.\n"
     spec = load_cluster("r2sp-a-vgg16")
     whole, streamed = (limit_seconds(spec, streamed=way) for way in (False, True))
     assert [(run["apply"], run["limit_seconds"]) for run in printed["policies"]] == [
@@ -145,7 +144,7 @@ def test_streamed_where_it_can_be_and_a_note_where_it_cannot(shell: Shell) -> No
     assert printed["limit_seconds"] == pytest.approx(streamed)
 
 
-def test_a_pipelined_barrier_has_the_floor_of_what_is_streamed(shell: Shell) -> None:
+def test_a_pipelined_barrier_has_the_floor_of_a_streamed_run(shell: Shell) -> None:
     printed = shell.json("dssp-mixed", "-p", "bsp:pipeline=true", "--iterations", "8")
     run = printed["policies"][0]
     assert run["limit_seconds"] == pytest.approx(limit_seconds(load_cluster("dssp-mixed"), streamed=True))
@@ -190,7 +189,7 @@ def test_the_table_shows_every_policy_and_the_floor(shell: Shell) -> None:
     assert outcome.code == 0
     assert outcome.err == ""
     assert "r2sp-a-vgg16: 16 workers, 4 servers, a model of 552 MB" in outcome.out
-    assert "The floor of this cluster is 4.513 s an iteration." in outcome.out
+    assert "This cluster's floor is 4.513 s per iteration." in outcome.out
     assert "2.16" in outcome.out
     assert "peak memory" in outcome.out
 
@@ -277,23 +276,23 @@ def test_an_old_file_is_replaced(shell: Shell) -> None:
     assert "old" not in (shell.folder / "t.jsonl").read_text()
 
 
-def test_a_run_that_cannot_go_on_writes_nothing_and_leaves_an_old_file_alone(shell: Shell) -> None:
+def test_a_run_that_gets_stuck_writes_nothing_and_keeps_an_old_file(shell: Shell) -> None:
     kills = "".join(f'[[faults]]\nkind = "kill"\ntime = 0.1\nworker = {worker}\n' for worker in (0, 1))
     (shell.folder / "small.toml").write_text(SMALL + kills)
     (shell.folder / "t.jsonl").write_text("old\n")
     outcome = shell("simulate", "small.toml", "-p", "bsp", "--trace", "t.jsonl", "--plot", "p.png")
     assert outcome.code == 2
-    assert "nobody can go on" in outcome.err
+    assert "no worker can continue" in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert shell.files() == {"t.jsonl"}
     assert (shell.folder / "t.jsonl").read_text() == "old\n"
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_file(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "t.jsonl")
 
-    monkeypatch.setattr(simulate, "write_event", full)
+    monkeypatch.setattr(sys.modules["paceline.cli.simulate"], "write_event", full)
     outcome = shell("simulate", "small.toml", "-p", "bsp", "--iterations", "2", "--trace", "t.jsonl")
     assert (outcome.code, outcome.err) == (2, "t.jsonl cannot be written: No space left on device.\n")
     assert shell.files() == set()
@@ -310,13 +309,13 @@ def test_a_full_disk_is_told_and_leaves_nothing(shell: Shell, monkeypatch: pytes
         ("small.toml -p ssp:stale=3", "ssp has no option 'stale'. Its options: staleness, weights."),
         ("small.toml -p ssp:staleness=-1", "ssp: staleness must be a whole number"),
         ("small.toml -p ssp:staleness=three", "at least 0, not 'three'"),
-        ("small.toml -p r2sp:relax=0", "r2sp: relax must be a number more than 0, not '0'"),
-        ("small.toml -p bsp:fraction=2", "more than 0 and at most 1, not '2'"),
+        ("small.toml -p r2sp:relax=0", "r2sp: relax must be a number above 0, not '0'"),
+        ("small.toml -p bsp:fraction=2", "above 0 and at most 1, not '2'"),
         ("small.toml -p bsp:pipeline=maybe", "bsp: pipeline must be true or false, not 'maybe'."),
-        ("small.toml -p dssp:low=3,high=1", "dssp: high must be at least low, which is 3, not 1."),
-        ("small.toml -p staleness=3", "The option 'staleness=3' stands before any policy's name."),
-        ("small.toml -p ,", "There is an empty place in the list ','."),
-        ("small.toml -p no.such.module:Thing", "'no.such.module:Thing' does not lead to a policy"),
+        ("small.toml -p dssp:low=3,high=1", "dssp: high must be at least low (3); got 1."),
+        ("small.toml -p staleness=3", "The option 'staleness=3' must come after the name of a policy."),
+        ("small.toml -p ,", "The list ',' has an empty item."),
+        ("small.toml -p no.such.module:Thing", "'no.such.module:Thing' cannot be loaded as a policy"),
         ("small.toml -p os.path:join", "'os.path:join' is not a policy"),
         (
             "nowhere",
@@ -330,6 +329,8 @@ def test_a_full_disk_is_told_and_leaves_nothing(shell: Shell, monkeypatch: pytes
         ("bad-unit.toml", "bad-unit.toml: servers.link is '1Gb'; expected a rate greater than 0, such as \"10Gbit\""),
         ("negative.toml", "negative.toml: model.bytes is '-10MB'; expected a size greater than 0"),
         ("no-toml.toml", "no-toml.toml: is not valid TOML"),
+        ("small.toml --rate 0.1", "--rate needs --train NETWORK."),
+        ("small.toml --rounds 3 -p bsp", "--rounds needs --train NETWORK."),
         ("small.toml --apply both", "--apply must be whole or streamed, not 'both'."),
         ("small.toml --jitter 5", "--jitter must be a number from 0 to 3, not 5; 0.05 is 5%."),
         ("small.toml --jitter -0.1", "--jitter must be a number from 0 to 3, not -0.1"),
@@ -355,7 +356,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(shell: Shell, monkeypatch: pytes
         ("", "cluster"),
     ],
 )
-def test_a_mistake_is_answered_in_a_sentence_and_nothing_is_written(shell: Shell, args: str, said: str) -> None:
+def test_an_error_is_one_sentence_and_writes_nothing(shell: Shell, args: str, said: str) -> None:
     for name, old, new in (
         ("unknown-key.toml", "count = 1\n", "count = 1\ncolour = 3\n"),
         ("missing-key.toml", 'bytes = "10MB"', ""),
@@ -376,7 +377,7 @@ def test_a_mistake_is_answered_in_a_sentence_and_nothing_is_written(shell: Shell
     assert shell.files() == before
 
 
-def test_a_mistake_in_the_last_policy_is_found_before_the_first_one_runs(
+def test_an_error_in_the_last_policy_is_found_before_the_first_runs(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(*_: object) -> None:
@@ -405,7 +406,7 @@ def test_a_wrong_command(shell: Shell) -> None:
 def test_plots_need_matplotlib_and_say_so(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     outcome = shell("simulate", "small.toml", "--plot", "p.png")
-    assert (outcome.code, outcome.err) == (2, "--plot needs matplotlib: pip install 'paceline[plot]'.\n")
+    assert (outcome.code, outcome.err) == (2, '--plot needs matplotlib: pip install "paceline[plot]".\n')
 
 
 def test_an_interrupt_is_no_traceback(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,13 +419,13 @@ def test_an_interrupt_is_no_traceback(shell: Shell, monkeypatch: pytest.MonkeyPa
     assert shell.files() == set()
 
 
-def test_a_simulation_that_cannot_go_on_is_told_in_a_sentence(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_that_gets_stuck_is_one_sentence(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def stuck(*_: object) -> None:
-        raise SimulationError("After 3 s nobody can go on.")
+        raise SimulationError("After 3 s no worker can continue.")
 
     monkeypatch.setattr(Cluster, "run", stuck)
     outcome = shell("simulate", "small.toml")
-    assert (outcome.code, outcome.err) == (2, "After 3 s nobody can go on.\n")
+    assert (outcome.code, outcome.err) == (2, "After 3 s no worker can continue.\n")
 
 
 # The other commands
@@ -442,7 +443,7 @@ def test_policies_names_every_policy_and_option(shell: Shell) -> None:
     assert "module:Class" in outcome.out
 
 
-def test_clusters_lists_what_is_built_in(shell: Shell) -> None:
+def test_clusters_lists_every_built_in_cluster(shell: Shell) -> None:
     outcome = shell("clusters")
     assert outcome.code == 0
     assert [line.split()[0] for line in outcome.out.splitlines() if line[0] != " "] == builtin_names()
@@ -457,14 +458,20 @@ def test_help(shell: Shell) -> None:
     alone, asked = shell(), shell("--help")
     assert alone.code == asked.code == 0
     assert alone.out == asked.out
-    for command in ("simulate", "policies", "clusters"):
-        assert command in alone.out
+    panels = [line.split()[1] for line in alone.out.splitlines() if line.startswith("╭─")]
+    assert panels == ["Options", "Train", "Decide", "Research"]
+    commands = [line.split()[1] for line in alone.out.splitlines() if line.startswith("│ ") and line[2].isalpha()]
+    assert commands[:6] == ["run", "serve", "work", "watch", "export", "replay"]
+    assert {"advise", "simulate", "lab", "reproduce", "federate", "collective", "policies", "clusters"} == set(
+        commands[6:]
+    )
+    assert len(alone.out.splitlines()) <= 32, "it fits one screen"
     simulate = shell("simulate", "--help").out
     for option in ("policy", "iterations", "seed", "apply", "colocate", "jitter", "faults", "json", "trace", "plot"):
         assert f"--{option}" in simulate
 
 
-def test_a_policy_of_ones_own(shell: Shell) -> None:
+def test_a_policy_in_the_current_folder(shell: Shell) -> None:
     (shell.folder / "mine.py").write_text(
         "from paceline.policies.asp import ASP\n"
         "class Lazy(ASP):\n"
@@ -528,7 +535,7 @@ def test_control_c_in_a_long_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_whoever_reads_may_stop_reading(tmp_path: Path) -> None:
+def test_the_reader_of_the_output_may_close_it(tmp_path: Path) -> None:
     process = paceline_process("policies", folder=tmp_path)
     assert process.stdout is not None
     process.stdout.close()

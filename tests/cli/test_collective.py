@@ -1,4 +1,4 @@
-"""`paceline topology` and `paceline collective`."""
+"""`paceline collective`, and the all-reduce of ranks in `paceline run`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from shell import Shell
 
+DESCRIBE = ("collective", "--describe", "--topology")
 SMALL = ("--n", 2, "--levels", 2, "--bytes", "1e6", "--link", "100Mbit")
 
 
@@ -21,23 +22,23 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 
 def test_a_network_is_described(shell: Shell) -> None:
-    ended = shell("topology", "bcube", "--n", 3, "--levels", 2)
+    ended = shell(*DESCRIBE, "bcube", "--n", 3, "--levels", 2)
     assert ended.code == 0
     assert "BCube(3, 1): 9 servers, 2 NICs each; 6 switches" in ended.out
     assert "⟨2 1⟩" in ended.out
-    found = json.loads(shell("topology", "torus", "--sizes", "3x4", "--json").out)
+    found = json.loads(shell(*DESCRIBE, "torus", "--sizes", "3x4", "--json").out)
     assert len(found["servers"]) == 12 and len(found["cables"]) == 24
 
 
 @pytest.mark.parametrize("kind", ["bcube", "dcell", "torus", "fattree"])
 def test_a_network_is_drawn(shell: Shell, kind: str) -> None:
     pytest.importorskip("matplotlib")
-    ended = shell("topology", kind, "--n", 4, "--levels", 2, "--plot")
+    ended = shell(*DESCRIBE, kind, "--n", 4, "--levels", 2, "--plot")
     assert ended.code == 0 and f"Written: {kind}-4-2.png" in ended.err
     assert Path(f"{kind}-4-2.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_algorithm_two_ways(shell: Shell) -> None:
+def test_every_algorithm_by_formula_and_simulated(shell: Shell) -> None:
     ended = shell("collective", *SMALL, "--algorithm", "hips,ring,rings,mesh,ps", "--json")
     rows = {row["algorithm"]: row for row in json.loads(ended.out)["rows"]}
     assert list(rows) == ["hips", "ring", "rings", "mesh", "ps"]
@@ -74,7 +75,7 @@ def test_stages_are_chosen(shell: Shell) -> None:
     assert small["stages"] == ["mesh", "mesh"] and large["stages"] == ["ring", "ring"]
 
 
-def test_what_is_too_large_is_calculated_alone(shell: Shell) -> None:
+def test_a_large_network_is_calculated_but_not_simulated(shell: Shell) -> None:
     ended = shell("collective", "--n", 16, "--levels", 4, "--stages", "auto", "-a", "hips,ring,mesh,ps")
     assert ended.code == 0 and "Networks of more than 600 servers are not simulated." in ended.out
 
@@ -82,32 +83,36 @@ def test_what_is_too_large_is_calculated_alone(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("topology", "bcub"), "Did you mean 'bcube'?"),
-        (("topology", "bcube", "--n", 1), "n is the number of servers in a group, at least 2, not 1."),
-        (("topology", "torus", "--sizes", "3xa"), "--sizes: '3xa' is not a list of numbers such as 3x4."),
-        (("topology", "bcube", "--n", 20, "--levels", 2, "--plot"), "has 400 servers; up to 300 can be drawn."),
+        ((*DESCRIBE, "bcub"), "Did you mean 'bcube'?"),
+        ((*DESCRIBE, "bcube", "--n", 1), "n is the number of servers in a group and must be at least 2; got 1."),
+        ((*DESCRIBE, "torus", "--sizes", "3xa"), "--sizes: '3xa' is not a list of numbers such as 3x4."),
+        ((*DESCRIBE, "bcube", "--n", 20, "--levels", 2, "--plot"), "has 400 servers; at most 300 can be drawn."),
         (("collective", "--algorithm", "hips,rong"), "there are hips, ring, rings, mesh, ps. Did you mean 'ring'?"),
-        (("collective", "--stages", "ring,mesh,ps"), "it takes 2 stages, or one for all, not 3."),
+        (("collective", "--stages", "ring,mesh,ps"), "name 2 stages, or one for all levels; got 3."),
         (("collective", "--stages", "star"), "There is no stage 'star'; there are ring, mesh, ps."),
         (("collective", "--levels", 0), "at least one level"),
-        (("collective", "--bytes", "many"), "--bytes: 'many' is not understood"),
+        (("collective", "--bytes", "many"), "--bytes: 'many' is not a quantity"),
         (("collective", "--bytes", "0"), "--bytes must be from 4 to"),
         (("collective", "--link", "-3"), "--link greater than 0"),
         (("collective", "--bytes", "1e20"), "--bytes must be from 4 to 1e+15"),
-        (("collective", "--bytes", "nan"), "--bytes: 'nan' is not understood"),
-        (("collective", "--link", "inf"), "--link: 'inf' is not understood"),
-        (("collective", "--latency", "nan"), "--latency: 'nan' is not understood"),
-        (("collective", "--algorithm", ","), "name one at least"),
-        (("collective", "--latency", "1ms", "--lab"), "a lab's links have their own"),
-        (("collective", "--n", 8, "--levels", 2, "--lab"), "a lab has room for 32."),
+        (("collective", "--bytes", "nan"), "--bytes: 'nan' is not a quantity"),
+        (("collective", "--link", "inf"), "--link: 'inf' is not a quantity"),
+        (("collective", "--latency", "nan"), "--latency: 'nan' is not a quantity"),
+        (("collective", "--plot"), "--plot needs --describe."),
+        (("collective", "--algorithm", ","), "name at least one of"),
+        (("collective", "--latency", "1ms", "--lab"), "links of a lab have their own latency"),
+        (("collective", "--n", 8, "--levels", 2, "--lab"), "a lab can hold 32."),
         (("collective", "-a", "rings", "--levels", 3), "Edge-disjoint rings are known"),
-        (("run", "--ranks-per-worker", 3, "--reduce", "bcube:n=2,levels=2", __file__), "they must be as many."),
-        (("run", "--reduce", "bcube:n=2,levels=2", __file__), "say how many with --ranks-per-worker"),
-        (("run", "--ranks-per-worker", 4, "--reduce", "bcube:n=2,size=3", __file__), "'size=3' is no option"),
-        (("run", "--ranks-per-worker", 4, "--reduce", "bcube:n=2,nics=eth0", __file__), "has 2 NICs a server, not 1."),
+        (("run", "--ranks-per-worker", 3, "--reduce", "bcube:n=2,levels=2", __file__), "numbers must be equal."),
+        (("run", "--reduce", "bcube:n=2,levels=2", __file__), "give their number with --ranks-per-worker"),
+        (("run", "--ranks-per-worker", 4, "--reduce", "bcube:n=2,size=3", __file__), "'size=3' is not an option"),
+        (
+            ("run", "--ranks-per-worker", 4, "--reduce", "bcube:n=2,nics=eth0", __file__),
+            "2 NICs in each server; got 1.",
+        ),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(shell: Shell, arguments: tuple[object, ...], said: str) -> None:
+def test_an_error_is_one_sentence(shell: Shell, arguments: tuple[object, ...], said: str) -> None:
     ended = shell(*arguments)
     assert ended.code == 2
     assert said in ended.err and len(ended.err.strip().splitlines()) == 1

@@ -43,26 +43,26 @@ def test_the_blacklist_of_a_running_server_is_read_and_cleared(federate: Shell) 
         ended = federate("blacklist", running.address)
         assert (ended.code, ended.out) == (0, "client 3: 0.10\nclient 17: 0.31, 0.22, 0.40\n")
         ended = federate("blacklist", running.address, "--pardon", 3, "--pardon", 5)
-        assert ended.out == "client 3: taken back\nclient 5: was not blacklisted\nclient 17: 0.31, 0.22, 0.40\n"
-        assert federate("blacklist", running.address, "--pardon-all").out == "client 17: taken back\n"
-        assert federate("blacklist", running.address).out == "Nobody is blacklisted.\n"
+        assert ended.out == "client 3: readmitted\nclient 5: was not excluded\nclient 17: 0.31, 0.22, 0.40\n"
+        assert federate("blacklist", running.address, "--pardon-all").out == "client 17: readmitted\n"
+        assert federate("blacklist", running.address).out == "No client is excluded.\n"
     with job("bsp") as running:
         ended = federate("blacklist", running.address)
-        assert ended.code == 2 and "leaves nobody out; serve with -p fl-r2sp" in ended.err
+        assert ended.code == 2 and "excludes no clients; serve with -p fl-r2sp" in ended.err
     ended = federate("blacklist", "127.0.0.1:1")
-    assert ended.code == 2 and "127.0.0.1:1 cannot be asked" in ended.err and "Traceback" not in ended.err
+    assert ended.code == 2 and "127.0.0.1:1 does not answer" in ended.err and "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("client", "--connect", "127.0.0.1:1", "--client", 3, "--clients", 2), "--client 3 is not one of 2"),
+        (("client", "--connect", "127.0.0.1:1", "--client", 3, "--clients", 2), "--client must be from 0 to 1"),
         (("client", "--connect", "nowhere"), "A server's address is written host:port, not 'nowhere'."),
         (("client", "--connect", "127.0.0.1:1", "--dataset", "nothing"), "There is no data set 'nothing'"),
         (("client", "--connect", "127.0.0.1:1", "--network", "nothing"), "There is no network 'nothing'"),
         (
             ("serve", "-p", "fl-r2sp:fraction=0"),
-            "fl-r2sp: fraction must be a number more than 0 and at most 1, not '0'.",
+            "fl-r2sp: fraction must be a number above 0 and at most 1, not '0'.",
         ),
         (("serve", "-p", "fl-r2sp:beta=7"), "fl-r2sp: beta must be a number from -1 to 1, not '7'."),
         (("serve", "-p", "fl-r2sp:groups=4", "--clients", 3), "4"),
@@ -85,7 +85,7 @@ def test_a_taken_number_and_another_model_are_refused(federate: Shell) -> None:
         taken = FederatedClient(network_for("mlp", share.data, 0), share, connect=running.address, client=3)
         client = ("client", "--connect", running.address, "--clients", 4, "--rounds", 1, "--steps", 1)
         for args, said in (
-            (("--client", 3), "There is a worker 3 already, and it is alive; give every worker a number of its own."),
+            (("--client", 3), "There already is a worker 3, and it is alive; give each worker its own number."),
             (("--client", 1, "--network", "cnn"), "All workers must train the same model"),
         ):
             ended = federate(*client, *args)

@@ -1,4 +1,4 @@
-"""`paceline rlp learn`: what it says, and what it refuses."""
+"""`paceline policies learn`: its results, and the errors of wrong options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.rlp.network_file import load
 from paceline.rlp.rules import ACTIONS
 from shell import Shell
 
-QUICK = ("rlp", "learn", "--size", "bundled", "--instances", "4", "--budget", "20", "--jobs", "1")
+QUICK = ("policies", "learn", "--size", "bundled", "--instances", "4", "--budget", "20", "--jobs", "1")
 
 
 one_thread = pytest.fixture(autouse=True)(threads.one_thread)
@@ -26,7 +26,7 @@ def paceline(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     return Shell(tmp_path, capsys, monkeypatch)
 
 
-def test_it_learns_and_what_it_learned_is_a_policy(paceline: Shell, tmp_path: Path) -> None:
+def test_the_learned_network_is_a_policy(paceline: Shell, tmp_path: Path) -> None:
     out = tmp_path / "mine.safetensors"
     run = paceline(*QUICK, "--episodes", "64", "--out", str(out))
     assert run.code == 0, run.err
@@ -37,10 +37,10 @@ def test_it_learns_and_what_it_learned_is_a_policy(paceline: Shell, tmp_path: Pa
     more = paceline(*QUICK, "--episodes", "128", "--out", str(out), "--resume")
     assert more.code == 0, more.err
     assert "128 episodes" in more.err
-    assert more.err.count("episodes: the network") == 1, "only what is new is played"
+    assert more.err.count("episodes: the network") == 1, "a resumed run plays only new episodes"
 
 
-def test_what_the_network_is_shown_can_be_chosen(paceline: Shell, tmp_path: Path) -> None:
+def test_the_features_of_the_state_can_be_chosen(paceline: Shell, tmp_path: Path) -> None:
     out = tmp_path / "bare.safetensors"
     shown = ("--no-scene", "--history", "2", "--validated", "--workers", "3,2")
     run = paceline(*QUICK, "--episodes", "64", "--out", str(out), *shown)
@@ -48,7 +48,7 @@ def test_what_the_network_is_shown_can_be_chosen(paceline: Shell, tmp_path: Path
     assert load(str(out)).state == StateFeatures(history=2, scene=False, validated=True)
 
 
-def test_it_learns_as_the_paper_does(paceline: Shell, tmp_path: Path) -> None:
+def test_it_learns_by_the_papers_algorithm(paceline: Shell, tmp_path: Path) -> None:
     out = tmp_path / "paper.safetensors"
     run = paceline(*QUICK, "--paper", "--no-pretrained", "--episodes", "32", "--out", str(out))
     assert run.code == 0, run.err
@@ -56,7 +56,7 @@ def test_it_learns_as_the_paper_does(paceline: Shell, tmp_path: Path) -> None:
     assert paceline("simulate", "rlp-10", "-p", f"rlp:network={out}", "--iterations", "12").code == 0
 
 
-def test_what_the_paper_learned_until_ctrl_c_is_kept(
+def test_ctrl_c_keeps_what_the_papers_algorithm_has_learned(
     paceline: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -72,19 +72,17 @@ def test_what_the_paper_learned_until_ctrl_c_is_kept(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--paper", "--resume"), "--paper keeps no checkpoint"),
-        (("--workers", "4,x"), "--workers: '4,x' is not numbers from 1 on"),
-        (("--workers", "0"), "--workers: '0' is not numbers from 1 on"),
-        (("--size", "giant"), "There is no size 'giant'; say whole, small, tiny, bundled."),
+        (("--paper", "--resume"), "--paper writes no checkpoint"),
+        (("--workers", "4,x"), "--workers must be numbers from 1, separated by commas; got '4,x'."),
+        (("--workers", "0"), "--workers must be numbers from 1, separated by commas; got '0'."),
+        (("--size", "giant"), "There is no size 'giant'; choose one of whole, small, tiny, bundled."),
         (("--out", "/nowhere/at/all"), "--out: '/nowhere/at/all' cannot be written"),
-        (("--resume",), "leave out --resume to begin"),
+        (("--resume",), "leave out --resume to start"),
         (("--device", "abacus"), "There is no device 'abacus'"),
         (("--size", "tiny", "--data", "/nowhere"), "which is not a folder"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(
-    arguments: tuple[str, ...], said: str, paceline: Shell, tmp_path: Path
-) -> None:
+def test_an_error_is_one_sentence(arguments: tuple[str, ...], said: str, paceline: Shell, tmp_path: Path) -> None:
     out = () if "--out" in arguments else ("--out", str(tmp_path / "x"))
     run = paceline(*QUICK, *out, *arguments)
     assert run.code == 2, run.err
@@ -93,7 +91,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(
     assert "Traceback" not in run.err
 
 
-def test_a_file_that_is_no_network_is_refused_before_anything_runs(paceline: Shell, tmp_path: Path) -> None:
+def test_a_file_without_a_network_is_refused_before_the_run(paceline: Shell, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a network")
     run = paceline("simulate", "rlp-10", "-p", f"rlp:network={path}")

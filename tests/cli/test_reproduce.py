@@ -1,4 +1,4 @@
-"""`paceline reproduce`: what it prints and writes, what it says to mistakes, and what Ctrl-C leaves."""
+"""`paceline reproduce`: its output and files, its answers to mistakes, and what Ctrl-C leaves behind."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ PLOT = Plot("A plot", "", "s", (PlotLine("ours", ("a",), (1.0,)),), "bars")
 
 
 def simple(name: str, value: float = 1.5) -> Callable[[Request], Figure]:
-    def make(ask: Request) -> Figure:
-        note = f"quick: {ask.quick}, device: {ask.device}, folder: {ask.folder}"
-        row = Row(name, f"the [bold]time[/bold] of {name}", 2.0, value, "s", ask.where, note)
+    def make(request: Request) -> Figure:
+        note = f"quick: {request.quick}, device: {request.device}, folder: {request.folder}"
+        row = Row(name, f"the [bold]time[/bold] of {name}", 2.0, value, "s", request.where, note)
         return Figure(name, f"About {name} [of it]", (row,), (PLOT,), ("A part of it is not here.",))
 
     return make
 
 
-def interrupted(ask: Request) -> Figure:
+def interrupted(request: Request) -> Figure:
     raise KeyboardInterrupt
 
 
-def without_data(ask: Request) -> Figure:
+def without_data(request: Request) -> Figure:
     raise DataError("cifar10 is not in this folder: download it first")
 
 
-def trains(ask: Request) -> Figure:
+def trains(request: Request) -> Figure:
     run = Run("lab-1mb", "bsp", "mlp", "digits", 0.1, 2)
-    trained = ask.runs([run])[run]
-    row = Row("learns", "loss", None, trained.learned.loss[-1], "", ask.where, "not in the paper")
+    trained = request.runs([run])[run]
+    row = Row("learns", "loss", None, trained.learned.loss[-1], "", request.where, "not in the paper")
     return Figure("learns", "Real gradients", (row,))
 
 
@@ -64,7 +64,7 @@ SMALL = paper_of(
 
 
 class Shell(shell_of.Shell):
-    """`paceline reproduce …` where there is one paper."""
+    """Runs `paceline reproduce …` with a single small paper."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(folder, capsys, monkeypatch, ("reproduce",))
@@ -73,7 +73,7 @@ class Shell(shell_of.Shell):
     def has(self, paper: Paper) -> None:
         def named(name: str) -> Paper:
             if name != paper.name:
-                raise UnknownFigureError(f"There is no paper {name!r}; there are {paper.name}.")
+                raise UnknownFigureError(f"There is no paper {name!r}. Choose from {paper.name}.")
             return paper
 
         self.monkeypatch.setattr(papers, "paper", named)
@@ -84,10 +84,10 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     return Shell(tmp_path, capsys, monkeypatch)
 
 
-# What it prints and writes
+# Output and files
 
 
-def test_tables_with_the_paper_beside_ours(shell: Shell) -> None:
+def test_tables_show_the_papers_values_beside_ours(shell: Shell) -> None:
     outcome = shell("small")
     assert (outcome.code, outcome.err) == (0, "")
     lines = [line.split() for line in outcome.out.splitlines()]
@@ -99,27 +99,27 @@ def test_tables_with_the_paper_beside_ours(shell: Shell) -> None:
     assert shell.files() == set()
 
 
-def test_each_table_is_printed_as_soon_as_it_is_there(
+def test_each_table_is_printed_as_soon_as_it_is_done(
     shell: Shell, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     seen: list[str] = []
 
-    def second(ask: Request) -> Figure:
+    def second(request: Request) -> Figure:
         seen.append(capsys.readouterr().out)
-        return simple("fig2")(ask)
+        return simple("fig2")(request)
 
     shell.has(paper_of(SMALL.entries[0], PaperFigure("fig2", "A figure", second)))
     shell("small")
     assert "About table1" in seen[0]
 
 
-def test_only_what_was_asked_for(shell: Shell) -> None:
+def test_only_the_named_figures_are_made(shell: Shell) -> None:
     assert "table1" not in shell("small", "--only", "journal-fig3").out
     both = shell("small", "--only", "fig2", "--only", "table1").out
-    assert both.index("About table1") < both.index("About fig2"), "in the paper's order"
+    assert both.index("About table1") < both.index("About fig2"), "figures are not in the paper's order"
 
 
-def test_json_and_nothing_else(shell: Shell) -> None:
+def test_json_prints_nothing_but_json(shell: Shell) -> None:
     outcome = shell("small", "--json", "--quick")
     assert (outcome.code, outcome.err) == (0, "")
     printed = json.loads(outcome.out)
@@ -132,13 +132,13 @@ def test_json_and_nothing_else(shell: Shell) -> None:
     assert read(shell.folder / "kept.json").figures[1].rows[0].ours == 3.25
 
 
-def test_the_data_folder_is_handed_on(shell: Shell) -> None:
+def test_the_data_folder_reaches_the_figures(shell: Shell) -> None:
     (shell.folder / "sets").mkdir()
     printed = json.loads(shell("small", "--json", "--data", "sets").out)
     assert printed["rows"][0]["note"].endswith("folder: sets")
 
 
-def test_a_report_and_the_results_behind_it(shell: Shell) -> None:
+def test_a_report_can_be_drawn_again_from_its_results(shell: Shell) -> None:
     outcome = shell("small", "--report", "some/where")
     assert outcome.err == "Written: some/where/index.html\n"
     assert shell.files() == {"some/where/index.html", "some/where/small.json"}
@@ -150,7 +150,7 @@ def test_a_report_and_the_results_behind_it(shell: Shell) -> None:
     assert shell.files() == {"some/where/index.html", "some/where/small.json", "again/index.html"}
 
 
-def test_trainings_are_kept_and_not_done_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainings_are_kept_and_not_repeated(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.has(paper_of(PaperFigure("learns", "Real gradients", trains)))
     first = shell("small", "--keep", "kept.jsonl")
     assert first.code == 0, first.err
@@ -158,14 +158,16 @@ def test_trainings_are_kept_and_not_done_again(shell: Shell, monkeypatch: pytest
     assert "kept.jsonl" in shell.files()
 
     def never(*_: object) -> None:
-        raise AssertionError("it is done already")
+        raise AssertionError("the training was repeated")
 
     monkeypatch.setattr("paceline.reproduce.shared.runs.learn", never)
     second = shell("small", "--keep", "kept.jsonl")
     assert (second.code, second.out, second.err) == (0, first.out, "")
 
 
-def test_on_a_terminal_the_bar_goes_away_before_a_table_comes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_the_bar_disappears_before_a_table_is_printed(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shell.has(paper_of(PaperFigure("learns", "Real gradients", trains), SMALL.entries[0]))
     monkeypatch.setattr(shared.errors, "_force_terminal", True)
     outcome = shell("small")
@@ -195,13 +197,13 @@ def kept(shell: Shell) -> Path:
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(name: str) -> Paper:
-        raise AssertionError("nothing is run")
+        raise AssertionError("--from ran a figure")
 
     monkeypatch.setattr(papers, "paper", never)
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_from_files_all_of_them(shell: Shell, kept: Path) -> None:
+def test_from_files_shows_all_results(shell: Shell, kept: Path) -> None:
     (kept / "other.json").write_text('{"name": "something else"}')
     (kept / "notes.txt").write_text("not looked at")
     (kept / "folder.json").mkdir()
@@ -215,7 +217,7 @@ def test_from_files_all_of_them(shell: Shell, kept: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_from_files_one_paper_or_one_figure(shell: Shell, kept: Path) -> None:
+def test_from_files_can_show_one_paper_or_one_figure(shell: Shell, kept: Path) -> None:
     assert [each["paper"] for each in json.loads(shell("--from", "kept", "--json").out)] == ["r2sp", "dssp"]
     assert json.loads(shell("dssp", "--from", "kept", "--json").out)["paper"] == "dssp"
     one = json.loads(shell("--from", "kept", "--only", "fig3", "--json").out)
@@ -231,20 +233,20 @@ def test_from_files_a_report_needs_no_torch(shell: Shell, kept: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("--from", "nowhere"), "--from: there is no folder 'nowhere'.\n"),
-        (("--from", "empty"), "--from: there are no results of `paceline reproduce --json` in 'empty'.\n"),
-        (("x", "--from", "kept"), "--from: there is nothing of 'x' in 'kept'; there is dssp, r2sp.\n"),
+        (("--from", "empty"), "--from: 'empty' holds no results of `paceline reproduce`.\n"),
+        (("x", "--from", "kept"), "--from: 'kept' has no results of 'x'. Choose from dssp, r2sp.\n"),
         (
             ("--from", "kept", "--only", "fig9"),
-            "--only: there is no 'fig9' in 'kept'; there are fig1, fig2, fig3.\n",
+            "--only: 'kept' has no 'fig9'. Choose from fig1, fig2, fig3.\n",
         ),
     ],
 )
-def test_from_files_mistakes(shell: Shell, kept: Path, args: tuple[str, ...], said: str) -> None:
+def test_mistakes_with_from_files_are_reported(shell: Shell, kept: Path, args: tuple[str, ...], message: str) -> None:
     (shell.folder / "empty").mkdir()
-    assert shell(*args) == Outcome(2, "", said)
+    assert shell(*args) == Outcome(2, "", message)
 
 
 # Mistakes
@@ -260,36 +262,39 @@ def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
-        ((), "Name a paper, r2sp, fl-r2sp, dssp or hips; or say with --from where results are."),
-        (("nsdi",), "There is no paper 'nsdi'; there are small."),
+        ((), "Name a paper (r2sp, fl-r2sp, dssp, rlp or hips), or a folder of results with --from."),
+        (("nsdi",), "There is no paper 'nsdi'. Choose from small."),
         (
             ("small", "--only", "fig22"),
-            "A small paper has nothing of the name 'fig22'; did you mean 'fig2'? there are table1, fig2, journal-fig3.",
+            "A small paper has no table or figure 'fig22'. Did you mean 'fig2'? "
+            "Choose from table1, fig2, journal-fig3.",
         ),
-        (("small", "--device", "abacus"), "There is no device 'abacus'; say cpu or cuda."),
+        (("small", "--device", "abacus"), "There is no device 'abacus'; choose cpu or cuda."),
         (("small", "--data", "nowhere"), "--data: there is no folder 'nowhere'."),
         (("small", "--data", "file"), "--data: there is no folder 'file'."),
         (
             ("small", "--keep", __file__),
-            f"{__file__} holds no trainings; keep them in another file.",
+            f"{__file__} holds no trainings. Name another file with --keep.",
         ),
         (
             ("small", "--keep", "nowhere/kept"),
             "--keep: 'nowhere/kept' cannot be written; name a plain file in a folder that exists.",
         ),
-        (("small", "--report", "file"), "--report: the folder 'file' cannot be made: File exists."),
-        (("small", "--report", "file/in"), "--report: the folder 'file/in' cannot be made: Not a directory."),
+        (("small", "--report", "file"), "--report: the folder 'file' cannot be created: File exists."),
+        (("small", "--report", "file/in"), "--report: the folder 'file/in' cannot be created: Not a directory."),
     ],
 )
-def test_mistakes_are_told_in_a_sentence_before_anything_runs(shell: Shell, args: tuple[str, ...], said: str) -> None:
-    def never(ask: Request) -> Figure:
-        raise AssertionError("it must not run")
+def test_mistakes_are_reported_in_a_sentence_before_anything_runs(
+    shell: Shell, args: tuple[str, ...], message: str
+) -> None:
+    def never(request: Request) -> Figure:
+        raise AssertionError("a figure ran")
 
     shell.has(Paper("small", "A small paper", tuple(PaperFigure(e.id, e.title, never, e.also) for e in SMALL.entries)))
     (shell.folder / "file").write_text("")
-    assert shell(*args) == Outcome(2, "", said + "\n")
+    assert shell(*args) == Outcome(2, "", message + "\n")
 
 
 def test_jobs_are_at_least_one(shell: Shell) -> None:
@@ -298,39 +303,39 @@ def test_jobs_are_at_least_one(shell: Shell) -> None:
     assert "--jobs" in outcome.err
 
 
-def test_no_cuda(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cuda_device_is_reported(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert shell("small", "--device", "cuda") == Outcome(2, "", "There is no CUDA device here; say --device cpu.\n")
+    assert shell("small", "--device", "cuda") == Outcome(2, "", "There is no CUDA device here; use --device cpu.\n")
 
 
-def test_no_torch(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torch_is_reported(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "torch")
-    assert shell("small") == Outcome(2, "", "Reproducing a paper trains with torch: pip install 'paceline[torch]'.\n")
+    assert shell("small") == Outcome(2, "", 'Reproducing a paper needs torch: pip install "paceline[torch]".\n')
 
 
-def test_data_that_misses_ends_it_but_what_was_done_is_written(shell: Shell) -> None:
+def test_missing_data_ends_the_command_but_finished_figures_are_written(shell: Shell) -> None:
     shell.has(paper_of(SMALL.entries[0], PaperFigure("fig9", "More data", without_data), SMALL.entries[1]))
     outcome = shell("small", "--json", "--report", "page")
-    said = "Cifar10 is not in this folder: download it first."
+    message = "cifar10 is not in this folder: download it first."
     assert outcome.code == 2
-    assert outcome.err == f"Written: page/index.html\n{said}\n"
+    assert outcome.err == f"Written: page/index.html\n{message}\n"
     printed = json.loads(outcome.out)
     assert [row["id"] for row in printed["rows"]] == ["table1"]
-    assert [figure["missing"] for figure in printed["figures"][1:]] == [[f"Not done: {said}"]] * 2
+    assert [figure["missing"] for figure in printed["figures"][1:]] == [[f"Not done: {message}"]] * 2
 
 
 # Ctrl-C
 
 
-def test_what_was_done_before_an_interrupt_is_printed_and_written(shell: Shell) -> None:
+def test_figures_done_before_an_interrupt_are_printed_and_written(shell: Shell) -> None:
     shell.has(paper_of(SMALL.entries[0], PaperFigure("fig9", "Long", interrupted), SMALL.entries[1]))
     outcome = shell("small", "--report", "page")
     assert outcome.code == 130
     assert "About table1" in outcome.out
     assert "About fig2" not in outcome.out
-    assert outcome.err == "Written: page/index.html\nInterrupted: 1 of 3 were done; missing: fig9, fig2.\n"
+    assert outcome.err == "Written: page/index.html\nInterrupted: 1 of 3 are done. Missing: fig9, fig2.\n"
     left = read(shell.folder / "page/small.json")
     assert [figure.missing for figure in left.figures[1:]] == [("Interrupted before it was done.",)] * 2
     page = (shell.folder / "page/index.html").read_text()
@@ -338,25 +343,25 @@ def test_what_was_done_before_an_interrupt_is_printed_and_written(shell: Shell) 
     assert page.count("Interrupted before it was done.") == 2
 
 
-def test_json_of_what_was_done_before_an_interrupt(shell: Shell) -> None:
+def test_json_holds_the_figures_done_before_an_interrupt(shell: Shell) -> None:
     shell.has(paper_of(SMALL.entries[0], PaperFigure("fig9", "Long", interrupted)))
     outcome = shell("small", "--json")
-    assert (outcome.code, outcome.err) == (130, "Interrupted: 1 of 2 were done; missing: fig9.\n")
+    assert (outcome.code, outcome.err) == (130, "Interrupted: 1 of 2 are done. Missing: fig9.\n")
     assert [row["id"] for row in json.loads(outcome.out)["rows"]] == ["table1"]
 
 
-def test_a_real_interrupt_in_the_midst_of_a_training(shell: Shell) -> None:
-    def endless(ask: Request) -> Figure:
+def test_a_real_interrupt_stops_a_training(shell: Shell) -> None:
+    def endless(request: Request) -> Figure:
         run = Run("lab-1mb", "bsp", "mlp", "digits", 0.1, 5000)
-        run.schedule()  # which takes its time, before any training
+        run.schedule()  # takes long, so it is done before the interrupt is set
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
-        ask.runs([run])
-        raise AssertionError(f"it went on for {time.monotonic() - began:.0f} s")
+        request.runs([run])
+        raise AssertionError(f"the training ran for {time.monotonic() - began:.0f} s")
 
     shell.has(paper_of(SMALL.entries[0], PaperFigure("fig9", "Endless", endless)))
     outcome = shell("small", "--json", "--keep", "kept.jsonl")
     assert outcome.code == 130
-    assert outcome.err.endswith("are kept: the same command goes on from there.\n")
+    assert outcome.err.endswith("Finished trainings are kept. Run the same command again to continue.\n")
     assert [row["id"] for row in json.loads(outcome.out)["rows"]] == ["table1"]
-    assert shell.files() == set(), "what is not finished is not kept"
+    assert shell.files() == set(), "an unfinished training is not kept"

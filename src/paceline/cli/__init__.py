@@ -1,4 +1,4 @@
-"""The `paceline` command: thin, it reads what was asked, calls the library and shows what came out."""
+"""The `paceline` command. Each command reads its options, calls the library and shows the result."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Annotated, Any
 import typer
 
 import paceline
-from paceline.cli import simulate, train
+from paceline.cli import job, job_files
 from paceline.cli.advise import advise
-from paceline.cli.collective import collective, topology
+from paceline.cli.collective import collective
 from paceline.cli.federate import federate
 from paceline.cli.lab import lab
-from paceline.cli.learn import learn
+from paceline.cli.options import THEN_SCRIPT
+from paceline.cli.policies import clusters, policies
 from paceline.cli.reproduce import reproduce
-from paceline.cli.rlp import rlp
-from paceline.cli.shared import errors, refuse
+from paceline.cli.shared import INTERRUPTED, errors, refuse
+from paceline.cli.simulate import simulate
 from paceline.policies import PolicyError
 from paceline.simulate import ClusterError, SimulationError
 
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Synchronization policies for distributed training: simulate them on your cluster before you run them on it.",
+    help="Distributed training over slow networks and unequal machines.",
 )
 
-#: What typer raises for a command line it cannot make sense of; where it lives differs between versions of typer.
+#: The base class of typer's errors for a wrong command line. Its module differs between versions of typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
-INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command. What a person can put right is said in one sentence, with exit code 2."""
-    sys.path.insert(0, os.getcwd())  # so that `module:Class` finds a policy in the folder one is working in
+    """Run the command. An error that a person can correct is one sentence, and exit code 2."""
+    sys.path.insert(0, os.getcwd())  # so that `module:Class` finds a policy in the current folder
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="paceline", standalone_mode=False)
     except (PolicyError, ClusterError, SimulationError) as error:
@@ -45,7 +45,7 @@ def main() -> None:
         refuse(f"{said}{'' if said[-1:] in '.?' else '.'} See `{command} --help`.")
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has had enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:  # such as a full disk
@@ -56,26 +56,27 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
     if show:
         typer.echo(f"paceline {paceline.__version__}")
         raise typer.Exit
 
 
-app.command()(simulate.simulate)
-app.command()(simulate.policies)
-app.command()(simulate.clusters)
-app.command()(learn)
-app.command()(lab)
-app.command()(reproduce)
-app.command()(topology)
-app.command()(collective)
-app.command(context_settings=train.THEN_COMMAND)(advise)
-app.command(context_settings=train.THEN_COMMAND)(train.run)
-app.command()(train.serve)
-app.command(context_settings=train.THEN_COMMAND)(train.work)
-app.command()(train.watch)
-app.command()(train.export)
-app.command()(train.replay)
-app.add_typer(federate, name="federate")
-app.add_typer(rlp, name="rlp")
+TRAIN, DECIDE, RESEARCH = "Train", "Decide", "Research"
+
+app.command(rich_help_panel=TRAIN, context_settings=THEN_SCRIPT)(job.run)
+app.command(rich_help_panel=TRAIN)(job.serve)
+app.command(rich_help_panel=TRAIN, context_settings=THEN_SCRIPT)(job.work)
+app.command(rich_help_panel=TRAIN)(job_files.watch)
+app.command(rich_help_panel=TRAIN)(job_files.export)
+app.command(rich_help_panel=TRAIN)(job_files.replay)
+app.command(rich_help_panel=DECIDE, context_settings=THEN_SCRIPT)(advise)
+app.command(rich_help_panel=DECIDE)(simulate)
+app.command(rich_help_panel=DECIDE)(lab)
+app.command(rich_help_panel=RESEARCH)(reproduce)
+app.add_typer(federate, name="federate", rich_help_panel=RESEARCH)
+app.command(rich_help_panel=RESEARCH)(collective)
+app.add_typer(policies, name="policies", rich_help_panel=RESEARCH)
+app.command(rich_help_panel=RESEARCH)(clusters)

@@ -1,8 +1,7 @@
-"""`paceline topology` and `paceline collective`: server-centric networks, and how long an all-reduce takes on them."""
+"""`paceline collective`: server-centric networks, and the time of an all-reduce on them."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -14,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.shared import errors, refuse
-from paceline.cli.simulate import progress_bar
+from paceline.cli.options import AsJson
+from paceline.cli.shared import errors, need, progress_bar, refuse
 from paceline.collectives.algorithms import ALGORITHMS, AlgorithmError, algorithm_named, make, stages_of
 from paceline.collectives.choose import MAX_SIMULATED, best_stages
 from paceline.collectives.draw import draw
@@ -35,86 +34,68 @@ MAX_IN_LAB = 32
 MIN_PATIENCE = 120.0  # seconds
 SHOWN = 16
 
-SizeOption = Annotated[int, typer.Option("--n", help="Servers in a group; of a fat tree, ports of a switch.")]
-LevelsOption = Annotated[int, typer.Option(help="Levels, h: NICs of a server in a BCube, dimensions of a torus.")]
-SizesOption = Annotated[str, typer.Option(help="Of a torus with unequal dimensions, such as 3x4, instead of --n.")]
-
 
 @dataclass(frozen=True)
 class CollectiveTimes:
-    """One algorithm, three ways. None: there is no formula, it is too large to simulate, or it was not measured."""
+    """The time of one algorithm: by formula, simulated and measured. None: there is no such figure."""
 
     algorithm: str
-    stages: tuple[str, ...] | None  # of hips
+    stages: tuple[str, ...] | None  # the algorithm of each stage of HiPS
     formula_seconds: float | None
-    exact: bool  # is the formula not a bound or an estimate?
+    exact: bool  # False: the formula is a bound or an estimate
     simulated_seconds: float | None
     measured_seconds: float | None = None
 
 
-def topology(
-    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
-    n: SizeOption = 4,
-    levels: LevelsOption = 2,
-    sizes: SizesOption = "",
-    plot: Annotated[bool, typer.Option("--plot", help="Draw it, to a PNG file in this folder.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print servers, addresses and cables as JSON.")] = False,
-) -> None:
-    """A server-centric network: its servers, their addresses, and who their peers are."""
-    net = _network(kind, n, levels, sizes)
-    if as_json:
-        servers = [{"server": server, "address": net.address(server)} for server in range(net.servers)]
-        cables = [cable._asdict() for cable in net.cables]
-        typer.echo(json.dumps({"name": net.name, "sizes": net.sizes, "servers": servers, "cables": cables}))
-    else:
-        _show(net)
-    if plot:
-        if importlib.util.find_spec("matplotlib") is None:
-            refuse("--plot needs matplotlib: pip install 'paceline[plot]'.")
-        path = Path(f"{kind}-{sizes or f'{n}-{levels}'}.png")
-        try:
-            draw(net, path)
-        except TopologyError as error:
-            refuse(str(error))
-        errors.print(Text(f"Written: {path}"))
-
-
 def collective(
     topology: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "bcube",
-    n: SizeOption = 4,
-    levels: LevelsOption = 2,
-    sizes: SizesOption = "",
+    n: Annotated[int, typer.Option("--n", help="Servers in a group; in a fat tree, ports of a switch.")] = 4,
+    levels: Annotated[int, typer.Option(help="Levels, h: NICs of a server in a BCube, dimensions of a torus.")] = 2,
+    sizes: Annotated[str, typer.Option(help="Unequal dimensions of a torus, such as 3x4, instead of --n.")] = "",
     size: Annotated[
-        str, typer.Option("--bytes", help="Of the gradients on each server, such as 100e6 or 100MB.")
+        str, typer.Option("--bytes", help="The size of the gradients on each server, such as 100e6 or 100MB.")
     ] = "100e6",
-    link: Annotated[str, typer.Option(help="The rate of each NIC, each way.")] = "10Gbit",
-    latency: Annotated[str, typer.Option(help="From server to server, such as 20us.")] = "0s",
+    link: Annotated[str, typer.Option(help="The rate of each NIC in each direction.")] = "10Gbit",
+    latency: Annotated[str, typer.Option(help="The latency between two servers, such as 20us.")] = "0s",
     algorithm: Annotated[
-        str, typer.Option("--algorithm", "-a", help=f"Of {', '.join(ALGORITHMS)}; several with commas.")
+        str,
+        typer.Option("--algorithm", "-a", help=f"One or several of {', '.join(ALGORITHMS)}, separated by commas."),
     ] = "hips,ring,mesh,ps",
     stages: Annotated[
-        str, typer.Option(help="HiPS's algorithm at each stage, of ring, mesh, ps; one for all; or auto.")
+        str, typer.Option(help="The algorithm of each HiPS stage (ring, mesh or ps), one for all, or auto.")
     ] = "ring",
-    lab: Annotated[
-        bool, typer.Option("--lab", help="Measure it too, on real links between network namespaces (root).")
+    describe: Annotated[
+        bool, typer.Option("--describe", help="Show the servers, their addresses and their peers instead.")
     ] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each is measured; the median counts.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="With --describe: draw the network to a PNG file.")] = False,
+    lab: Annotated[
+        bool, typer.Option("--lab", help="Also measure on real links between network namespaces (needs root).")
+    ] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Measure each algorithm this often; show the median.")] = 3,
+    as_json: AsJson = False,
 ) -> None:
-    """How long all-reduce takes on a server-centric network: by formula, simulated, and with --lab measured."""
+    """Compare all-reduce algorithms on server-centric networks.
+
+    Each algorithm's time is calculated by formula, simulated, and with --lab measured.
+    """
+    if describe:
+        picture = f"{topology}-{sizes or f'{n}-{levels}'}.png" if plot else ""
+        return _describe(_network(topology, n, levels, sizes), picture, as_json)
+    if plot:
+        refuse("--plot needs --describe.")
     net = _network(topology, n, levels, sizes)
     work, rate = _quantity("--bytes", size, units.size), _quantity("--link", link, units.rate)
     delay = _quantity("--latency", latency, units.seconds)
     if not 4 <= work <= MAX_BYTES or rate <= 0 or delay < 0:
         refuse(f"--bytes must be from 4 to {MAX_BYTES:g}, --link greater than 0, and --latency not less than 0.")
     if lab and delay:
-        refuse("--latency is of what is calculated and simulated; a lab's links have their own.")
+        refuse("--latency is for the formula and the simulation; links of a lab have their own latency.")
     if lab and net.servers > MAX_IN_LAB:
-        refuse(f"{net.name} has {net.servers:,} servers; a lab has room for {MAX_IN_LAB}.")
+        refuse(f"{net.name} has {net.servers:,} servers; a lab can hold {MAX_IN_LAB}.")
     try:
         names = [algorithm_named(name, net) for name in _listed(algorithm)]
         if not names:
-            raise AlgorithmError(f"--algorithm: name one at least, of {', '.join(ALGORITHMS)}.")
+            raise AlgorithmError(f"--algorithm: name at least one of {', '.join(ALGORITHMS)}.")
         chosen = best_stages(net, work, rate, delay) if stages == "auto" else stages_of(net, _listed(stages))
     except (AlgorithmError, TopologyError) as error:
         refuse(str(error))
@@ -132,6 +113,23 @@ def collective(
         typer.echo(json.dumps({"topology": net.name, "servers": net.servers, "bytes": work, "rows": rows}))
     else:
         _show_lines(net, lines, work, lab, delay > 0)
+
+
+def _describe(net: Topology, picture: str, as_json: bool) -> None:
+    """Show a network. If `picture` is not empty, draw the network to a file of that name."""
+    if as_json:
+        servers = [{"server": server, "address": net.address(server)} for server in range(net.servers)]
+        cables = [cable._asdict() for cable in net.cables]
+        typer.echo(json.dumps({"name": net.name, "sizes": net.sizes, "servers": servers, "cables": cables}))
+    else:
+        _show(net)
+    if picture:
+        need("matplotlib", "--plot", "plot")
+        try:
+            draw(net, Path(picture))
+        except TopologyError as error:
+            refuse(str(error))
+        errors.print(Text(f"Written: {picture}"))
 
 
 def _network(kind: str, n: int, levels: int, sizes: str) -> Topology:
@@ -155,7 +153,7 @@ def _quantity(option: str, text: str, unit: Callable[[object], float]) -> float:
             value = math.nan
     if not math.isfinite(value):
         refuse(
-            f"{option}: {text!r} is not understood; write a number, or one with a unit such as 100MB, 10Gbit or 20us."
+            f"{option}: {text!r} is not a quantity; write a number, with a unit or without: 100MB, 10Gbit, 20us, 1e6."
         )
     return value
 
@@ -198,7 +196,7 @@ def _measured(
             for line in every:
                 _check_routes(fabric, line, stages)
             task = bar.add_task("measuring", total=len(every))
-            # The longest by far, if it is asked for, is the parameter server: all that there is through one server.
+            # The parameter server takes by far the longest: all bytes pass through one server.
             patience = max(MIN_PATIENCE, 4 * 2 * net.servers * work / rate)
             for line in every:
                 bar.update(task, description=f"measuring {line.algorithm}")
@@ -217,8 +215,8 @@ def _check_routes(fabric: Fabric, line: CollectiveTimes, stages: tuple[str, ...]
     name = "mesh" if line.algorithm == GLOO else line.algorithm
     if not fabric.forwards and passes_on(net, make(name, net, net.servers**2 * net.ports, stages)):
         raise LabError(
-            f"{line.algorithm} sends over servers in between, and the kernel does not let servers of this lab pass on "
-            "what is not for them; leave it out."
+            f"{line.algorithm} routes transfers over other servers, and this kernel does not let servers of the lab "
+            "forward packets; leave it out."
         )
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of a job while it runs and when it is over, and what is written of it."""
+"""The display of a running job in the terminal, its final report, and its trace file."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from paceline.observe.perfetto import Perfetto
 from paceline.observe.summary import Report
 
 PERFETTO = ".perfetto.json"
-FRAME, LINE = 0.25, 10.0  # seconds between two pictures on a terminal, and between two lines in a log
+FRAME, LINE = 0.25, 10.0  # seconds between refreshes of the table on a terminal, and between lines in a log
 
 
 class _Accuracy(Observer):
-    """The last one that was told."""
+    """The accuracy that a worker has reported last."""
 
     value: float | None = None
 
@@ -38,10 +38,10 @@ class _Accuracy(Observer):
 
 
 class Display:
-    """A live table on a terminal, and plain lines elsewhere. Files get their names when all is done."""
+    """A live table on a terminal, or plain lines elsewhere. The trace gets its name when the job is done."""
 
-    def __init__(self, policy: str, trace: Path | None, quiet: bool = False) -> None:
-        self._policy, self._trace, self._quiet = policy, trace, quiet
+    def __init__(self, policy: str, trace: Path | None) -> None:
+        self._policy, self._trace = policy, trace
         self._live = Live(policy)
         self._out = Console(highlight=False, soft_wrap=True)
         self._screen: Screen | None = None
@@ -66,10 +66,7 @@ class Display:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Shows what happens, for as long as this lasts."""
-        if self._quiet:
-            yield
-            return
+        """Show the job for as long as this context lasts."""
         drawing = asyncio.ensure_future(self._draw() if errors.is_terminal else self._log())
         try:
             yield
@@ -78,14 +75,14 @@ class Display:
             await asyncio.gather(drawing, return_exceptions=True)
 
     def say(self, line: str, *, aside: bool) -> None:
-        """A line of somebody's output, or (aside) of what happened to them."""
-        if aside or (self._screen and sys.stdout.isatty()):  # what is printed past the table would be drawn over
+        """Print a line of a process's output, or (aside) a note about that process."""
+        if aside or (self._screen and sys.stdout.isatty()):  # the live table would overwrite standard output
             errors.print(Text(line))
         else:
             self._out.print(Text(line))
 
     def finish(self, report: Report, seconds: float, show: bool = True) -> FinishedRun:
-        """All went well: the closing summary, and the files get their names."""
+        """The job is done: rename the trace file, and print the final report."""
         self._files.close()
         if self._part and self._trace:
             self._part.replace(self._trace)
@@ -96,7 +93,7 @@ class Display:
         return run
 
     def fail(self, message: str, code: int = 1) -> NoReturn:
-        """It did not."""
+        """The job has failed: print the message and exit with this code."""
         if message:
             errors.print(Text(message))
         raise typer.Exit(code)
@@ -115,12 +112,12 @@ class Display:
         while True:
             await asyncio.sleep(LINE)
             if not self._live.updates:
-                continue  # nothing to tell yet
+                continue
             with contextlib.suppress(BlockingIOError):
                 errors.print(Text(line(self._live, self._now())))
 
     def _now(self) -> float:
-        """The job's time, which goes on though nothing happens."""
+        """The job's time now, which advances even if no event arrives."""
         if self._live.time != self._seen[0]:
             self._seen = (self._live.time, time.monotonic())
         return self._seen[0] + time.monotonic() - self._seen[1]

@@ -5,70 +5,101 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from paceline.cli import train
-from paceline.cli.shared import errors, refuse
+from paceline.cli import job
+from paceline.cli.options import (
+    CheckpointFolder,
+    Connect,
+    DataFolder,
+    Every,
+    Host,
+    Lease,
+    PolicyName,
+    Port,
+    ResumeFrom,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    Trace,
+)
+from paceline.cli.shared import errors, need_torch, refuse, sentence
 
-federate = typer.Typer(help="Federated training for real: clients that train by themselves, groups that take turns.")
+federate = typer.Typer(help="Train a federation: clients with data of their own, in groups that take turns.")
 
 
 @federate.command()
 def serve(
-    clients: Annotated[int, typer.Option(min=1, help="The federation begins when so many have come.")] = 1,
-    policy: train.Policy = "fl-r2sp",
-    host: Annotated[
-        str, typer.Option(help="Where to listen; another place than loopback needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any.")] = 0,
-    token_file: train.TokenFile = None,
-    lease: train.Lease = 60.0,
-    checkpoint: train.CheckpointFolder = None,
-    every: train.Every = None,
-    resume: train.ResumeFrom = None,
-    trace: train.Trace = None,
-    tls_cert: train.TlsCert = None,
-    tls_key: train.TlsKey = None,
-    tls_ca: train.TlsCa = None,
+    clients: Annotated[int, typer.Option(min=1, help="Begin when this many clients have joined.")] = 1,
+    policy: PolicyName = "fl-r2sp",
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    token_file: TokenFile = None,
+    lease: Lease = 60.0,
+    checkpoint: CheckpointFolder = None,
+    every: Every = None,
+    resume: ResumeFrom = None,
+    trace: Trace = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
 ) -> None:
-    """Serve a federation until all clients have left, or Ctrl-C."""
-    train.serve(
-        *(1, clients, policy, "whole", "none", False, host, port, token_file, lease, checkpoint, every, resume, None),
-        *(trace, tls_cert, tls_key, tls_ca),
+    """Serve a federation until all clients have left, or until Ctrl-C."""
+    job.serve(
+        workers=clients,
+        policy=policy,
+        correct="none",
+        host=host,
+        port=port,
+        token_file=token_file,
+        lease=lease,
+        checkpoint=checkpoint,
+        every=every,
+        resume=resume,
+        trace=trace,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_ca=tls_ca,
     )
 
 
 @federate.command()
 def client(
-    connect: Annotated[str, typer.Option(help="The server's address, host:port.")],
-    number: Annotated[int, typer.Option("--client", min=0, help="Which client this is, from 0.")] = 0,
-    clients: Annotated[int, typer.Option(min=1, help="Of how many, among whom the samples are dealt.")] = 1,
-    network: Annotated[str, typer.Option(help="What is trained; see `paceline learn --help`.")] = "mlp",
-    dataset: Annotated[str, typer.Option(help="On what.")] = "digits",
-    data: Annotated[Path | None, typer.Option(help="The folder with data sets; else PACELINE_DATA.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How many rounds to take part in.")] = 20,
-    steps: Annotated[int, typer.Option(min=1, help="τ, local iterations in a round.")] = 20,
-    batch: Annotated[int, typer.Option(min=1, help="Samples in an iteration.")] = 16,
-    rate: Annotated[float, typer.Option(min=0, help="The learning rate, of SGD.")] = 0.02,
+    connect: Connect,
+    number: Annotated[int, typer.Option("--client", min=0, help="The number of this client, from 0.")] = 0,
+    clients: Annotated[int, typer.Option(min=1, help="The number of clients that share the dataset.")] = 1,
+    network: Annotated[str, typer.Option(help="The network to train; see `paceline simulate --help`.")] = "mlp",
+    dataset: Annotated[str, typer.Option(help="The dataset to train on; see `paceline simulate --help`.")] = "digits",
+    data: DataFolder = None,
+    rounds: Annotated[int, typer.Option(min=1, help="The number of rounds to take part in.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="τ, the number of local iterations in a round.")] = 20,
+    batch: Annotated[int, typer.Option(min=1, help="The batch size of a local iteration.")] = 16,
+    rate: Annotated[float, typer.Option(min=0, help="The learning rate of SGD.")] = 0.02,
     proximal: Annotated[float, typer.Option(min=0, help="FedProx's μ.")] = 0.0,
-    samples: Annotated[int, typer.Option(min=0, help="That each client has; 0: its part of the set.")] = 0,
+    samples: Annotated[int, typer.Option(min=0, help="Samples of each client; 0: its part of the dataset.")] = 0,
     outliers: Annotated[
-        float, typer.Option(min=0, max=1, help="The share of clients with hardly more than a class.")
+        float, typer.Option(min=0, max=1, help="The share of clients that have samples of hardly more than one class.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the network and of who has which samples; the same for all.")] = 0,
-    token_file: train.TokenFile = None,
-    tls_cert: train.TlsCert = None,
-    tls_key: train.TlsKey = None,
-    tls_ca: train.TlsCa = None,
+    seed: Annotated[
+        int, typer.Option(help="The seed of the network and of the partition; the same for all clients.")
+    ] = 0,
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
 ) -> None:
-    """Take part with a share of a data set. With data of your own: paceline.federated.Client, a few lines."""
-    train.need_torch()
+    """Take part in a federation with a part of a dataset.
+
+    For data of your own, use paceline.federated.FederatedClient.
+    """
+    need_torch()
     if number >= clients:
-        refuse(f"--client {number} is not one of {clients}: clients are numbered from 0 to {clients - 1}.")
+        refuse(f"--client must be from 0 to {clients - 1}, since there are {clients} clients; got {number}.")
+    from paceline.cli.connection import tls_of, token_of
     from paceline.federated.client import FederatedClient, plain_sgd
     from paceline.federated.client_data import network_for, share_of, tested
     from paceline.federated.partition import Skew
@@ -86,16 +117,15 @@ def client(
             optimizer=plain_sgd(rate),
             proximal=proximal,
             client=number,
-            token=train.token_of(token_file),
-            tls=train.tls_of(tls_cert, tls_key, tls_ca),
+            token=token_of(token_file),
+            tls=tls_of(tls_cert, tls_key, tls_ca),
             progress=lambda done, loss: errors.print(
                 Text(f"client {number}: round {done} of {rounds}, loss {loss:.4g}")
             ),
         )
         done = taking_part.run(rounds)
     except (ValueError, OSError) as error:
-        said = str(error)
-        refuse(said[:1].upper() + said[1:] + ("" if said.endswith(".") else "."))
+        refuse(sentence(error))
     seconds = time.monotonic() - began
     typer.echo(
         f"Client {number}: {done} rounds in {seconds:.1f} s; {100 * tested(model, share.data):.1f}% on the test set."
@@ -104,35 +134,32 @@ def client(
 
 @federate.command()
 def blacklist(
-    connect: Annotated[str, typer.Argument(help="The server's address, host:port.")],
-    pardon: Annotated[list[int] | None, typer.Option(min=0, help="Take this client back; may be repeated.")] = None,
-    pardon_all: Annotated[bool, typer.Option("--pardon-all", help="Take all of them back.")] = False,
-    token_file: train.TokenFile = None,
-    tls_cert: train.TlsCert = None,
-    tls_key: train.TlsKey = None,
-    tls_ca: train.TlsCa = None,
+    connect: Annotated[str, typer.Argument(help="The address of the server, host:port.")],
+    pardon: Annotated[list[int] | None, typer.Option(min=0, help="Readmit this client; may be repeated.")] = None,
+    pardon_all: Annotated[bool, typer.Option("--pardon-all", help="Readmit all clients.")] = False,
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
 ) -> None:
-    """Whom a running server leaves out as outliers, and for which cosines; and take them back."""
-    from paceline.serve.environment import address
+    """Show or readmit the clients that a server excludes as outliers."""
+    from paceline.cli.connection import endpoint_of, tls_of
     from paceline.serve.watch import inspect
-    from paceline.serve.wire.endpoint import Endpoint
 
+    endpoint = endpoint_of(connect, token_file, tls_of(tls_cert, tls_key, tls_ca))
     try:
-        endpoint = Endpoint(*address(connect), train.token_of(token_file), train.tls_of(tls_cert, tls_key, tls_ca))
         found = asyncio.run(inspect(endpoint, pardon or (), pardon_all))
-    except ValueError as error:
-        refuse(str(error))
     except OSError as error:
-        refuse(f"{connect} cannot be asked: {error}.")
+        refuse(f"{connect} does not answer: {error}.")
     if not found.filters:
         refuse(
-            f"The policy at {connect} leaves nobody out; serve with -p fl-r2sp or -p 'filtered:policy=(…)' for that."
+            f"The policy at {connect} excludes no clients; serve with -p fl-r2sp or -p 'filtered:policy=(…)' for that."
         )
     for client in found.pardoned:
-        typer.echo(f"client {client}: taken back")
+        typer.echo(f"client {client}: readmitted")
     for client in sorted(set(pardon or ()) - set(found.pardoned)):
-        typer.echo(f"client {client}: was not blacklisted")
+        typer.echo(f"client {client}: was not excluded")
     for client, cosines in found.blacklist:
         typer.echo(f"client {client}: {', '.join(f'{cosine:.2f}' for cosine in cosines)}")
     if not found.blacklist and not found.pardoned:
-        typer.echo("Nobody is blacklisted.")
+        typer.echo("No client is excluded.")

@@ -1,10 +1,9 @@
-"""`paceline lab`: what `paceline simulate` predicts, measured on real links."""
+"""`paceline lab`: measure on real links what `paceline simulate` predicts."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import shlex
@@ -20,9 +19,10 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from paceline.advise.advice import DDP
-from paceline.cli.shared import check_script, check_target, errors, refuse, unfinished, write_event
-from paceline.cli.simulate import Apply, Colocate, JitterOption, cluster_named, progress_bar
+from paceline.advise.candidates import DDP
+from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Seed
+from paceline.cli.shared import check_script, check_target, errors, need, progress_bar, refuse, unfinished, write_event
+from paceline.cli.simulate import cluster_named
 from paceline.observe.plots import Panel, draw
 from paceline.observe.table import ComparisonRow, comparison
 from paceline.policies import make, split_list
@@ -30,14 +30,14 @@ from paceline.simulate import Cluster, ClusterSpec, limit_seconds
 
 if TYPE_CHECKING:
     from paceline.lab.namespaces import Lab
-    from paceline.lab.run import LabPlan, LabResult
+    from paceline.lab.plan import LabPlan, LabResult
 
-MIN_GIGABYTES = 0.05  # that must have been moved for what a GB costs to mean anything
+MIN_GIGABYTES = 0.05  # with less traffic, the CPU time per GB means nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class LabLine:
-    """One run, measured, and perhaps simulated too."""
+    """A measured run, and its simulated iteration time with --compare-simulation."""
 
     row: ComparisonRow
     measured: LabResult
@@ -45,23 +45,23 @@ class LabLine:
 
     @property
     def error(self) -> float | None:
-        """How far the simulator was off, as a share of what was measured."""
+        """The relative error of the simulated iteration time."""
         seconds = self.row.report.mean_iteration_seconds
         return None if self.simulated is None else self.simulated / seconds - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class LabRequest:
-    """What is to be measured, on which cluster."""
+    """The runs to measure on a cluster."""
 
     policies: list[str]
     described: ClusterSpec
-    plan: LabPlan  # but for the policy
+    plan: LabPlan  # its policy is filled in for each run
     ddp: bool
     compare: bool
 
     def as_built(self, share: float, streamed: bool) -> tuple[ClusterSpec, float]:
-        """The cluster with the rates that are reached there, and its limit."""
+        """Return the cluster with the rates that its links reach in the lab, and its floor."""
         from paceline.lab.hosts import as_built
 
         built = as_built(self.described, share, streamed)
@@ -69,92 +69,94 @@ class LabRequest:
 
 
 def lab(
-    cluster: Annotated[str, typer.Argument(help="A built-in cluster (see `paceline clusters`) or a TOML file.")],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", "-p", help="Policies with options, separated by commas; may be repeated."),
-    ] = None,
-    iterations: Annotated[int, typer.Option(min=4, help="Iterations of each worker, on average.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    cluster: ClusterName,
+    policy: PolicyList = None,
+    iterations: Annotated[int, typer.Option(min=4, help="The number of iterations of each worker, on average.")] = 20,
+    seed: Seed = 0,
     apply: Apply = "whole",
     colocate: Colocate = False,
     jitter: JitterOption = None,
     overlap: Annotated[
-        bool, typer.Option("--overlap", help="Gradients come out, and are sent, in the last two thirds of computing.")
+        bool, typer.Option("--overlap", help="Push gradients during the last two thirds of computing.")
     ] = False,
-    ddp: Annotated[bool, typer.Option("--ddp", help="Add PyTorch's DDP over gloo, on the same hosts.")] = False,
+    ddp: Annotated[bool, typer.Option("--ddp", help="Also measure PyTorch's DDP over gloo on the same hosts.")] = False,
     compare: Annotated[
-        bool, typer.Option("--compare-simulation", help="Simulate each run too, and show the error.")
+        bool, typer.Option("--compare-simulation", help="Also simulate each run, and show the simulator's error.")
     ] = False,
     script: Annotated[
-        str | None, typer.Option(help="Run this training script, with its arguments, instead of waiting workers.")
+        str | None, typer.Option(help="Run this training script, with its arguments, instead of synthetic workers.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    trace: Annotated[Path | None, typer.Option(help="Write every event to this file, a line of JSON each.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw who does what to this PNG file.")] = None,
+    as_json: AsJson = False,
+    trace: Annotated[Path | None, typer.Option(help="Write every event to this file as a line of JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw what each worker does over time to this PNG file.")] = None,
 ) -> None:
-    """Build a cluster of network namespaces with real, shaped links, and run the real server and workers in it."""
+    """Measure policies on real, shaped links on this machine.
+
+    Build the cluster from network namespaces, and run the real server and workers on it. Needs Linux and root.
+    """
     from paceline.lab.hosts import goodput, hosts
     from paceline.lab.namespaces import Lab, LabError
-    from paceline.lab.run import LabPlan
+    from paceline.lab.plan import LabPlan
 
     specs = split_list(policy or ["bsp,r2sp"])
     for spec in specs:
-        make(spec)  # a mistake in the last one is found before the first one runs
+        make(spec)  # refuse a wrong policy before the first one runs
     described = cluster_named(cluster, apply, colocate, jitter)
     command = tuple(shlex.split(script or ""))
     if command:
         check_script(command[0])
         if overlap or ddp or compare:
-            refuse("--script runs real training: leave --overlap, --ddp and --compare-simulation out.")
+            refuse("--script runs real training and cannot be used with --overlap, --ddp or --compare-simulation.")
     for option, path in (("--trace", trace), ("--plot", plot)):
         check_target(path, option)
-    if importlib.util.find_spec("torch") is None:
-        refuse("The lab's server needs torch: pip install 'paceline[torch]'.")
+    need("torch", "The lab's server", "torch")
     plan = LabPlan("", iterations, apply == "streamed", overlap, seed, script=command)
-    asked = LabRequest(specs, described, plan, ddp, compare)
+    request = LabRequest(specs, described, plan, ddp, compare)
     try:
-        with _ended_by_terminate(), Lab(hosts(described)) as built, progress_bar(quiet=as_json) as progress:
+        with _interrupted_by_sigterm(), Lab(hosts(described)) as built, progress_bar(quiet=as_json) as progress:
             share = goodput(built)
-            lines = list(_measure(built, asked, share, progress))
+            lines = list(_measure(built, request, share, progress))
     except LabError as error:
         refuse(str(error))
     _write(lines, described, trace, plot)
-    _, limit = asked.as_built(share, plan.streamed)
+    _, limit = request.as_built(share, plan.streamed)
     if as_json:
         typer.echo(json.dumps(_as_json(described, limit, share, lines), indent=2))
     else:
         _show(described, limit, share, lines)
 
 
-def _measure(built_lab: Lab, asked: LabRequest, share: float, progress: Progress) -> Iterator[LabLine]:
-    """Each policy, and DDP: as it is, and where a policy has tuned the batches, with those too."""
+def _measure(built_lab: Lab, request: LabRequest, share: float, progress: Progress) -> Iterator[LabLine]:
+    """Measure each policy, and DDP if requested.
+
+    DDP runs with the batches of the cluster, and with those that a policy has tuned.
+    """
     from paceline.lab import ddp_run, run
 
-    own = tuple(worker.batch for worker in asked.described.workers)
+    own = tuple(worker.batch for worker in request.described.workers)
     tuned: dict[tuple[int, ...], str] = {}
-    for spec in asked.policies:
+    for spec in request.policies:
         made = make(spec)
-        plan = dataclasses.replace(asked.plan, policy=spec, streamed=asked.plan.streamed and made.streamable)
-        if asked.plan.streamed and not (made.streamable or made.pipelined):
-            errors.print(f"Note: {spec} cannot be streamed, so it is run whole.")
+        plan = dataclasses.replace(request.plan, policy=spec, streamed=request.plan.streamed and made.streamable)
+        if request.plan.streamed and not (made.streamable or made.pipelined):
+            errors.print(f"Note: {spec} cannot be streamed, so its updates are applied whole.")
         task = progress.add_task(spec, total=1.0)
-        result = run.run(built_lab, asked.described, plan, partial(_advance, progress, task))
+        result = run.run(built_lab, request.described, plan, partial(_advance, progress, task))
         progress.update(task, completed=1.0)
-        built, limit = asked.as_built(share, plan.streamed or made.pipelined)
+        built, limit = request.as_built(share, plan.streamed or made.pipelined)
         simulated = None
-        if asked.compare:
+        if request.compare:
             predicted = Cluster(built, made, plan.iterations, plan.seed, plan.streamed).run()
             simulated = predicted.report.mean_iteration_seconds
         tuned.setdefault(tuple(result.report.batch_sizes.values()), f"{DDP} (batches of {spec})")
         yield LabLine(
             ComparisonRow(spec, "streamed" if plan.streamed else "whole", limit, result.report), result, simulated
         )
-    if asked.ddp:
-        _, limit = asked.as_built(share, streamed=False)
+    if request.ddp:
+        _, limit = request.as_built(share, streamed=False)
         for batches, title in (tuned | {own: DDP}).items():
             task = progress.add_task(title, total=None)
-            result = ddp_run.run(built_lab, asked.described, asked.plan, batches)
+            result = ddp_run.run(built_lab, request.described, request.plan, batches)
             progress.update(task, total=1.0, completed=1.0)
             yield LabLine(ComparisonRow(title, "whole", limit, result.report), result)
 
@@ -164,7 +166,7 @@ def _advance(progress: Progress, task: TaskID, part: float) -> None:
 
 
 def _write(lines: list[LabLine], described: ClusterSpec, trace: Path | None, plot: Path | None) -> None:
-    """Files get their names when they are whole."""
+    """Write the trace and the plot. A file gets its name when it is complete."""
     for path, write in ((trace, _write_trace), (plot, _write_plot)):
         part = unfinished(path)
         if path and part:
@@ -193,12 +195,12 @@ def _write_plot(lines: list[LabLine], described: ClusterSpec, path: Path) -> Non
 
 
 @contextlib.contextmanager
-def _ended_by_terminate() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does, so that the lab is taken down."""
-    ours = os.getpid()
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM interrupt the run as Ctrl-C does, so that the lab is removed."""
+    own_pid = os.getpid()
 
     def interrupt(*_: object) -> None:
-        if os.getpid() != ours:  # a process that pyroute2 has forked, and ends so
+        if os.getpid() != own_pid:  # a process that pyroute2 has forked, and now terminates
             os._exit(0)
         raise KeyboardInterrupt
 
@@ -227,11 +229,11 @@ def _show(described: ClusterSpec, limit: float, share: float, lines: list[LabLin
                 table.add_row(line.row.policy, f"{seconds:.4f} s", f"{line.simulated:.4f} s", f"{line.error:+.1%}")
         console.print(table)
     costs = [(line.row.policy, line.measured.cost) for line in lines if line.measured.cost.gigabytes > MIN_GIGABYTES]
-    said = ", ".join(f"{name} {cost.cpu_seconds_per_gigabyte:.2f}" for name, cost in costs)
+    cpu = ", ".join(f"{name} {cost.cpu_seconds_per_gigabyte:.2f}" for name, cost in costs)
     console.print(
         Text(
-            f"The floor is {limit:.4g} s an iteration, at the {share:.1%} of the links' rates that a bare TCP stream "
-            f"reaches here.{f' CPU seconds for a GB moved: {said}.' if said else ''}",
+            f"The floor is {limit:.4g} s per iteration, at the {share:.1%} of the links' rates that a bare TCP stream "
+            f"reaches here.{f' CPU seconds per GB moved: {cpu}.' if cpu else ''}",
             style="dim",
         )
     )

@@ -1,70 +1,98 @@
-"""`paceline rlp learn`: learn a network for the policy `rlp`."""
+"""`paceline policies` and `paceline clusters`: list what comes with paceline, and learn a network for `rlp`."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.shared import check_target, errors, refuse
-from paceline.cli.simulate import progress_bar
+from paceline.cli.options import DataFolder, Device, Seed
+from paceline.cli.shared import INTERRUPTED, check_target, errors, need_torch, progress_bar, refuse, sentence
+from paceline.policies import names, policy_class, policy_options
+from paceline.policies.options import shown
+from paceline.simulate import builtin_names
+from paceline.simulate.cluster_reader import describe
 
 if TYPE_CHECKING:
     from paceline.rlp.learner import LearningProgress
     from paceline.workloads.data import Data
 
-rlp = typer.Typer(help="The learned policy: learn a network of your own for it.", no_args_is_help=True)
-INTERRUPTED = 130
 BARS = "▁▂▃▄▅▆▇█"
 
-
-@rlp.callback()
-def about() -> None:
-    """The learned policy: learn a network of your own for it."""
+policies = typer.Typer()
 
 
-@rlp.command()
+@policies.callback(invoke_without_command=True)
+def list_policies(context: typer.Context) -> None:
+    """List the synchronization policies and their options."""
+    if context.invoked_subcommand:
+        return
+    console = Console(highlight=False)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name in names():
+        table.add_row(Text(name, style="bold"), policy_class(name).summary)
+        for option in policy_options(name).values():
+            table.add_row("", Text(f"{option.name}={shown(option.default)}: {option.help}", style="dim"))
+    console.print(table)
+    console.print("\nWrite options after a colon: ssp:staleness=5. Your own policy: module:Class.")
+
+
+def clusters() -> None:
+    """List the simulated clusters that come with paceline."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name in builtin_names():
+        table.add_row(Text(name, style="bold"), describe(name))
+    Console(highlight=False).print(table)
+
+
+@policies.command()
 def learn(
-    out: Annotated[Path, typer.Option(help="Where the network is written; beside it, a checkpoint.")] = Path(
+    out: Annotated[Path, typer.Option(help="Write the network to this file, and a checkpoint beside it.")] = Path(
         "rlp.safetensors"
     ),
-    episodes: Annotated[int, typer.Option(min=1, help="Trainings to learn from, in all.")] = 20_000,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint beside --out.")] = False,
+    episodes: Annotated[int, typer.Option(min=1, help="The number of episodes to learn from.")] = 20_000,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint beside --out.")] = False,
     size: Annotated[
-        str, typer.Option(help="Of what is trained: tiny, small or whole (MNIST); bundled (digits).")
+        str, typer.Option(help="The training problem: tiny, small or whole (MNIST), or bundled (digits).")
     ] = "tiny",
-    data: Annotated[Path | None, typer.Option(help="The folder where MNIST lies; else $PACELINE_DATA.")] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    instances: Annotated[int, typer.Option(min=4, help="An iteration has so many, each played 16 times.")] = 128,
-    workers: Annotated[str, typer.Option(help="Of an instance; several numbers, as in 4,10,16, take turns.")] = "10",
-    budget: Annotated[int, typer.Option(min=10, help="Updates after which a training has failed.")] = 800,
-    history: Annotated[int, typer.Option(min=1, help="H: updates that the network is shown.")] = 10,
+    data: DataFolder = None,
+    seed: Seed = 0,
+    instances: Annotated[int, typer.Option(min=4, help="Instances per iteration. Each is played 16 times.")] = 128,
+    workers: Annotated[
+        str, typer.Option(help="Workers of an instance. Several numbers, as in 4,10,16, alternate.")
+    ] = "10",
+    budget: Annotated[int, typer.Option(min=10, help="An episode fails after this many updates.")] = 800,
+    history: Annotated[int, typer.Option(min=1, help="H, the number of past updates in the state.")] = 10,
     validated: Annotated[
-        bool, typer.Option("--validated", help="Show it the loss of a validation batch, not the workers' own.")
+        bool, typer.Option("--validated", help="Use the loss of a validation batch, not the workers' own.")
     ] = False,
     scene: Annotated[
-        bool, typer.Option(help="Show it more than the paper does: how unequal workers are, momentum and the like.")
+        bool, typer.Option(help="Add features that the paper lacks: inequality of workers, momentum and others.")
     ] = True,
     pretrained: Annotated[bool, typer.Option(help="Play by fixed rules first.")] = True,
-    ring: Annotated[bool, typer.Option("--ring", help="Let it also choose turns in a fixed order.")] = False,
+    ring: Annotated[bool, typer.Option("--ring", help="Also offer turns in a fixed order as an action.")] = False,
     paper: Annotated[
         bool,
         typer.Option(
             "--paper", help="Learn as the paper does: deep Q-learning over single actions. Cannot be resumed."
         ),
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that play side by side.")] = min(os.cpu_count() or 1, 4),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    jobs: Annotated[int, typer.Option(min=1, help="The number of processes that play episodes.")] = min(
+        os.cpu_count() or 1, 4
+    ),
+    device: Device = "cpu",
 ) -> None:
-    """Learn a network for the policy rlp on simulated clusters, with real gradients."""
-    if importlib.util.find_spec("torch") is None:
-        refuse("Learning needs PyTorch: pip install 'paceline[torch]'.")
+    """Learn a network for the policy rlp on simulated clusters.
+
+    Time is simulated, and gradients are real. Use the network with --policy rlp:network=FILE.
+    """
+    need_torch()
     from paceline.rlp import learner_file
     from paceline.rlp.features import StateFeatures
     from paceline.rlp.instance import SIZES
@@ -74,9 +102,9 @@ def learn(
     from paceline.workloads.data import DataError, load
 
     if size not in SIZES:
-        refuse(f"There is no size {size!r}; say {', '.join(SIZES)}.")
+        refuse(f"There is no size {size!r}; choose one of {', '.join(SIZES)}.")
     if paper and resume:
-        refuse("--paper keeps no checkpoint to resume from; leave out one of the two.")
+        refuse("--paper writes no checkpoint; leave out --paper or --resume.")
     check_target(out, "--out")
     kept = out.with_name(out.name + ".checkpoint")
     settings = LearnerSettings(
@@ -99,7 +127,7 @@ def learn(
         with progress_bar(quiet=False) as bar:
             task = bar.add_task("playing", total=1.0)
 
-            def told(newest: LearningProgress) -> None:
+            def report(newest: LearningProgress) -> None:
                 log.append(newest)
                 errors.print(Text(_line(newest)))
                 bar.update(task, completed=0.0, description=f"playing; so far {_curve(log)}")
@@ -112,16 +140,14 @@ def learn(
                 resume,
                 device,
                 jobs,
-                told,
+                report,
                 lambda done, of: bar.update(task, completed=done / of),
             )
     except (DataError, TrainingError, learner_file.LearnerFileError) as error:
-        refuse(f"{error}" if str(error).endswith(".") else f"{error}.")
+        refuse(sentence(error))
     except KeyboardInterrupt:
-        said = (
-            f"what {log[-1].episodes:,} episodes taught is in {kept}: go on with --resume" if log else "nothing is kept"
-        )
-        errors.print(Text(f"Interrupted; {said}."))
+        said = f"{kept} holds {log[-1].episodes:,} episodes. Continue with --resume." if log else "Nothing was written."
+        errors.print(Text(f"Interrupted. {said}"))
         sys.exit(INTERRUPTED)
     learner_file.export(learner, whole, out)
     _show(whole)
@@ -131,7 +157,7 @@ def learn(
 def _counts(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        refuse(f"--workers: {text!r} is not numbers from 1 on, with commas between.")
+        refuse(f"--workers must be numbers from 1, separated by commas; got {text!r}.")
     return tuple(int(part) for part in parts)
 
 
@@ -145,7 +171,7 @@ def _as_in_the_paper(
     settings = dqn.DqnSettings(seed, ring=ring, size=size, budget=budget, pretraining=100 if pretrained else 0)
     learner = dqn.DqnLearner(settings, data)
     if pretrained:
-        errors.print("Playing by fixed policies, to begin with ...")
+        errors.print("Pre-training: episodes under fixed policies ...")
         learner.pretrain()
     try:
         learner.learn(
@@ -164,16 +190,14 @@ def _line(newest: LearningProgress) -> str:
 
 
 def _curve(log: list[LearningProgress]) -> str:
-    """The network's times, one bar an iteration: lower is better."""
+    """The network's times as a row of bars, one per iteration. Lower is better."""
     times = [each.network for each in log[-40:]]
     low, high = min(times), max(times)
     return "".join(BARS[round((each - low) / (high - low or 1) * (len(BARS) - 1))] for each in times)
 
 
 def _show(log: list[LearningProgress]) -> None:
-    table = Table(
-        box=None, title="Times beside the best of four fixed policies, by chance in part", title_justify="left"
-    )
+    table = Table(box=None, title="Time relative to the best of four fixed policies (noisy)", title_justify="left")
     for name in ("episodes", "network", *(log[-1].fixed if log else ())):
         table.add_column(name, justify="right")
     for each in log[-8:]:

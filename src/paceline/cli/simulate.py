@@ -1,9 +1,8 @@
-"""`paceline simulate`, `policies` and `clusters`."""
+"""`paceline simulate`: policies on a simulated cluster, with or without real training."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import resource
 import sys
@@ -12,68 +11,120 @@ from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import Progress
 from rich.text import Text
 
-from paceline.cli.shared import check_target, errors, opened, refuse, unfinished, write_event
+from paceline.cli import simulated_training
+from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Seed
+from paceline.cli.shared import check_target, errors, need, opened, progress_bar, refuse, unfinished, write_event
 from paceline.observe.observer import Recorder, Tee
 from paceline.observe.plots import Panel, draw
 from paceline.observe.table import ComparisonRow, comparison
-from paceline.policies import make, names, policy_class, policy_options, split_list
-from paceline.policies.options import shown
-from paceline.simulate import Cluster, ClusterSpec, SimulationResult, builtin_names, limit_seconds, load_cluster
-from paceline.simulate.cluster_reader import MAX_SIGMA, describe
+from paceline.policies import make, split_list
+from paceline.simulate import Cluster, ClusterSpec, SimulationResult, limit_seconds, load_cluster
+from paceline.simulate.cluster_reader import MAX_SIGMA
 from paceline.simulate.random_faults import chaos
 
-Apply = Annotated[str, typer.Option(help="whole, or streamed: slices are applied and returned as they come.")]
-Colocate = Annotated[bool, typer.Option("--colocate", help="A server beside each worker instead of separate ones.")]
-JitterOption = Annotated[
-    float | None, typer.Option("--jitter", help="Log-normal jitter of every compute time; 0.05 is 5%.")
-]
-
-
-def policies() -> None:
-    """List the synchronization policies and their options."""
-    console = Console(highlight=False)
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for name in names():
-        table.add_row(Text(name, style="bold"), policy_class(name).summary)
-        for option in policy_options(name).values():
-            table.add_row("", Text(f"{option.name}={shown(option.default)}: {option.help}", style="dim"))
-    console.print(table)
-    console.print("\nWrite options after a colon: ssp:staleness=5. Your own policy: module:Class.")
-
-
-def clusters() -> None:
-    """List the clusters that come with paceline."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for name in builtin_names():
-        table.add_row(Text(name, style="bold"), describe(name))
-    Console(highlight=False).print(table)
+TRAINING = "With --train"
+#: Options that make sense only without, or only with, --train.
+TIMING_ONLY = ("iterations", "apply", "colocate", "faults", "trace")
+TRAINING_ONLY = (
+    *("dataset", "data", "samples", "optimizer", "rate", "momentum", "nesterov", "correct", "loss", "accuracy"),
+    *("rounds", "budget", "device", "precision"),
+)
 
 
 def simulate(
-    cluster: Annotated[str, typer.Argument(help="A built-in cluster (see `paceline clusters`) or a TOML file.")],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", "-p", help="Policies with options, separated by commas; may be repeated."),
-    ] = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations of each worker, on average.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    context: typer.Context,
+    cluster: ClusterName,
+    policy: PolicyList = None,
+    iterations: Annotated[int, typer.Option(min=1, help="The mean number of iterations of a worker.")] = 200,
+    seed: Seed = 0,
     apply: Apply = "whole",
     colocate: Colocate = False,
     jitter: JitterOption = None,
     faults: Annotated[
-        int, typer.Option(min=0, help="So many random kills, pauses, cuts and rejoins, from the seed.")
+        int, typer.Option(min=0, help="The number of random kills, pauses, link cuts and rejoins, from the seed.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    trace: Annotated[Path | None, typer.Option(help="Write every event to this file, a line of JSON each.")] = None,
+    as_json: AsJson = False,
+    trace: Annotated[Path | None, typer.Option(help="Write every event to this file as a line of JSON.")] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw who does what, and the servers' links, to this PNG file.")
+        Path | None, typer.Option(help="Draw workers and server links, or with --train the loss, to this PNG file.")
     ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NETWORK",
+            help="Train this network with real gradients in virtual time: mlp, cnn, lstm, alexnet-small, vgg16, …",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    dataset: Annotated[
+        str,
+        typer.Option(
+            help="digits (bundled), mnist, fashion-mnist, cifar10, cifar100, speech.", rich_help_panel=TRAINING
+        ),
+    ] = "digits",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The folder that holds the datasets; $PACELINE_DATA if left out.", rich_help_panel=TRAINING),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Train on this many samples; 0: on all.", rich_help_panel=TRAINING)
+    ] = 0,
+    optimizer: Annotated[
+        str, typer.Option(help="SGD, Adam, AdamW or another class of torch.optim.", rich_help_panel=TRAINING)
+    ] = "SGD",
+    rate: Annotated[
+        float, typer.Option(min=0, help="The learning rate of one update.", rich_help_panel=TRAINING)
+    ] = 0.01,
+    momentum: Annotated[float, typer.Option(min=0, max=1, help="The momentum of SGD.", rich_help_panel=TRAINING)] = 0.0,
+    nesterov: Annotated[
+        bool, typer.Option("--nesterov", help="Use Nesterov's momentum.", rich_help_panel=TRAINING)
+    ] = False,
+    correct: Annotated[
+        str,
+        typer.Option(help="Staleness correction: auto, none, predict, round or full.", rich_help_panel=TRAINING),
+    ] = "auto",
+    loss: Annotated[
+        float | None,
+        typer.Option(help="Stop when the training loss stays below this for 10 rounds.", rich_help_panel=TRAINING),
+    ] = None,
+    accuracy: Annotated[
+        float | None, typer.Option(help="Stop at this test accuracy, from 0 to 1.", rich_help_panel=TRAINING)
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Stop after this many updates per worker.", rich_help_panel=TRAINING)
+    ] = 100,
+    budget: Annotated[
+        float,
+        typer.Option(min=0, help="Stop after this many virtual seconds; 0: no limit.", rich_help_panel=TRAINING),
+    ] = 0.0,
+    device: Annotated[str, typer.Option(help="Train on cpu or cuda.", rich_help_panel=TRAINING)] = "cpu",
+    precision: Annotated[
+        str,
+        typer.Option(help="The type of gradients: float32 or, on cuda, bfloat16.", rich_help_panel=TRAINING),
+    ] = "float32",
 ) -> None:
-    """Run policies on a simulated cluster and show them side by side."""
+    """Compare policies on a simulated cluster before you run them.
+
+    Only time is simulated. With --train, the gradients are real: a network is trained in virtual time.
+    """
+    for name in TRAINING_ONLY if train is None else TIMING_ONLY:
+        if _is_given(context, name):
+            refuse(f"--{name} {'needs --train NETWORK' if train is None else 'cannot be combined with --train'}.")
+    if train is not None:
+        specs = split_list(policy or ["bsp,asp,r2sp"])
+        for spec in specs:
+            make(spec)
+        described = cluster_named(cluster, "whole", False, jitter)
+        settings = (
+            {"lr": rate} | ({"momentum": momentum} if momentum else {}) | ({"nesterov": True} if nesterov else {})
+        )
+        wanted = simulated_training.Wanted(
+            train, dataset, data, samples, optimizer, settings, correct, seed, device, precision
+        )
+        return simulated_training.train(described, specs, wanted, loss, accuracy, rounds, budget, as_json, plot)
     specs = split_list(policy or ["bsp,asp,ssp,dssp,r2sp"])
     for spec in specs:
         make(spec)  # a mistake in the last one is found before the first one runs
@@ -87,8 +138,7 @@ def simulate(
     if plot:
         if plot.suffix.lower() != ".png":
             refuse(f"--plot must name a .png file, not {plot.name!r}.")
-        if importlib.util.find_spec("matplotlib") is None:
-            refuse("--plot needs matplotlib: pip install 'paceline[plot]'.")
+        need("matplotlib", "--plot", "plot")
 
     # Files get their names when all is done, so that an interrupted run leaves nothing behind.
     trace_part, plot_part = unfinished(trace), unfinished(plot)
@@ -122,8 +172,14 @@ def simulate(
             errors.print(f"Written: {path}")
 
 
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Is this parameter on the command line?"""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def cluster_named(name: str, apply: str, colocate: bool, jitter: float | None) -> ClusterSpec:
-    """The cluster that is asked for, as the options change it."""
+    """The named cluster, changed as the options say."""
     if apply not in ("whole", "streamed"):
         refuse(f"--apply must be whole or streamed, not {apply!r}.")
     if jitter is not None and not 0 <= jitter <= MAX_SIGMA:
@@ -148,7 +204,7 @@ def _run(
     made = make(policy)
     streamed = apply == "streamed" and made.streamable
     if apply == "streamed" and not streamed:
-        errors.print(f"Note: {policy} cannot be streamed, so it is simulated whole.")
+        errors.print(f"Note: {policy} cannot be streamed. Its updates are applied whole.")
     observers = []
     if file:
         observers.append(Recorder(lambda event: write_event(file, event)))
@@ -171,7 +227,7 @@ def _run(
 def _show(described: ClusterSpec, limit: float, rows: list[tuple[ComparisonRow, SimulationResult]]) -> None:
     console = Console(highlight=False)
     separate = f"{described.servers} server" + ("s" if described.servers > 1 else "")
-    servers = "a server beside each" if described.colocate else separate
+    servers = "a server beside each worker" if described.colocate else separate
     size = f"{described.model_bytes / 1e6:,.0f} MB"
     console.print()
     title = f"{described.name}: {len(described.workers)} workers, {servers}, a model of {size}"
@@ -179,11 +235,11 @@ def _show(described: ClusterSpec, limit: float, rows: list[tuple[ComparisonRow, 
     results = [result for _, result in rows]
     console.print(
         Text(
-            f"The floor of this cluster is {limit:.4g} s an iteration. "
+            f"This cluster's floor is {limit:.4g} s per iteration. "
             f"Simulated {sum(result.events for result in results):,} events "
             f"in {sum(result.wall_seconds for result in results):.1f} s, "
             f"peak memory {_peak_memory():,.0f} MB; "
-            f"means are of {'the whole run' if described.faults else 'all but its first quarter'}.",
+            f"means leave out {'nothing' if described.faults else 'the first quarter of the run'}.",
             style="dim",
         )
     )
@@ -209,18 +265,7 @@ def _as_json(
     }
 
 
-def progress_bar(quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=errors,
-        transient=True,
-        disable=quiet or not errors.is_terminal,
-    )
-
-
 def _peak_memory() -> float:
-    """Of this process, in MB."""
+    """The peak memory of this process, in MB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

@@ -1,89 +1,87 @@
-"""`paceline learn`: real training on a simulated cluster."""
+"""`paceline simulate --train`: real gradients in virtual time."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.shared import check_target, errors, refuse
-from paceline.cli.simulate import JitterOption, cluster_named, progress_bar
+from paceline.cli.shared import INTERRUPTED, check_target, errors, need, need_torch, progress_bar, refuse, sentence
 from paceline.observe.plots import draw_curves
-from paceline.policies import make, split_list
+from paceline.policies import make
+from paceline.simulate import ClusterSpec
 
 if TYPE_CHECKING:
     from paceline.simulate.task import Goal, TrainingOutcome
 
-INTERRUPTED = 130
+
+@dataclass(frozen=True)
+class Wanted:
+    """The training that the user asks for."""
+
+    network: str
+    dataset: str
+    data: Path | None
+    samples: int
+    optimizer: str
+    settings: dict[str, Any]
+    correct: str
+    seed: int
+    device: str
+    precision: str
 
 
-def learn(
-    cluster: Annotated[str, typer.Argument(help="A built-in cluster (see `paceline clusters`) or a TOML file.")],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", "-p", help="Policies with options, separated by commas; may be repeated."),
-    ] = None,
-    network: Annotated[str, typer.Option(help="mlp, cnn, lstm, alexnet-small, alexnet, vgg16, resnet20, …")] = "mlp",
-    dataset: Annotated[str, typer.Option(help="digits (bundled), mnist, fashion-mnist, cifar10, cifar100.")] = "digits",
-    data: Annotated[Path | None, typer.Option(help="The folder where data sets lie; else $PACELINE_DATA.")] = None,
-    samples: Annotated[int, typer.Option(min=0, help="Train on so many only; 0: on all.")] = 0,
-    optimizer: Annotated[str, typer.Option(help="SGD, Adam, AdamW, or another of torch.optim.")] = "SGD",
-    rate: Annotated[float, typer.Option(min=0, help="The learning rate of one update.")] = 0.01,
-    momentum: Annotated[float, typer.Option(min=0, max=1, help="Of SGD.")] = 0.0,
-    nesterov: Annotated[bool, typer.Option("--nesterov", help="Nesterov's momentum.")] = False,
-    correct: Annotated[str, typer.Option(help="Of staleness: auto, none, predict, round or full.")] = "auto",
-    loss: Annotated[
-        float | None, typer.Option(help="Stop when the training loss has been this low for 10 rounds.")
-    ] = None,
-    accuracy: Annotated[float | None, typer.Option(help="Stop at this accuracy on the test set, from 0 to 1.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="At most: updates of each worker, on average.")] = 100,
-    budget: Annotated[float, typer.Option(min=0, help="At most so many virtual seconds; 0: no bound.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    jitter: JitterOption = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    precision: Annotated[str, typer.Option(help="Of the gradients: float32 or, on cuda, bfloat16.")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw loss over virtual time to this PNG file.")] = None,
+def train(
+    described: ClusterSpec,
+    specs: Sequence[str],
+    wanted: Wanted,
+    loss: float | None,
+    accuracy: float | None,
+    rounds: int,
+    budget: float,
+    as_json: bool,
+    plot: Path | None,
 ) -> None:
-    """Train a network on a simulated cluster: virtual time outside, real gradients inside."""
-    if importlib.util.find_spec("torch") is None:
-        refuse("Training needs PyTorch: pip install 'paceline[torch]'.")
-    specs = split_list(policy or ["bsp,asp,r2sp"])
-    for spec in specs:
-        make(spec)
-    described = cluster_named(cluster, "whole", False, jitter)
+    """Train under each policy in turn, and show what each reached."""
+    need_torch()
     check_target(plot, "--plot")
-    if plot and importlib.util.find_spec("matplotlib") is None:
-        refuse("--plot needs matplotlib: pip install 'paceline[plot]'.")
+    if plot:
+        need("matplotlib", "--plot", "plot")
     if loss is not None and accuracy is not None:
         refuse("Give --loss or --accuracy, not both.")
     if loss is not None and loss <= 0:
-        refuse(f"--loss is a cross-entropy greater than 0, not {loss:g}.")
+        refuse(f"--loss must be greater than 0; got {loss:g}.")
     if accuracy is not None and not 0 < accuracy <= 1:
-        refuse(f"--accuracy is a share of the test set, greater than 0 and at most 1, not {accuracy:g}.")
-    settings: dict[str, Any] = {"lr": rate}
-    if momentum:
-        settings["momentum"] = momentum
-    if nesterov:
-        settings["nesterov"] = True
+        refuse(f"--accuracy must be greater than 0 and at most 1; got {accuracy:g}.")
 
     from paceline.simulate.task import Goal, TrainingError, task_of
-    from paceline.simulate.training import train
+    from paceline.simulate.training import train as run
 
     goal = Goal("loss", loss) if loss is not None else Goal("accuracy", accuracy, every=5) if accuracy else None
     try:
-        task = task_of(network, dataset, data, samples, optimizer, settings, correct, seed, device, precision)
+        task = task_of(
+            wanted.network,
+            wanted.dataset,
+            wanted.data,
+            wanted.samples,
+            wanted.optimizer,
+            wanted.settings,
+            wanted.correct,
+            wanted.seed,
+            wanted.device,
+            wanted.precision,
+        )
     except ValueError as error:
-        refuse(str(error) if str(error).endswith(".") else f"{error}.")
+        refuse(sentence(error))
     outcomes: list[TrainingOutcome] = []
     with progress_bar(quiet=as_json) as progress:
         for spec in specs:
@@ -96,26 +94,25 @@ def learn(
             made = make(spec)
             bound = budget or math.inf
             try:
-                outcomes.append(train(described, made, task, goal, rounds, bound, name=spec, progress=show))
+                outcomes.append(run(described, made, task, goal, rounds, bound, name=spec, progress=show))
             except TrainingError as error:
                 refuse(str(error))
             if outcomes[-1].ended == "interrupted":
                 break
     if as_json:
-        what = {"cluster": described.name, "network": network, "dataset": dataset, "samples": len(task.data.labels)}
-        what |= {"optimizer": optimizer, "settings": settings, "correct": correct, "seed": seed}
-        what |= {"device": device, "precision": precision}
-        typer.echo(json.dumps({**what, "runs": [_as_json(each) for each in outcomes]}, indent=1))
+        setting = asdict(wanted) | {"cluster": described.name, "samples": len(task.data.labels)}
+        del setting["data"]
+        typer.echo(json.dumps({**setting, "runs": [_as_json(each) for each in outcomes]}, indent=1))
     else:
-        _show(outcomes, goal, described.name, network, dataset)
+        _show(outcomes, goal, described.name, wanted.network, wanted.dataset)
     if plot:
         curves = {each.policy: [(point.seconds, point.loss) for point in each.curve] for each in outcomes}
         draw_curves(curves, "virtual seconds", "training loss", plot)
         errors.print(f"Written: {plot}")
     if any(each.ended == "budget" and not each.curve for each in outcomes):
-        errors.print(f"In {budget:g} virtual seconds not one round was over; give a larger --budget.")
+        errors.print(f"No round was finished within {budget:g} virtual seconds; give a larger --budget.")
     if outcomes[-1].ended == "interrupted":
-        errors.print("Interrupted: this is how far it came.")
+        errors.print("Interrupted. The results so far are shown.")
         sys.exit(INTERRUPTED)
 
 
@@ -123,7 +120,7 @@ def _show(outcomes: list[TrainingOutcome], goal: Goal | None, cluster: str, netw
     console = Console(highlight=False)
     table = Table(title=f"{network} on {data}, {cluster}", title_justify="left", box=None, header_style="bold")
     table.add_column("policy", overflow="fold", min_width=10)
-    headings = ("s an iteration", "rounds", "loss", "test accuracy", "staleness", *([f"s to {goal}"] if goal else []))
+    headings = ("s per iteration", "rounds", "loss", "test accuracy", "staleness", *([f"s to {goal}"] if goal else []))
     for heading in headings:
         table.add_column(heading, justify="right")
     for each in outcomes:
@@ -140,14 +137,14 @@ def _show(outcomes: list[TrainingOutcome], goal: Goal | None, cluster: str, netw
         table.add_row(*cells)
     console.print()
     console.print(table)
-    said = "Seconds are the simulated cluster's; the loss is the mean of the last round's."
+    said = "Seconds are virtual. The loss is the mean over the last round."
     if goal and goal.kind == "loss":
-        said += f" A loss is reached when it has been that low for {goal.hold} rounds."
+        said += f" A loss counts as reached after {goal.hold} rounds below it."
     console.print(Text(said, style="dim"))
 
 
 def _as_json(outcome: TrainingOutcome) -> dict[str, Any]:
-    """A loss that is no number any more is null: JSON has no word for it."""
+    """An outcome as JSON values. A loss that is not finite becomes null, since JSON has no NaN."""
     whole = asdict(outcome)
     whole["curve"] = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in point.items()}

@@ -1,0 +1,162 @@
+"""The output of `paceline advise`: a table and sentences, or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline.advise.candidates import DDP, Candidate
+from paceline.advise.evaluate import Estimate
+from paceline.advise.explain import NEAR, Advice
+from paceline.advise.profile import ScriptProfile
+from paceline.observe.table import duration, ruled
+
+if TYPE_CHECKING:
+    from paceline.advise.verify import VerifiedEstimate
+
+WIDE = 95  # columns that the whole table needs
+WIDE_VERIFIED = 115  # columns that it needs with the measured figures
+
+
+def show(name: str, profiled: ScriptProfile, advice: Advice, verified: list[VerifiedEstimate]) -> None:
+    """Print the profile of the script called `name`, the table of candidates, the advice and its reasons."""
+    console = Console(highlight=False)
+    spec = advice.spec
+    links = sorted({worker.link for worker in spec.workers})
+    slowest, fastest = _bits(links[0]), _bits(links[-1])
+    console.print()
+    console.print(
+        Text(
+            f"{name} computes {duration(profiled.seconds)} for {profiled.batch} samples here "
+            f"(±{profiled.jitter:.0%}, {profiled.steps} steps, on {profiled.device}). Its model is "
+            f"{_size(profiled.model_bytes)}, its optimizer {profiled.optimizer_name}."
+        )
+    )
+    title = (
+        f"{len(spec.workers)} workers with links of {slowest if slowest == fastest else f'{slowest} to {fastest}'}, "
+        f"{spec.servers} server{'s' if spec.servers > 1 else ''} with {_bits(spec.server_link)}"
+    )
+    console.print(table_of(advice, verified, title, console.width))
+    console.print()
+    console.print(Text(_headline(advice), style="bold"))
+    for line in (*advice.reasons, *advice.upgrades):
+        console.print(Text(f"- {line}"))
+    if verified:
+        console.print(Text(f"- {_verdict(advice, verified)}"))
+
+
+def _headline(advice: Advice) -> str:
+    now = advice.now.candidate.name
+    if advice.chosen is advice.now:
+        return f"Advice: stay with {now}."
+    gain = advice.chosen.effective_rate / advice.now.effective_rate - 1
+    return f"Advice: {advice.chosen.candidate.name}. It is {gain:.0%} faster than {now}."
+
+
+def table_of(advice: Advice, verified: list[VerifiedEstimate], title: str, width: int) -> Table:
+    """Return the table of candidates. A narrow one omits samples/s and staleness, which the last columns sum up."""
+    found = {each.expected.candidate: each for each in verified}
+    table = ruled(title)
+    rows = [_cells(each, advice, found) for each in advice.ranked]
+    narrow = width < (WIDE_VERIFIED if verified else WIDE)
+    shown = [heading for heading in rows[0] if not (narrow and heading in ("samples/s", "staleness"))]
+    for heading in shown:
+        if heading == "scheme":
+            table.add_column(heading, overflow="fold", min_width=10)
+        else:
+            table.add_column(heading, justify="left" if heading == "servers" else "right", no_wrap=True)
+    for each, cells in zip(advice.ranked, rows, strict=True):
+        table.add_row(*(cells[heading] for heading in shown), style="green" if each is advice.chosen else None)
+    return table
+
+
+def _cells(each: Estimate, advice: Advice, found: Mapping[Candidate, VerifiedEstimate]) -> dict[str, RenderableType]:
+    """Return a row of the table, by heading."""
+    candidate = each.candidate
+    mark = "→ " if each is advice.chosen else "  "
+    cells: dict[str, RenderableType] = {
+        "scheme": Text(mark + candidate.policy + (" streamed" if candidate.streamed else "")),
+        "servers": _servers(candidate),
+        "iteration": duration(each.iteration_seconds),
+        "samples/s": f"{each.samples_per_second:,.0f}",
+        "staleness": f"{each.mean_staleness:.1f} ≤{each.max_staleness}",
+        "needs": "" if each.price == 1 else f"× {each.price:.4g}",
+        f"× {advice.now.candidate.policy}": f"{each.effective_rate / advice.now.effective_rate:.2f}",
+    }
+    if found:
+        measured = found.get(candidate)
+        cells["measured"] = duration(measured.iteration_seconds) if measured else ""
+        cells["off"] = f"{measured.error:+.0%}" if measured else ""
+    return cells
+
+
+def _verdict(advice: Advice, verified: list[VerifiedEstimate]) -> str:
+    """Return a sentence that says whether the measurements confirm the advice."""
+    from paceline.advise.verify import is_right
+
+    best = max(verified, key=lambda each: each.effective_rate)
+    own = next(each for each in verified if each.expected is advice.chosen)
+    if is_right(verified, advice.chosen.candidate):
+        return (
+            f"Measured in the lab, the advice is right: {own.samples_per_second:,.0f} samples/s, and no measured "
+            f"candidate is more than {NEAR:.0%} faster."
+        )
+    ahead = best.effective_rate / own.effective_rate - 1
+    return f"Measured in the lab, the advice is wrong: {best.expected.candidate.name} is {ahead:.0%} faster."
+
+
+def as_json(profiled: ScriptProfile, advice: Advice, verified: list[VerifiedEstimate], toml: str) -> dict[str, Any]:
+    """Return everything that was measured and advised, for --json. toml: the measured cluster."""
+    from paceline.advise.verify import is_right
+
+    found = {each.expected.candidate: each for each in verified}
+
+    def row(each: Estimate) -> dict[str, Any]:
+        measured = found.get(each.candidate)
+        return {
+            **dataclasses.asdict(each),
+            "gain": each.effective_rate / advice.now.effective_rate,
+            "measured": None
+            if measured is None
+            else {
+                "iteration_seconds": measured.iteration_seconds,
+                "samples_per_second": measured.samples_per_second,
+            },
+        }
+
+    return {
+        "timing": dataclasses.asdict(profiled),
+        "cluster": toml,
+        "now": dataclasses.asdict(advice.now.candidate),
+        "advice": dataclasses.asdict(advice.chosen.candidate),
+        "gain": advice.chosen.effective_rate / advice.now.effective_rate,
+        "reasons": advice.reasons,
+        "what_else": advice.upgrades,
+        "candidates": [row(each) for each in advice.ranked],
+        "right": is_right(verified, advice.chosen.candidate) if verified else None,
+    }
+
+
+def _servers(candidate: Candidate) -> str:
+    return "none" if candidate.policy == DDP else "beside" if candidate.colocated else "apart"
+
+
+def _bits(rate: float) -> str:
+    """Return a rate in bytes per second as text in bits per second."""
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if 8 * rate >= size:
+            return f"{8 * rate / size:.3g} {unit}"
+    return f"{8 * rate / 1e3:.3g} kbit/s"
+
+
+def _size(count: float) -> str:
+    """Return a number of bytes as text with a unit."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"

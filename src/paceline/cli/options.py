@@ -1,0 +1,64 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ClusterName = Annotated[str, typer.Argument(help="A built-in cluster (see `paceline clusters`) or a TOML file.")]
+PolicyList = Annotated[
+    list[str] | None,
+    typer.Option("--policy", "-p", help="Policies to compare, separated by commas; may be repeated."),
+]
+PolicyName = Annotated[str, typer.Option("--policy", "-p", help="A policy with options; see `paceline policies`.")]
+Apply = Annotated[str, typer.Option(help="Apply updates whole, or streamed: piece by piece as they arrive.")]
+Colocate = Annotated[bool, typer.Option("--colocate", help="Put a server beside each worker.")]
+JitterOption = Annotated[
+    float | None, typer.Option("--jitter", help="Add log-normal jitter to every compute time; 0.05 is 5%.")
+]
+Seed = Annotated[int, typer.Option(help="The seed of all random numbers.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data", help="The folder that holds the datasets; $PACELINE_DATA if left out.")
+]
+Device = Annotated[str, typer.Option(help="Train on cpu or cuda.")]
+
+# Options of a real job
+
+Lease = Annotated[float, typer.Option(min=0.1, help="Seconds without a heartbeat before a worker is given up.")]
+CheckpointFolder = Annotated[
+    Path | None, typer.Option("--checkpoint", help="Write checkpoints to this folder. The last two are kept.")
+]
+Every = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-every", help="Take a checkpoint every 500 updates (500) or every 30 s (30s, 10m, 1h).  [60s]"
+    ),
+]
+ResumeFrom = Annotated[Path | None, typer.Option("--resume", help="Start from the last checkpoint in this folder.")]
+Trace = Annotated[
+    Path | None,
+    typer.Option(help="Write every event to this file as a line of JSON. FILE.perfetto.json opens in Perfetto."),
+]
+TokenFile = Annotated[Path | None, typer.Option(help="A file with the token that all processes of the job share.")]
+TlsCert = Annotated[Path | None, typer.Option(help="The certificate of this process, in PEM format.")]
+TlsKey = Annotated[Path | None, typer.Option(help="The private key of --tls-cert.")]
+TlsCa = Annotated[
+    Path | None, typer.Option(help="The CA that signs the peers' certificates. A server then requires one.")
+]
+Connect = Annotated[str, typer.Option(help="The address of the server, host:port.")]
+Host = Annotated[str, typer.Option(help="The address to listen on. Any address but loopback needs a token.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free port.")]
+Script = Annotated[list[str], typer.Argument(help="The training script and its arguments.")]
+ReduceOption = Annotated[
+    str,
+    typer.Option(
+        help="The all-reduce of one worker's ranks, such as bcube:n=2,levels=2,stages=ring/mesh "
+        "(docs/collectives.md); the backend's own if left out."
+    ),
+]
+
+#: Everything after the script's name is an argument of the script.
+THEN_SCRIPT = {"allow_interspersed_args": False}
