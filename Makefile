@@ -1,19 +1,19 @@
-# Every target sets up what it needs on a machine that has only Python 3.11 and make.
+# Every target installs what it needs. The machine needs only Python 3.11 and make.
 # PYTHON=python3.12 make setup   chooses another interpreter.
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
-# Half as many again as there are cores: a test that waits for a process leaves its core to another.
+# 1.5 tests per core: a test that waits for a process leaves its core idle.
 AT_ONCE = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)')
 SIDE_BY_SIDE = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist worksteal
-SAMPLE ?= 24  # cases of the fault matrix in `make test`, others in every run
+SAMPLE ?= 24  # cases of the fault matrix in `make test`, drawn at random
 
-# The tests start many processes. Each of them would compile the library again.
+# Without byte code, each of the many processes that tests start would compile the library again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench clean
+.PHONY: help setup demo test test-all lint wheel bench clean
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -31,20 +31,23 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup      ## train handwritten digits with 4 workers, under BSP and under R²SP, for real
 	@$(BIN)/paceline run --workers 4 --policy bsp:weights=mean,r2sp:weights=mean examples/digits.py
 
-test: setup      ## the tests: first side by side, and then those that want to be alone
+test: setup      ## the tests: first on all cores, then those that must run alone
 	@$(SIDE_BY_SIDE) -m 'not alone' --matrix-sample $(SAMPLE)
 	@$(BIN)/python -m pytest -m 'alone and not matrix' $$(grep -rl --include='*.py' 'mark.alone' tests)
 
-test-all: setup  ## the tests, and every fault at every step under every policy; takes long
+test-all: setup  ## the tests with the whole fault matrix; an hour or more
 	@PACELINE_EXAMPLES=200 $(SIDE_BY_SIDE) -m 'not alone'
 	@$(BIN)/python -m pytest -m alone
+
+wheel: setup     ## build the wheel, and run it in an empty environment, with torch and without
+	@$(BIN)/python scripts/check_wheel.py
 
 lint: setup      ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: setup     ## what the simulator, a decision and simulated training cost, and the lab's tables (root)
+bench: setup     ## the benchmarks of the simulator, of decisions and of training, and the lab (root)
 	@$(BIN)/python benchmarks/simulator.py
 	@$(BIN)/python benchmarks/decisions.py
 	@$(BIN)/python benchmarks/staleness.py

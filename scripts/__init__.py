@@ -1,0 +1,1 @@
+"""Tools for developers. Each script is run by its path."""

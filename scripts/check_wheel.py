@@ -1,0 +1,76 @@
+"""Build the wheel, install it in an empty environment, and run it as a user would.
+
+python scripts/check_wheel.py [--without-torch]
+
+1. `python -m build` makes a wheel.
+2. A new virtual environment gets the wheel alone. `paceline simulate r2sp-a-vgg16` must run there, without torch.
+3. The same environment gets the extra `torch`. A job of two workers must train there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: Variables that would let the checkout leak into the new environment.
+LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+def main() -> None:
+    """Run the three steps. The exit code is not 0 if one of them fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--without-torch", action="store_true", help="leave out the third step")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        check(Path(folder), torch=not asked.without_torch)
+
+
+def check(folder: Path, torch: bool) -> None:
+    """Build the wheel, install it and run it, in this empty folder."""
+    step("building the wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", folder / "dist", ROOT, cwd=folder, quiet=True)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    step(f"installing {wheel.name} in an empty environment")
+    venv.create(folder / "env", with_pip=True)
+    programs = folder / "env" / "bin"
+    pip = (programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    constraints = ("-c", ROOT / "constraints.txt")
+    run(*pip, *constraints, wheel, cwd=folder)
+    run(programs / "python", "-c", "import importlib.util as u; assert u.find_spec('torch') is None", cwd=folder)
+    run(programs / "paceline", "simulate", "r2sp-a-vgg16", cwd=folder)
+    if torch:
+        step("installing the extra torch")
+        run(*pip, *constraints, f"{wheel}[torch]", cwd=folder)
+        shutil.copy(ROOT / "examples" / "digits.py", folder)
+        run(programs / "paceline", "run", "--workers", "2", "--policy", "r2sp:weights=mean", "digits.py", cwd=folder)
+    step("done")
+
+
+STARTED = time.monotonic()
+
+
+def step(text: str) -> None:
+    """Print the next step, with the seconds since the start."""
+    print(f"[{time.monotonic() - STARTED:5.1f} s] {text}", flush=True)
+
+
+def run(*command: str | Path, cwd: Path, quiet: bool = False) -> None:
+    """Run a command outside of the checkout. Exit with its output if it fails."""
+    environment = {name: value for name, value in os.environ.items() if name not in LEAKS}
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=environment, capture_output=quiet, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed.\n{done.stdout or ''}{done.stderr or ''}")
+
+
+if __name__ == "__main__":
+    main()
