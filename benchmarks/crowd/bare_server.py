@@ -14,7 +14,7 @@ import time
 
 from benchmarks.crowd.load import CrowdResult, Load, ServerUsage, allow, started
 from paceline.serve.coordinator import event_loop
-from paceline.serve.wire.endpoint import CALLERS
+from paceline.serve.wire.endpoint import BACKLOG
 from paceline.serve.wire.frames import CHUNK
 
 
@@ -85,7 +85,7 @@ class _Connection:
 def serve(size: int) -> None:
     """Serve connections forever: receive `size` bytes from each, send as many back, and start over."""
     buffer = memoryview(bytearray(size))  # shared by all connections, because its content does not matter
-    with socket.create_server(("127.0.0.1", 0), backlog=CALLERS) as listener, selectors.DefaultSelector() as selector:
+    with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener, selectors.DefaultSelector() as selector:
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ)
         sys.stdout.write(f"{listener.getsockname()[1]}\n")

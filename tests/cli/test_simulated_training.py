@@ -60,7 +60,7 @@ def test_the_plot_is_a_png(train: Shell) -> None:
     [
         (["nowhere"], "nowhere"),
         (["r2sp-a-alexnet", "-p", "r2ps"], "r2sp"),
-        (["r2sp-a-alexnet", "--train", "mpl"], "did you mean 'mlp'?"),
+        (["r2sp-a-alexnet", "--train", "mpl"], "Did you mean 'mlp'?"),
         (["r2sp-a-alexnet", "--dataset", "digit"], "digits"),
         (["r2sp-a-alexnet", "--dataset", "cifar10", "--data", "/nowhere"], "/nowhere"),
         (["r2sp-a-alexnet", "--optimizer", "Adm"], "torch.optim has no optimizer 'Adm'"),

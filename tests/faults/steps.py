@@ -9,7 +9,7 @@ from typing import get_args
 
 from faults.scenario import Fault, Scenario
 from paceline import policies
-from paceline.serve.coordinator.listener import HEARD_HERE
+from paceline.serve.coordinator.listener import FROM_ANY_PEER
 from paceline.serve.shard import shard, worker_connection
 from paceline.serve.wire.frames import MessageDecoder
 from paceline.serve.worker import incarnation, transfers
@@ -74,7 +74,7 @@ def names(*decoders: MessageDecoder) -> list[str]:
 
 def worker_steps() -> list[tuple[str, str, str]]:
     """Return every step at which a worker can fail: send or receive, the message, and when."""
-    sent = [name for name in names(HEARD_HERE, worker_connection.FROM_WORKER) if name not in SENT_BY_OTHERS]
+    sent = [name for name in names(FROM_ANY_PEER, worker_connection.FROM_WORKER) if name not in SENT_BY_OTHERS]
     received = names(incarnation.FROM_COORDINATOR, transfers.FROM_SHARD)
     steps = []
     for name in sent:
@@ -128,7 +128,7 @@ def server_steps() -> list[tuple[str, str, str, str]]:
     steps = []
     for name in names(incarnation.FROM_COORDINATOR, shard.FROM_COORDINATOR):
         steps += [("coordinator", "send", name, when) for when in ("before", "half", "after")]
-    for name in names(HEARD_HERE):
+    for name in names(FROM_ANY_PEER):
         steps.append(("coordinator", "receive", name, "after"))
     for name in (*names(transfers.FROM_SHARD), *SENT_BY_SHARDS):
         steps += [("shard", "send", name, when) for when in ("before", "half", "after")]

@@ -81,9 +81,9 @@ def test_a_worker_that_resumes_gets_the_messages_again_that_it_may_have_missed()
     """At every stage of an iteration, these are the last Grant, and its Turn or its cancellation."""
     talk = Conversation(Obedient())
     talk.begin(1)
-    assert kinds(talk.resume(0)) == ["HangUp", "SendResumed", "SendGrant"], "the worker is computing"
+    assert kinds(talk.resume(0)) == ["CloseConnection", "SendResumed", "SendGrant"], "the worker is computing"
     talk.ready(0, 1)
-    assert kinds(talk.resume(0)) == ["HangUp", "SendResumed", "SendGrant"], "the push needs no Turn"
+    assert kinds(talk.resume(0)) == ["CloseConnection", "SendResumed", "SendGrant"], "the push needs no Turn"
     out = talk.arrive(0, 1)
     (granted,) = only(instructions.SendGrant, out)
     again = only(instructions.SendGrant, talk.resume(0))
@@ -102,7 +102,7 @@ def test_a_turn_is_repeated() -> None:
     talk.begin(2)
     assert only(instructions.SendPushNow, talk.ready(0, 1))
     out = talk.resume(0)
-    assert kinds(out) == ["HangUp", "SendResumed", "SendGrant", "SendPushNow"]
+    assert kinds(out) == ["CloseConnection", "SendResumed", "SendGrant", "SendPushNow"]
     assert only(instructions.SendPushNow, out) == [instructions.SendPushNow(talk.connections[0], 1)]
 
 
@@ -116,7 +116,7 @@ def test_the_last_version_is_repeated() -> None:
 def test_the_request_for_the_initial_weights_is_repeated() -> None:
     talk = Conversation("asp")
     talk.join(0)
-    assert kinds(talk.resume(0)) == ["HangUp", "SendResumed", "SendWeightsRequest"]
+    assert kinds(talk.resume(0)) == ["CloseConnection", "SendResumed", "SendWeightsRequest"]
 
 
 def test_events_of_the_old_connection_do_not_count_for_the_new_one() -> None:

@@ -42,7 +42,7 @@ def test_postponed_orders_follow_in_their_order(steps: list[tuple[str, int]]) ->
         if step == "begin":
             asked.append(number)
             if quiesce.is_awaited:
-                quiesce.put_off(number)
+                quiesce.postpone(number)
             else:
                 begin(number)
         elif step == "settle":

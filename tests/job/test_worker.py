@@ -31,7 +31,7 @@ def test_one_iteration() -> None:
     assert worker.is_granted
     assert worker.take_grant().iteration == 1
     assert not worker.is_granted
-    assert worker.tell_ready(ready(1)) == [ready(1)]
+    assert worker.announce_ready(ready(1)) == [ready(1)]
     assert worker.turn(1) == "later"
     worker.heard(instructions.SendPushNow(1, 1))
     assert worker.turn(1) == "now"
@@ -62,7 +62,7 @@ def test_a_worker_that_waits_for_its_turn_receives_the_next_grant() -> None:
     On the new connection it repeats only the last Grant. A worker that dropped this Grant would wait forever.
     """
     worker = computing()
-    worker.tell_ready(ready(1))
+    worker.announce_ready(ready(1))
     assert worker.turn(1) == "later"
     worker.reconnected()
     worker.heard(granted(2))
@@ -72,7 +72,7 @@ def test_a_worker_that_waits_for_its_turn_receives_the_next_grant() -> None:
 
 def test_a_worker_that_waits_for_its_turn_receives_the_cancellation() -> None:
     worker = computing()
-    worker.tell_ready(ready(1))
+    worker.announce_ready(ready(1))
     worker.reconnected()
     worker.heard(granted(1))
     worker.heard(instructions.SendCancel(1, 1))
@@ -82,7 +82,7 @@ def test_a_worker_that_waits_for_its_turn_receives_the_cancellation() -> None:
 
 def test_a_turn_does_not_revive_an_iteration_that_is_over() -> None:
     worker = computing()
-    worker.tell_ready(ready(1))
+    worker.announce_ready(ready(1))
     worker.heard(granted(2))
     worker.heard(instructions.SendPushNow(1, 1))
     assert worker.turn(1) == "never"
@@ -103,7 +103,7 @@ def test_messages_without_an_answer_are_repeated_in_order() -> None:
     worker = computing()
     request = events.SamplesRequested(1, 1, 2, 8, 1)
     worker.request(request)
-    worker.tell_ready(ready(1))
+    worker.announce_ready(ready(1))
     assert worker.reconnected() == [request, ready(1)]
     worker.heard(instructions.SendSamples(1, 1, 0, 0, 2))
     assert worker.reconnected() == [ready(1)]
@@ -118,7 +118,7 @@ def test_messages_without_an_answer_are_repeated_in_order() -> None:
     worker.leave(events.WorkerLeft(1))
     assert worker.reconnected() == [events.WorkerLeft(1)]
     worker.heard(instructions.SendLeave(1))
-    assert worker.has_parted
+    assert worker.leave_confirmed
     assert worker.reconnected() == []
 
 
@@ -135,7 +135,7 @@ def test_the_gradient_of_a_cancelled_iteration_is_announced_until_a_later_messag
     """The job does not answer this announcement. If it were lost, no worker would train on its samples."""
     worker = computing()
     worker.heard(instructions.SendCancel(1, 1))
-    worker.tell_ready(ready(1, 7))
+    worker.announce_ready(ready(1, 7))
     assert worker.reconnected() == [ready(1, 7)]
     worker.beat(events.WorkerAlive(1))
     worker.reconnected()
@@ -153,11 +153,11 @@ def test_samples_are_taken_once_and_by_the_number_of_their_request() -> None:
     worker.request(events.SamplesRequested(1, 1, 2, 8, 1))
     worker.request(events.SamplesRequested(1, 2, 2, 8, 1))
     worker.heard(instructions.SendSamples(1, 2, 0, 2, 4))
-    assert worker.take_given(1) is None
-    assert worker.take_given(2) == instructions.SendSamples(1, 2, 0, 2, 4)
-    assert worker.take_given(2) is None
+    assert worker.take_samples(1) is None
+    assert worker.take_samples(2) == instructions.SendSamples(1, 2, 0, 2, 4)
+    assert worker.take_samples(2) is None
     worker.heard(instructions.SendSamples(1, 2, 0, 2, 4))
-    assert worker.take_given(2) is None, "the answer was repeated"
+    assert worker.take_samples(2) is None, "the answer was repeated"
 
 
 def test_an_exclusion_holds_until_the_next_grant() -> None:

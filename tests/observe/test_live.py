@@ -32,7 +32,7 @@ from paceline.observe.trace import (
 )
 from paceline.policies import make, names
 from paceline.simulate import Cluster, load_cluster
-from paceline.simulate.random_faults import chaos
+from paceline.simulate.random_faults import with_random_faults
 
 
 def watched(*events: Event, window: float = 10.0) -> Live:
@@ -147,7 +147,7 @@ def test_a_worker_shows_its_last_staleness_and_loss() -> None:
 
 @pytest.mark.parametrize("policy", names())
 def test_counts_equal_those_of_the_report(policy: str) -> None:
-    spec = chaos(load_cluster("r2sp-b").with_jitter(0.1), count=5, iterations=12, seed=1)
+    spec = with_random_faults(load_cluster("r2sp-b").with_jitter(0.1), count=5, iterations=12, seed=1)
     live, summary = Live(window=1e9), Summary()
     Cluster(spec, make(policy), 12, observer=Tee(live, summary)).run()
     report, now = summary.report(), live.time
@@ -278,7 +278,7 @@ class Unread(dict[int, LiveWorker]):
 def test_no_event_iterates_over_all_workers() -> None:
     live = Live(window=1.0)
     live.workers = Unread()
-    spec = chaos(load_cluster("r2sp-b"), count=5, iterations=12, seed=1)
+    spec = with_random_faults(load_cluster("r2sp-b"), count=5, iterations=12, seed=1)
     Cluster(spec, make("safa"), 12, observer=live).run()
     now = live.time
     assert live.updates > 0

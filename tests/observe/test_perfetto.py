@@ -37,7 +37,7 @@ from paceline.observe.trace import (
 )
 from paceline.policies import make, names
 from paceline.simulate import Cluster, load_cluster
-from paceline.simulate.random_faults import chaos
+from paceline.simulate.random_faults import with_random_faults
 
 Line = dict[str, Any]
 
@@ -62,7 +62,7 @@ def simulated(policy: str, streamed: bool = False, faults: int = 0) -> tuple[lis
     """Simulate a run, and return its events and its report without a warm-up."""
     spec = load_cluster("r2sp-b").with_jitter(0.1)
     if faults:
-        spec = chaos(spec, count=faults, iterations=8, seed=1)
+        spec = with_random_faults(spec, count=faults, iterations=8, seed=1)
     events: list[Event] = []
     summary = Summary()
     Cluster(spec, make(policy), 8, streamed=streamed, observer=Tee(Recorder(events.append), summary)).run()

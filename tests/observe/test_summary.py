@@ -25,7 +25,7 @@ from paceline.observe.trace import (
 )
 from paceline.policies import make, names
 from paceline.simulate import Cluster, load_cluster
-from paceline.simulate.random_faults import chaos
+from paceline.simulate.random_faults import with_random_faults
 
 #: Two workers. The first arrival of each is warm-up, so means cover the 13 seconds from 6 to 19.
 TRACE: list[Event] = [
@@ -183,7 +183,7 @@ def test_a_recorded_trace_gives_the_same_report(policy: str, streamed: bool) -> 
     lines: list[str] = []
     calm = load_cluster("r2sp-b").with_jitter(0.1)
     observer = Recorder(lambda event: lines.append(as_line(event)))
-    for spec in (calm, chaos(calm, count=5, iterations=12, seed=1)):
+    for spec in (calm, with_random_faults(calm, count=5, iterations=12, seed=1)):
         lines.clear()
         result = Cluster(spec, make(policy), 12, streamed=streamed, observer=observer).run()
         warm_up = result.report.warm_up_iterations

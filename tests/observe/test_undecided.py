@@ -13,14 +13,14 @@ from paceline.observe.summary import Summary
 from paceline.observe.trace import Applied, Arrived, Discarded, Event, Identity, Kept, identities
 from paceline.policies import make, names
 from paceline.simulate import Cluster, load_cluster
-from paceline.simulate.random_faults import chaos
+from paceline.simulate.random_faults import with_random_faults
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("policy", names())
 def test_observers_hold_only_undecided_updates(policy: str, seed: int) -> None:
     events: list[Event] = []
-    spec = chaos(load_cluster("r2sp-b").with_jitter(0.1), count=6, iterations=12, seed=seed)
+    spec = with_random_faults(load_cluster("r2sp-b").with_jitter(0.1), count=6, iterations=12, seed=seed)
     Cluster(spec, make(policy), 12, observer=Recorder(events.append)).run()
     observers = (Live(), Summary(), Perfetto(io.StringIO()))
     undecided: dict[Identity, None] = {}

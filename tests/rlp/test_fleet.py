@@ -118,7 +118,7 @@ def test_the_policy_on_a_cluster_and_its_network_in_a_fleet_agree(hidden: int) -
     def recorded(*arguments):  # type: ignore[no-untyped-def]
         decisions = arrived(*arguments)
         choices.append(policy.rule)
-        states.append(policy.sight.vector(what.workers, StateFeatures()))
+        states.append(policy.cluster_state.vector(what.workers, StateFeatures()))
         return decisions
 
     policy.arrived = recorded  # type: ignore[method-assign]

@@ -115,7 +115,7 @@ def test_no_loss_and_no_step_time_stops_the_policy(seed: int, story: list[tuple[
         runs = sorted(policy.running)
         assert runs
         policy.arrived(update(runs[number % len(runs)], loss=loss, seconds=seconds), float(at))
-        assert all(math.isfinite(each) for each in policy.sight.frames)
+        assert all(math.isfinite(each) for each in policy.cluster_state.frames)
     assert set(policy.running) | set(policy.idle) == set(range(6))
 
 

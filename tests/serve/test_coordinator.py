@@ -84,7 +84,7 @@ class Worker:
         if and_push:
             incarnation._send([ready])
         else:
-            incarnation._say(incarnation._state.tell_ready, ready)
+            incarnation._say(incarnation._state.announce_ready, ready)
 
     def go_on(self) -> float:
         """Wait for the next grant and pull the model. Return its first weight."""
@@ -121,7 +121,7 @@ def test_a_policy_that_uses_losses_knows_the_momentum_before_a_worker_joins(tmp_
         worker.begin()
         policy = running.coordinator.ledger.policy
         assert isinstance(policy, RLP)
-        assert policy.sight.momentum == 0.9
+        assert policy.cluster_state.momentum == 0.9
         worker.push(1.0)
         worker.go_on()
         worker.client.close()
@@ -129,7 +129,7 @@ def test_a_policy_that_uses_losses_knows_the_momentum_before_a_worker_joins(tmp_
     with job("rlp", restored=checkpoint.newest(tmp_path)) as running:
         policy = running.coordinator.ledger.policy
         assert isinstance(policy, RLP)
-        assert policy.sight.momentum == 0.9
+        assert policy.cluster_state.momentum == 0.9
 
 
 def test_a_bug_in_a_policy_ends_the_generation() -> None:
@@ -234,7 +234,7 @@ def test_a_push_that_is_cancelled_while_it_is_deferred_delays_no_other(
         quick.push(1.0)
         wait_until(lambda: quiesce.is_awaited)
         cancelled.announce(and_push=False)
-        wait_until(lambda: bool(quiesce._put_off))
+        wait_until(lambda: bool(quiesce._postponed))
         cancelled.client.measured("cancel", 0.0)
         wait_until(lambda: any(isinstance(event, Cancelled) for event in running.events))
 

@@ -20,7 +20,7 @@ from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.server import Server, ServerError
 from paceline.serve.shard.admission import Admission
 from paceline.serve.shard.shard import MIN_AT_ONCE, Shard
-from paceline.serve.shard.worker_listener import STRANGERS
+from paceline.serve.shard.worker_listener import MAX_HANDSHAKES
 from paceline.serve.wire.frames import encode
 from paceline.serve.wire.messages import AddToSum, DropUpdate, Identity, Push, PushReceived, UpdateReceived
 from serve.test_shard import Stage, Worker
@@ -139,7 +139,7 @@ def test_a_fixed_number_of_slots_does_not_change_and_all_are_admitted() -> None:
 
 def test_many_workers_that_connect_at_once_are_all_served(stage: Stage) -> None:
     """They are more than may shake hands at a time. They wait for a moment, and none is disconnected."""
-    count = 3 * STRANGERS
+    count = 3 * MAX_HANDSHAKES
     with ThreadPoolExecutor(count) as threads:
         workers = list(threads.map(stage.worker, range(1, count + 1)))
     assert workers[-1].push(1, 1.0) == PushReceived(1)

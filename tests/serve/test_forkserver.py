@@ -18,7 +18,7 @@ from paceline.serve.shard import forkserver
 from paceline.serve.shard.forkserver import ForkedShard, ForkServer
 from paceline.serve.wire import endpoint
 
-pytestmark = pytest.mark.skipif(not forkserver.POSSIBLE, reason="fork servers need Linux")
+pytestmark = pytest.mark.skipif(not forkserver.IS_SUPPORTED, reason="fork servers need Linux")
 LIMIT = 60.0  # seconds that any wait may take
 
 

@@ -34,7 +34,7 @@ from paceline.model.checkpoint import CheckpointError
 from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
-from paceline.serve.coordinator.listener import HEARD_HERE
+from paceline.serve.coordinator.listener import FROM_ANY_PEER
 from paceline.serve.shard import recording, shard, worker_connection
 from paceline.serve.wire import handshake, messages
 from paceline.serve.wire.async_channel import AsyncChannel
@@ -45,7 +45,7 @@ from paceline.serve.worker import incarnation, transfers
 SECONDS = 1.5  # for each of the fuzzers
 MAX_ALLOCATED = 64 << 20  # bytes; far more than any decoder needs
 DECODERS = (
-    HEARD_HERE,
+    FROM_ANY_PEER,
     incarnation.FROM_COORDINATOR,
     transfers.FROM_SHARD,
     shard.FROM_COORDINATOR,
@@ -156,7 +156,7 @@ def fuzz_async_channel(_folder: Path) -> None:
             theirs.sendall(b"".join(frames(chance) for _ in range(chance.randrange(1, 4))))
             theirs.close()
             reader, writer = await asyncio.open_connection(sock=ours)
-            peer = AsyncChannel(reader, writer, HEARD_HERE)
+            peer = AsyncChannel(reader, writer, FROM_ANY_PEER)
             peer.max_body = chance.choice((0, 1000))
             try:
                 while True:

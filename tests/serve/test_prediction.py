@@ -227,7 +227,7 @@ def test_an_update_waits_until_a_prediction_is_computed(
 
 
 def test_concurrent_predictions_are_each_of_the_version_that_they_name(twin: Callable[..., Twin]) -> None:
-    stage = twin("full", size=50_000, at_a_time=1)
+    stage = twin("full", size=50_000, max_transfers=1)
     seen: list[tuple[int, int, Any]] = []
     truth: dict[tuple[int, int], Any] = {}  # version, steps → the prediction
     over = threading.Event()

@@ -18,7 +18,7 @@ from paceline.serve import replay
 from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.server import Server, ServerError
 from paceline.serve.shard import recording
-from paceline.simulate.journal_replay import retell
+from paceline.simulate.journal_replay import replay_journal
 from paceline.train.session import join
 from serve.workers import work
 from train.jobs import job
@@ -44,7 +44,7 @@ def test_a_replay_makes_the_same_decisions(policy: str, tmp_path: Path) -> None:
         running.finish()
     (journal,) = replay.journals(tmp_path)
     again: list[Any] = []
-    count, difference = retell(journal.read_text().splitlines(), Recorder(again.append))
+    count, difference = replay_journal(journal.read_text().splitlines(), Recorder(again.append))
     assert difference is None
     assert count > 90 / 4
     first = [event for event in running.events if isinstance(event, Applied)]
@@ -70,7 +70,7 @@ def test_a_changed_recording_is_noticed(tmp_path: Path) -> None:
     lines = journal.read_text().splitlines()
     entry = json.loads(lines[5])
     lines[5] = json.dumps(entry | {"decided": []})
-    _, difference = retell(lines)
+    _, difference = replay_journal(lines)
     assert difference is not None
     assert difference.line == 6
     (recorded,) = tmp_path.glob("shard-*.rec")

@@ -9,7 +9,7 @@ from paceline.job.events import Event
 from paceline.job.instructions import Instruction
 from paceline.job.quiesce import Quiesce
 from paceline.job.samples import Samples
-from paceline.job.saving import PutOff
+from paceline.job.saving import Postponed
 
 
 class LosesGrant(JobState):
@@ -48,7 +48,7 @@ class GivesTwice(JobState):
         return out
 
 
-class Impatient(Quiesce[PutOff]):
+class Impatient(Quiesce[Postponed]):
     @property
     def is_quiet(self) -> bool:
         """Whether quiet is awaited, instead of whether it has been reached."""

@@ -28,7 +28,7 @@ from paceline.observe.trace import (
 )
 from paceline.policies import make, names
 from paceline.simulate import Cluster, ClusterSpec, SimulationError, WorkerSpec, load_cluster
-from paceline.simulate.random_faults import chaos
+from paceline.simulate.random_faults import with_random_faults
 
 LEASE = 5.0
 SECOND = 100e6  # bytes that a worker's link carries in one second
@@ -356,7 +356,7 @@ def test_a_streamed_push_that_hangs_is_abandoned_and_its_worker_starts_again() -
 @with_every_policy
 def test_random_faults_from_a_seed(policy: str, streamed: bool, seed: int) -> None:
     calm = replace(cluster(transfer=0.4, colocate=seed % 3 == 2), lease=2.0 + seed % 3).with_jitter(0.2)
-    spec = chaos(calm, count=12, iterations=12, seed=seed)
+    spec = with_random_faults(calm, count=12, iterations=12, seed=seed)
     events, judge = run(spec, policy, streamed, iterations=12, seed=seed)
     assert judge.arrivals >= 48
     assert judge.version > 0
@@ -366,9 +366,9 @@ def test_random_faults_from_a_seed(policy: str, streamed: bool, seed: int) -> No
 
 def test_random_faults_are_the_same_for_the_same_seed() -> None:
     spec = load_cluster("r2sp-a-vgg16")
-    first = chaos(spec, 20, 50, seed=1)
-    assert chaos(spec, 20, 50, seed=1) == first
-    assert chaos(spec, 20, 50, seed=2) != first
+    first = with_random_faults(spec, 20, 50, seed=1)
+    assert with_random_faults(spec, 20, 50, seed=1) == first
+    assert with_random_faults(spec, 20, 50, seed=2) != first
     kinds = Counter(fault.kind for fault in first.faults)
     assert kinds["kill"] == kinds["rejoin"]
     assert kinds["kill"] + kinds["pause"] + kinds["cut"] == 20
@@ -377,8 +377,8 @@ def test_random_faults_are_the_same_for_the_same_seed() -> None:
 
 def test_random_faults_are_added_to_the_described_ones() -> None:
     spec = cluster(Fault(1.0, 0, "pause", 1.0))
-    assert chaos(spec, 3, 10, seed=0).faults[0] == spec.faults[0]
-    assert chaos(spec, 0, 10, seed=0) == spec
+    assert with_random_faults(spec, 3, 10, seed=0).faults[0] == spec.faults[0]
+    assert with_random_faults(spec, 0, 10, seed=0) == spec
 
 
 SCRIPTS = st.lists(

@@ -21,7 +21,7 @@ pytest.importorskip("msgspec")
 
 from paceline.job.saving import MAX_STALENESS
 from paceline.model import checkpoint
-from paceline.model.correction import Asked, Correction
+from paceline.model.correction import Correction, CorrectionOption
 from paceline.model.description import Description
 from paceline.model.layout import STATISTICS, Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
@@ -178,7 +178,7 @@ def replay_job(folder: Path, learners: Learners) -> list[ReplayedShard]:
 
 
 def run_job(
-    folder: Path, policy: str | Policy, learners: Learners, workers: int, correct: Asked
+    folder: Path, policy: str | Policy, learners: Learners, workers: int, correct: CorrectionOption
 ) -> list[ReplayedShard]:
     saving = CheckpointPlan(folder / "job", updates=1000)
     with job(policy, 2, workers, record=folder / "record", saving=saving, correct=correct) as running:
@@ -188,7 +188,7 @@ def run_job(
 
 @pytest.mark.parametrize("optimizer", [MOMENTUM, ADAM], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("correct", ["auto", "predict", "round", "full"])
-def test_workers_pull_predicted_weights(correct: Asked, optimizer: OptimizerSpec, tmp_path: Path) -> None:
+def test_workers_pull_predicted_weights(correct: CorrectionOption, optimizer: OptimizerSpec, tmp_path: Path) -> None:
     learners = Learners(optimizer)
     for shard in run_job(tmp_path, "r2sp:weights=mean", learners, 3, correct):
         assert shard.correct == ("full" if correct == "auto" else correct)
@@ -225,7 +225,7 @@ def test_a_round_has_a_turn_for_each_member_of_the_ring(policy: str, workers: in
 def test_without_a_known_staleness_nothing_is_predicted(
     policy: str,
     optimizer: OptimizerSpec,
-    correct: Asked,
+    correct: CorrectionOption,
     used: Correction,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -366,7 +366,7 @@ def test_an_impossible_correction_is_refused_before_a_job_is_resumed(tmp_path: P
     with job("r2sp", 1, 1, saving=CheckpointPlan(tmp_path, updates=1000)) as running:
         Learners(OptimizerSpec("RMSprop", ({"lr": 1.0}, {"lr": 1.0})), 2).work(running, 1)
 
-    async def resume(correct: Asked) -> None:
+    async def resume(correct: CorrectionOption) -> None:
         async with Server(lambda: make("r2sp"), ServerConfig(correct=correct), resume=tmp_path):
             pass
 
@@ -384,7 +384,7 @@ def test_an_unknown_correction_is_refused() -> None:
 
 
 @pytest.mark.parametrize("then", ["full", "none", "predict"])
-def test_a_job_continues_from_its_checkpoint_with_any_correction(then: Asked, tmp_path: Path) -> None:
+def test_a_job_continues_from_its_checkpoint_with_any_correction(then: CorrectionOption, tmp_path: Path) -> None:
     before = Learners(MOMENTUM, 6)
     with job("r2sp", 2, 3, saving=CheckpointPlan(tmp_path / "job", updates=1000), correct="full") as running:
         before.work(running, 3)

@@ -121,7 +121,7 @@ def test_a_streamed_checkpoint_cannot_be_resumed_with_whole_updates(tmp_path: Pa
     with job("asp", restored=checkpoint.read(tmp_path)) as running:
         wait_until(running.coordinator.failed.is_set)
         assert "resume with as many servers, and --apply, as there were" in running.coordinator.reason
-        assert running.coordinator.hopeless
+        assert running.coordinator.failure_is_permanent
 
 
 # Workers that die during a push
@@ -147,7 +147,7 @@ class Doomed:
     def push(self, *pieces: int) -> list[tuple[int, int]]:
         """Push these pieces to each shard, and return their ranges in the model."""
         joins, iteration = self.client._incarnation, self.client.granted.iteration
-        joins._say(joins._state.tell_ready, GradientReady(iteration, joins.version, 1, 0.001, None))
+        joins._say(joins._state.announce_ready, GradientReady(iteration, joins.version, 1, 0.001, None))
         if joins.welcome.gated:
             joins._await(lambda: joins._state.turn(iteration) == "now")
         exchange = StreamedExchange(

@@ -16,7 +16,7 @@ from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.observe.observer import Observer
 from paceline.policies import make
 from paceline.simulate import Cluster, ClusterSpec, limit_seconds
-from paceline.simulate.cluster_spec import chance_of
+from paceline.simulate.cluster_spec import worker_rng
 
 BUCKET = 25 * 2**20  # DistributedDataParallel's default bucket size, in bytes
 BACKWARD = 2 / 3  # share of the compute time that is the backward pass
@@ -107,7 +107,7 @@ def _all_reduce(spec: ClusterSpec, iterations: int, seed: int) -> Estimate:
 
 def _slowest_compute(spec: ClusterSpec, iterations: int, seed: int) -> float:
     """Return the longest compute time among the workers, averaged over the iterations."""
-    chances = [chance_of(number, seed) for number in range(len(spec.workers))]
+    chances = [worker_rng(number, seed) for number in range(len(spec.workers))]
     total = sum(
         max(worker.draw(worker.batch, chance) for worker, chance in zip(spec.workers, chances, strict=True))
         for _ in range(iterations)

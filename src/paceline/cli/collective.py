@@ -18,7 +18,7 @@ from paceline.cli.shared import errors, need, progress_bar, refuse
 from paceline.collectives.algorithms import ALGORITHMS, AlgorithmError, algorithm_named, make, stages_of
 from paceline.collectives.choose import MAX_SIMULATED, best_stages
 from paceline.collectives.draw import draw
-from paceline.collectives.flows import passes_on, simulate
+from paceline.collectives.flows import forwards_packets, simulate
 from paceline.collectives.formula import gst
 from paceline.collectives.topology import KINDS, Topology, TopologyError
 from paceline.collectives.topology import topology as made
@@ -213,7 +213,7 @@ def _check_routes(fabric: Fabric, line: CollectiveTimes, stages: tuple[str, ...]
 
     net = fabric.net
     name = "mesh" if line.algorithm == GLOO else line.algorithm
-    if not fabric.forwards and passes_on(net, make(name, net, net.servers**2 * net.ports, stages)):
+    if not fabric.forwards and forwards_packets(net, make(name, net, net.servers**2 * net.ports, stages)):
         raise LabError(
             f"{line.algorithm} routes transfers over other servers, and this kernel does not let servers of the lab "
             "forward packets; leave it out."

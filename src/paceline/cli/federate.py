@@ -29,7 +29,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.shared import errors, need_torch, refuse, sentence
 
-federate = typer.Typer(help="Train a federation: clients with data of their own, in groups that take turns.")
+federate = typer.Typer(help="Train a federation of clients that keep their data.")
 
 
 @federate.command()

@@ -33,7 +33,7 @@ from paceline.cli.options import (
     Trace,
 )
 from paceline.cli.shared import check_script, check_target, errors, need_torch, refuse
-from paceline.model.correction import Asked, checked
+from paceline.model.correction import CorrectionOption, checked
 from paceline.observe.final_report import side_by_side
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
@@ -310,7 +310,7 @@ def _check_policy(policy: str, workers: int, apply: str, correct: str) -> None:
         refuse(f"{policy} needs at least {least} workers, and there are {workers}; use --workers {least}.")
 
 
-def _correction(correct: str) -> Asked:
+def _correction(correct: str) -> CorrectionOption:
     try:
         return checked(correct)
     except ValueError as error:

@@ -76,14 +76,14 @@ def replay(
     need_torch()
     from paceline.model.optimizer import without_compiler
     from paceline.serve.replay import ReplayError, journals, weights
-    from paceline.simulate.journal_replay import retell
+    from paceline.simulate.journal_replay import replay_journal
 
     without_compiler()
     same = True
     try:
         for path in journals(folder):
             with path.open() as lines:
-                count, difference = retell(lines)
+                count, difference = replay_journal(lines)
             if difference:
                 same = False
                 typer.echo(f"{path.name}: line {difference.line} has another decision now: {difference.decided}.")

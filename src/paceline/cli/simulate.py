@@ -23,7 +23,7 @@ from paceline.observe.table import ComparisonRow, comparison
 from paceline.policies import make, split_list
 from paceline.simulate import Cluster, ClusterSpec, SimulationResult, limit_seconds, load_cluster
 from paceline.simulate.cluster_reader import MAX_SIGMA
-from paceline.simulate.random_faults import chaos
+from paceline.simulate.random_faults import with_random_faults
 
 TRAINING = "With --train"
 #: Options that make sense only without, or only with, --train.
@@ -130,7 +130,7 @@ def simulate(
         make(spec)  # a mistake in the last one is found before the first one runs
     described = cluster_named(cluster, apply, colocate, jitter)
     if faults:
-        described = chaos(described, faults, iterations, seed)
+        described = with_random_faults(described, faults, iterations, seed)
     check_target(trace, "--trace")
     check_target(plot, "--plot")
     if trace and plot and trace.resolve() == plot.resolve():

@@ -30,7 +30,7 @@ def simulate(net: Topology, schedule: Schedule, rate: float, latency: float = 0.
     return _FlowRun(net, schedule, rate, latency, element).run()
 
 
-def passes_on(net: Topology, schedule: Schedule) -> bool:
+def forwards_packets(net: Topology, schedule: Schedule) -> bool:
     """Return whether a server forwards data that is meant for another."""
     return any(
         net.server_hops(a, b, process.direction) > 1

@@ -54,7 +54,7 @@ class SendExpelled:
 
 
 @record
-class HangUp:
+class CloseConnection:
     """Close a connection that its worker has replaced by a new one."""
 
     to: int
@@ -274,7 +274,7 @@ Instruction: TypeAlias = (
     | SendResumed
     | SendRefused
     | SendExpelled
-    | HangUp
+    | CloseConnection
     | SendWeightsRequest
     | SendGrant
     | SendPushNow

@@ -21,7 +21,7 @@ class Quiesce(Generic[Order]):
     def __init__(self) -> None:
         self.under_way: set[Identity] = set()
         self.is_awaited = False  # True while orders are postponed
-        self._put_off: list[Order] = []
+        self._postponed: list[Order] = []
 
     @property
     def is_quiet(self) -> bool:
@@ -40,12 +40,12 @@ class Quiesce(Generic[Order]):
         """Begin to wait for quiescence. Orders are postponed until `resume`."""
         self.is_awaited = True
 
-    def put_off(self, order: Order) -> None:
+    def postpone(self, order: Order) -> None:
         """Postpone an order until `resume`."""
-        self._put_off.append(order)
+        self._postponed.append(order)
 
     def resume(self) -> list[Order]:
         """Stop waiting for quiescence, and return the postponed orders in the order they were given."""
         self.is_awaited = False
-        orders, self._put_off = self._put_off, []
+        orders, self._postponed = self._postponed, []
         return orders

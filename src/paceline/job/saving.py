@@ -20,7 +20,7 @@ from paceline.job.quiesce import Quiesce
 from paceline.policies import Policy, Stream, Turn, Update
 
 MAX_STALENESS = 1 << 20  # the largest expected staleness that the protocol carries
-PutOff = tuple[Turn | Stream, tuple[Identity, ...]]  # a postponed decision, and the updates that it was made for
+Postponed = tuple[Turn | Stream, tuple[Identity, ...]]  # a postponed decision, and the updates that it was made for
 
 
 def clamp_staleness(staleness: int | None) -> int | None:
@@ -41,7 +41,7 @@ class CheckpointLayer(CoreLayer):
         if config.save and config.shards:
             saved = int(restored["version"]) if restored else None
             self.checkpoints = Checkpoints(config.save, config.shards, saved)
-        self._quiesce: Quiesce[PutOff] = Quiesce()
+        self._quiesce: Quiesce[Postponed] = Quiesce()
         self._streams_issued = 0
         self._departed_staleness: dict[int, int | None] = {}  # worker that left → expected staleness of its last Grant
 
@@ -57,7 +57,7 @@ class CheckpointLayer(CoreLayer):
         self.ledger.note_turn(turn, self._now)
         member = self.roster.training[turn.worker]
         if self._quiesce.is_awaited:
-            self._quiesce.put_off((turn, (member.identity,)))
+            self._quiesce.postpone((turn, (member.identity,)))
         else:
             self._begin_push(member)
 
@@ -71,7 +71,7 @@ class CheckpointLayer(CoreLayer):
         """Carry out a Stream, or postpone it while a checkpoint waits for quiescence."""
         updates = tuple(self.roster.training[worker].identity for worker in stream.workers)
         if self._quiesce.is_awaited:
-            self._quiesce.put_off((stream, updates))
+            self._quiesce.postpone((stream, updates))
         else:
             self._begin_stream(stream, updates)
 

@@ -134,7 +134,7 @@ class JobState(IterationLayer):
             self._send(connection, instructions.SendExpelled, GIVEN_UP)
             return
         if member.connection is not None:
-            self._send(member.connection, instructions.HangUp)
+            self._send(member.connection, instructions.CloseConnection)
             del self._members[member.connection]
         self._members[connection] = member
         member.connection, member.heard = connection, self._now

@@ -51,10 +51,10 @@ class WorkerState:
         self.phase = Phase.WAITING
         self.iteration = 0  # the current iteration, or the last one
         self.newest: Any = None  # the newest Grant that was received
-        self.gives = False  # True if the coordinator asked this worker for the initial weights
+        self.must_send_weights = False  # True if the coordinator asked this worker for the initial weights
         self.exclusion = ""  # why the policy excludes this worker, if it does
         self.last_version: int | None = None  # of the model, once the training is over
-        self.has_parted = False  # True if the coordinator has confirmed that the worker left
+        self.leave_confirmed = False  # True if the coordinator has confirmed that the worker left
         self._turned = 0  # the newest iteration that may be pushed
         self._cancelled = 0  # the newest iteration that was cancelled
         self._requests: dict[int, Any] = {}  # number → a request for samples that has no answer
@@ -95,7 +95,7 @@ class WorkerState:
         self._started = started
         return [started]
 
-    def tell_ready(self, ready: Any) -> list[Any]:
+    def announce_ready(self, ready: Any) -> list[Any]:
         """Record that the gradient is computed. Return the messages to send."""
         self._step("finish a gradient")
         self._started = None
@@ -126,7 +126,7 @@ class WorkerState:
         self._before_request[request.number] = frozenset(self._unconfirmed)
         return [request]
 
-    def take_given(self, number: int) -> Any:
+    def take_samples(self, number: int) -> Any:
         """Return the samples that answer the request with this number, or None if there is no answer yet."""
         return self._given.pop(number, None)
 
@@ -169,7 +169,7 @@ class WorkerState:
             case instructions.SendHeartbeat():
                 self.beat_answered()
             case instructions.SendLeave():
-                self.parted()
+                self.leave_answered()
 
     def granted(self, grant: Any) -> None:
         """Receive a Grant. A Grant older than the newest one changes nothing."""
@@ -197,7 +197,7 @@ class WorkerState:
 
     def weights_requested(self) -> None:
         """Receive the request for the initial weights of the model."""
-        self.gives = True
+        self.must_send_weights = True
 
     def excluded(self, reason: str) -> None:
         """Receive the reason why the policy excludes this worker. It holds until the next Grant."""
@@ -214,9 +214,9 @@ class WorkerState:
         if self._before_beat:
             self._confirm(self._before_beat.popleft())
 
-    def parted(self) -> None:
+    def leave_answered(self) -> None:
         """Receive the confirmation that this worker has left."""
-        self.has_parted, self._leave = True, None
+        self.leave_confirmed, self._leave = True, None
 
     def _confirm(self, iterations: frozenset[int]) -> None:
         """Stop repeating the announcements of these iterations: the coordinator has received them."""

@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 
 from paceline.lab.synthetic_worker import RATE, wait_until
-from paceline.simulate.cluster_spec import WorkerSpec, chance_of
+from paceline.simulate.cluster_spec import WorkerSpec, worker_rng
 
 PARTS = 16  # number of the module's parameters
 
@@ -95,7 +95,7 @@ def train(rank: Rank) -> tuple[float, float]:
     host, port = rank.store
     store = torch.distributed.TCPStore(host, port, rank.of, rank.number == 0)  # type: ignore[attr-defined]
     torch.distributed.init_process_group("gloo", store=store, rank=rank.number, world_size=rank.of)
-    chance, clock = chance_of(rank.number, rank.seed), _Clock(rank.overlap)
+    chance, clock = worker_rng(rank.number, rank.seed), _Clock(rank.overlap)
     size = rank.model_bytes / 4
     # With overlap, small buckets, so that several are sent while others are computed; otherwise DDP's default.
     bucket = rank.model_bytes / 8e6 / 1.048576 if rank.overlap else 25.0

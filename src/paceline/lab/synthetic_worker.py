@@ -19,7 +19,7 @@ from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.serve.worker.client import Client
-from paceline.simulate.cluster_spec import WorkerSpec, chance_of
+from paceline.simulate.cluster_spec import WorkerSpec, worker_rng
 
 RATE = 1e-3  # the learning rate
 
@@ -75,7 +75,7 @@ def work(task: SyntheticTask, pipe: Connection) -> None:
     described = description(task.model_bytes)
     elements = described.layout.size
     gradient, weights = gradient_of(task.number, elements), np.zeros(elements, np.float32)
-    chance, spec = chance_of(task.number, task.seed), task.spec
+    chance, spec = worker_rng(task.number, task.seed), task.spec
     client = Client(task.address, described.as_json(), task.token, task.number)
     granted = client.begin(weights.data.cast("B"))
     done = 0

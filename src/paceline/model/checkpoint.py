@@ -55,7 +55,7 @@ class Checkpoint:
         """The layout and the optimizer of the model."""
         return Description.from_json(json.dumps(self.job["description"]).encode())
 
-    def must_be_of(self, described: Description) -> None:
+    def check_model(self, described: Description) -> None:
         """Raise CheckpointError if the checkpoint is of another model or another optimizer."""
         ours = self.description
         difference = ours.layout.differs_from(described.layout)

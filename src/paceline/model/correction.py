@@ -32,14 +32,14 @@ Correction: TypeAlias = Literal["none", "predict", "round", "full"]
 CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 
 #: The values of the option. auto: the best correction that the job's optimizer allows.
-Asked: TypeAlias = Literal["auto", "none", "predict", "round", "full"]
-ASKED: tuple[Asked, ...] = get_args(Asked)
+CorrectionOption: TypeAlias = Literal["auto", "none", "predict", "round", "full"]
+ASKED: tuple[CorrectionOption, ...] = get_args(CorrectionOption)
 
 #: Optimizers whose momentum can be predicted.
 PREDICTED = ("SGD", "Adam", "AdamW")
 
 
-def checked(text: str) -> Asked:
+def checked(text: str) -> CorrectionOption:
     """Return the value of the option. Raise ValueError with the list of all values if there is no such value."""
     for asked in ASKED:
         if text == asked:
@@ -47,7 +47,7 @@ def checked(text: str) -> Asked:
     raise ValueError(f"correct must be {', '.join(ASKED[:-1])} or {ASKED[-1]}, not {text!r:.80}")
 
 
-def chosen(asked: Asked, spec: OptimizerSpec) -> Correction:
+def chosen(asked: CorrectionOption, spec: OptimizerSpec) -> Correction:
     """Return the correction to use with this optimizer.
 
     auto: full for an optimizer whose momentum can be predicted, otherwise none. Plain SGD has no momentum, so every

@@ -173,8 +173,9 @@ class R2SP(Policy):
     def proceed(self, now: float) -> Decisions:
         """Give every turn and start every worker that is due. Set a WakeAt for the next one."""
         decisions: Decisions = []
+        pushes = self.streaming.pushes  # empty unless the driver streams
         while True:
-            wake = self.streaming.finish_pushes(decisions, now) if self.streamed else math.inf
+            wake = self.streaming.finish_pushes(decisions, now) if pushes else math.inf
             next_turn = self.last_turn + self.gap
             if self.starters and self._may_start():
                 if now >= next_turn:
@@ -192,7 +193,7 @@ class R2SP(Policy):
             elif (deadline := self._deadline(seat.since)) is not None:
                 if now < deadline:
                     wake = min(wake, deadline)
-                elif self.waiting and not (self.streamed and self.streaming.is_pushing(seat)):
+                elif self.waiting and not self.streaming.is_pushing(seat):
                     self.lost.update(seat.running)
                     seat.running.clear()
                     continue

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec, chance_of
+from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec, worker_rng
 
 #: The same regimes with less computation: fewer units, pooled pixels, and a target that such networks reach as early.
 SIZES: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ class Instance:
 
     def step_chances(self) -> list[random.Random]:
         """Return the random generators of the workers' step times, as the simulator has them."""
-        return [chance_of(worker, self.seed) for worker in range(self.workers)]
+        return [worker_rng(worker, self.seed) for worker in range(self.workers)]
 
 
 def drawn(

@@ -37,7 +37,7 @@ class RLP(Policy):
         self.running: dict[WorkerId, int] = {}  # active worker → number of updates when it was granted
         self.idle: dict[WorkerId, int] = {}  # idle worker → update since which it is idle, the longest first
         self.pending: list[Update] = []  # updates since the last Grant
-        self.sight = ClusterState(state.history)
+        self.cluster_state = ClusterState(state.history)
         self.rule = 0  # number of the rule that was chosen last
         self.chosen_at = 0  # number of updates when it was chosen
         self.ring: dict[WorkerId, None] = {}  # members in the order of their turns, the next one first
@@ -56,7 +56,7 @@ class RLP(Policy):
         self.pending.append(update)
         members = len(self.progress)
         done = self.progress.advance(worker)
-        staleness = self.sight.updates - self.running.pop(worker)
+        staleness = self.cluster_state.updates - self.running.pop(worker)
         action = self._decide(update, members, staleness, done - self.progress.slowest)
         return self._grant(self._select(worker, members, action))
 
@@ -64,7 +64,7 @@ class RLP(Policy):
         if kind in ("val_loss", "validation loss"):
             self.validation = value
         elif kind == "momentum":
-            self.sight.momentum = value
+            self.cluster_state.momentum = value
         return []
 
     def left(self, worker: WorkerId, now: float) -> Decisions:
@@ -75,23 +75,23 @@ class RLP(Policy):
         self.idle.pop(worker, None)
         self.ring.pop(worker)
         self.weigher.forget(worker)
-        self.sight.forget(worker)
+        self.cluster_state.forget(worker)
         if self.running or not (self.idle or self.pending):
             return []
         return self._grant(list(self.idle))  # no running worker is left whose update could arrive
 
     def _decide(self, update: Update, members: int, staleness: int, lead: int) -> int:
         """Record an update and return the action of the rule. Once a round, choose a rule first."""
-        network, sight = load(self.network), self.sight
+        network, cluster_state = load(self.network), self.cluster_state
         loss = update.loss
         if network.state.validated and self.validation is not None:
             loss = self.validation
-        sight.observe(update.worker, members, staleness, update.compute_seconds, loss, network.state)
-        self.idle[update.worker] = sight.updates
-        if is_due(sight.updates, members, network.lasts) or sight.updates >= self.chosen_at + members:
-            state = np.array(sight.vector(members, network.state), np.float32)
+        cluster_state.observe(update.worker, members, staleness, update.compute_seconds, loss, network.state)
+        self.idle[update.worker] = cluster_state.updates
+        if is_due(cluster_state.updates, members, network.lasts) or cluster_state.updates >= self.chosen_at + members:
+            state = np.array(cluster_state.vector(members, network.state), np.float32)
             self.rule = int(network.values(state).argmax())
-            self.chosen_at = sight.updates
+            self.chosen_at = cluster_state.updates
         return network.rules[self.rule].action(members, len(self.idle), lead)
 
     def _select(self, arrived: WorkerId, members: int, action: int) -> list[WorkerId]:
@@ -103,7 +103,7 @@ class RLP(Policy):
             return list(self.idle)
         chosen: dict[WorkerId, None] = {}
         for worker, since in self.idle.items():
-            if self.sight.updates - since < PATIENCE * members:
+            if self.cluster_state.updates - since < PATIENCE * members:
                 break
             chosen[worker] = None
         if action == ITSELF:
@@ -123,6 +123,6 @@ class RLP(Policy):
             decisions.append(apply)
         for worker in workers:
             self.idle.pop(worker, None)
-            self.running[worker] = self.sight.updates
+            self.running[worker] = self.cluster_state.updates
             decisions.append(Grant(worker))
         return decisions

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.model.correction import Asked
+from paceline.model.correction import CorrectionOption
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.wire.tls import Tls
@@ -25,7 +25,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free port
     streamed: bool = False  # apply each piece of an update as it arrives, if the policy allows that
-    correct: Asked = "auto"  # the correction for staleness that is known in advance
+    correct: CorrectionOption = "auto"  # the correction for staleness that is known in advance
     colocate: bool = False  # the shards are started beside the workers, not by the server
     lease: float = 30.0  # seconds without a heartbeat before a worker is given up
     saving: CheckpointPlan | None = None

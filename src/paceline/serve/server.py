@@ -136,11 +136,11 @@ class Server:
                     log.warning("%d connections were refused.", self.coordinator.faults)
                 if not self.coordinator.failed.is_set():
                     return  # otherwise a shard was lost while it saved: go back to the checkpoint before
-            reason, hopeless = self.coordinator.reason, self.coordinator.hopeless
+            reason, failure_is_permanent = self.coordinator.reason, self.coordinator.failure_is_permanent
             expected = self.coordinator.state.roster.expected
             await self._end_generation()
             restored = self._newest_checkpoint()
-            if hopeless:
+            if failure_is_permanent:
                 raise ServerError(reason)
             if restored is None:
                 raise ServerError(f"{reason} There is no checkpoint to go back to; give --checkpoint FOLDER.")
@@ -223,7 +223,7 @@ class Server:
         arguments = [str(number), host, str(self.port), "--listen", self._address.host, "--threads", str(threads)]
         environment = os.environ | (self._tls.as_environment() if self._tls else {})
         environment |= {TOKEN: self._config.token.hex(), SHARD_TOKEN: self._config.shard_token.hex()}
-        if not forkserver.POSSIBLE:
+        if not forkserver.IS_SUPPORTED:
             command = [sys.executable, "-m", "paceline.serve.shard", *arguments]
             # In a session of its own, so that Ctrl-C reaches only the coordinator, which then stops the shards.
             return subprocess.Popen(command, env=environment, start_new_session=True)

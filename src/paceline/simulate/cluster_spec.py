@@ -60,7 +60,7 @@ class WorkerSpec:
         return seconds
 
 
-def chance_of(worker: int, seed: int) -> random.Random:
+def worker_rng(worker: int, seed: int) -> random.Random:
     """Return the random generator of a worker's compute times.
 
     Each worker has its own, so that its compute times are the same under every policy.

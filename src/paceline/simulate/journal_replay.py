@@ -14,7 +14,7 @@ from paceline.observe.observer import Observer
 from paceline.simulate.clock import Clock
 
 
-def retell(lines: Iterable[str], observer: Observer | None = None) -> tuple[int, Difference | None]:
+def replay_journal(lines: Iterable[str], observer: Observer | None = None) -> tuple[int, Difference | None]:
     """Return the number of decisions that were made again, and the first difference, if there is one."""
     policy, entries = read(lines)
     ledger, clock = Ledger(policy, observer or Observer()), Clock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.simulate.clock import Clock
-from paceline.simulate.cluster_spec import WorkerSpec, chance_of
+from paceline.simulate.cluster_spec import WorkerSpec, worker_rng
 from paceline.simulate.network import DIRECTIONS, Direction, Flow, Network, Port
 
 NEVER = -1.0
@@ -48,7 +48,7 @@ class Machine:
         self.spec = spec
         self._clock, self._network = clock, network
         self.ports: dict[Direction, Port] = {way: network.port(number, way) for way in DIRECTIONS}
-        self.random = chance_of(number, seed)
+        self.random = worker_rng(number, seed)
         self.incarnation = 0
         self.connection = number  # the number under which the job knows this incarnation
         self.up = True

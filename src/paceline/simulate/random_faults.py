@@ -9,7 +9,7 @@ from paceline.observe.driver import Fault
 from paceline.simulate.cluster_spec import ClusterSpec, limit_seconds
 
 
-def chaos(spec: ClusterSpec, count: int, iterations: int, seed: int) -> ClusterSpec:
+def with_random_faults(spec: ClusterSpec, count: int, iterations: int, seed: int) -> ClusterSpec:
     """Return the same cluster with `count` more faults, spread over a run of this number of iterations.
 
     A killed worker rejoins after a while. Pauses and cuts last up to twice the lease.

@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 
 import torch
 
-from paceline.model.correction import Asked, checked, chosen
+from paceline.model.correction import CorrectionOption, checked, chosen
 from paceline.model.optimizer import OptimizerSpec
 from paceline.model.optimizer import make as make_optimizer
 from paceline.model.optimizer_spec import Setting
@@ -37,14 +37,14 @@ class LocalSettings:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and how. Two runs of one Task with the same schedule are the same run."""
+    """A network, its data and its optimizer. Two runs of one Task with the same schedule are the same run."""
 
     network: str
     data: Data
     optimizer: OptimizerSpec
     seed: int = 0
     decay: tuple[tuple[float, float], ...] = ()  # (epoch from which on, factor of the learning rate)
-    correct: Asked = "none"  # how to correct for staleness
+    correct: CorrectionOption = "none"  # how to correct for staleness
     device: str = "cpu"
     together: bool = True  # compute gradients that are due at the same time together
     local: LocalSettings | None = None  # local training of clients with this optimizer; None: workers push gradients

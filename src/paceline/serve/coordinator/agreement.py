@@ -54,7 +54,7 @@ class ModelAgreement:
             return True
         if self._restored:
             try:
-                self._restored.must_be_of(described)
+                self._restored.check_model(described)
             except CheckpointError as error:
                 raise WireError(str(error)) from None
         difference = self._described.differs_from(described)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.job import JobConfig, SaveEvery
-from paceline.model.correction import Asked, checked
+from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 
@@ -30,7 +30,7 @@ class ServerConfig:
     awaited: frozenset[int] | None = None  # workers of the previous generation that had not left; None: unknown
     incarnations: dict[int, int] = field(default_factory=dict)  # the last one of each worker in earlier generations
     shard_token: bytes = b""  # of the server's own shards; empty: shards use the job's token
-    correct: Asked = "auto"  # how to correct for known staleness; auto: as the optimizer allows
+    correct: CorrectionOption = "auto"  # how to correct for known staleness; auto: as the optimizer allows
 
     def __post_init__(self) -> None:
         checked(self.correct)

@@ -98,7 +98,7 @@ class Coordinator:
             **dict.fromkeys(TO_WORKER, self._send_to_worker),
             **dict.fromkeys(TO_SHARDS, self._send_to_shards),
             instructions.SendWelcome: self._send_welcome,
-            instructions.HangUp: lambda hang_up: self._hang_up(hang_up.to, at_once=True),
+            instructions.CloseConnection: lambda hang_up: self._hang_up(hang_up.to, at_once=True),
             instructions.OrderApply: self._apply,
             instructions.OrderDrop: self._drop,
             instructions.OrderSave: self._save,
@@ -123,9 +123,9 @@ class Coordinator:
         return self._listener.faults + self.shards.faults + self._refused
 
     @property
-    def hopeless(self) -> bool:
+    def failure_is_permanent(self) -> bool:
         """Whether a new generation would fail in the same way."""
-        return self.shards.hopeless
+        return self.shards.failure_is_permanent
 
     @property
     def ledger(self) -> Ledger:

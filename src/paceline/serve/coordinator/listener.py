@@ -11,7 +11,7 @@ from typing import Any
 from paceline.model.description import Description
 from paceline.serve.wire import handshake
 from paceline.serve.wire.async_channel import AsyncChannel
-from paceline.serve.wire.endpoint import CALLERS
+from paceline.serve.wire.endpoint import BACKLOG
 from paceline.serve.wire.frames import MessageDecoder, WireError
 from paceline.serve.wire.messages import (
     Accepted,
@@ -62,7 +62,7 @@ FROM_SHARD = (
     | ShardFailed
     | PeerRejected
 )
-HEARD_HERE = MessageDecoder(FROM_WORKER | FROM_SHARD | Subscribe | InspectExclusions)
+FROM_ANY_PEER = MessageDecoder(FROM_WORKER | FROM_SHARD | Subscribe | InspectExclusions)
 HANDSHAKE_SECONDS = 10.0
 CLOSE_SECONDS = 2.0  # for the last messages of a connection to get out
 
@@ -93,7 +93,7 @@ class CoordinatorListener:
         """Begin to listen. Return the port."""
         timeout = HANDSHAKE_SECONDS if self._tls else None
         self._server = await asyncio.start_server(
-            self._handle_connection, host, port, backlog=CALLERS, ssl=self._tls, ssl_handshake_timeout=timeout
+            self._handle_connection, host, port, backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=timeout
         )
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -116,7 +116,7 @@ class CoordinatorListener:
 
     async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends."""
-        peer = AsyncChannel(reader, writer, HEARD_HERE)
+        peer = AsyncChannel(reader, writer, FROM_ANY_PEER)
         task = asyncio.current_task()
         assert task is not None
         if self._closing:

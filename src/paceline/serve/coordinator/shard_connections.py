@@ -35,7 +35,7 @@ class ShardConnections:
         self._count, self._tell, self._fail = count, tell, fail
         self.addresses: dict[int, tuple[str, int]] = {}  # host ("": the coordinator's) and port
         self.complete = asyncio.Event()  # all shards have registered
-        self.hopeless = False  # would a new generation fail in the same way?
+        self.failure_is_permanent = False  # would a new generation fail in the same way?
         self.faults = 0  # peers that the shards refused
         self._peers: dict[int, AsyncChannel] = {}
         self._comparing: dict[int, Comparison] = {}  # version → the products received so far
@@ -94,7 +94,7 @@ class ShardConnections:
                 log.warning("shard %d refused a peer: %s", shard, reason)
                 self.faults += 1
             case ShardFailed(reason):
-                self.hopeless = True
+                self.failure_is_permanent = True
                 self._fail(f"Shard {shard} cannot be set up: {reason}")
             case _:
                 raise WireError(f"A {type(message).__name__} is not expected here.")

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 #: Whether a process that has loaded torch can fork safely here, and have its children die with it.
-POSSIBLE = sys.platform.startswith("linux")
+IS_SUPPORTED = sys.platform.startswith("linux")
 #: The names of the fork server and its shards in process lists. Their command lines are the same.
 NAME, SHARD_NAME = "fork server", "shard {}"
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15

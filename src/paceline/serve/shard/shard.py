@@ -294,7 +294,7 @@ class Shard:
 
 def _admission(setup: Setup) -> Admission | None:
     """Return the admission of one direction of the link, if workers take turns on it."""
-    return Admission(setup.at_a_time) if setup.at_a_time else None
+    return Admission(setup.max_transfers) if setup.max_transfers else None
 
 
 def main() -> None:

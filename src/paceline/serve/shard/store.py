@@ -48,7 +48,7 @@ def step_correction(correct: Correction, turns: int) -> Correction:
 
 
 class Store:
-    """What every shard holds: slices of the model at a version, and the incarnations that it accepts updates from."""
+    """The part that all stores share: slices of the model at a version, and the incarnations with access to them."""
 
     def __init__(self, slices: Sequence[Slice], correct: Correction = "none") -> None:
         self.slices, self.correct = tuple(slices), correct

@@ -62,7 +62,7 @@ class WorkerConnection:
         """Answer the worker's messages until it closes the connection."""
         torch.set_num_threads(1)  # of this thread: its sums are small, and the other cores are busy
         if self._shard.push_admission:
-            self.channel.hold_little_back(NEARLY_DONE)
+            self.channel.limit_unsent(NEARLY_DONE)
         if self._updates.full_duplex:
             self._sender = threading.Thread(target=self._send_queued, daemon=True)
             self._sender.start()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.serve.shard.store import Fenced
 from paceline.serve.shard.worker_connection import FROM_WORKER, WorkerConnection
 from paceline.serve.wire import handshake
-from paceline.serve.wire.endpoint import CALLERS, answer
+from paceline.serve.wire.endpoint import BACKLOG, answer
 from paceline.serve.wire.frames import Channel, ConnectionClosed, WireError
 from paceline.serve.wire.messages import Expelled, Hello, PeerRejected, Refused
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STRANGERS = 64  # connections that may be in their handshake at a time
+MAX_HANDSHAKES = 64  # connections that may be in their handshake at a time
 QUEUE_SECONDS = 0.5  # that one more connection waits for its handshake, before it is closed
 DEAD_LINK_SECONDS = 30.0  # until a dead connection of a worker is ended
 
@@ -47,9 +47,9 @@ class WorkerListener:
         self._token, self._generation, self._tls = token, generation, tls
         self.key = b""  # with which the coordinator signs workers' tickets; known after Setup
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=CALLERS)
+        self._socket = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         self._closed = threading.Event()
-        self._strangers = threading.BoundedSemaphore(STRANGERS)
+        self._strangers = threading.BoundedSemaphore(MAX_HANDSHAKES)
         self._workers: dict[int, dict[Channel, Hello]] = {}  # worker → its connections
 
     @property
@@ -113,7 +113,7 @@ class WorkerListener:
                 self._strangers.release()
             if not isinstance(hello, Hello):
                 raise WireError("A worker must send Hello first.")
-            channel.limit_cut(DEAD_LINK_SECONDS)
+            channel.set_keepalive(DEAD_LINK_SECONDS)
             self._admit(channel, hello)
             WorkerConnection(self._shard, channel, hello).run()
         except ConnectionClosed:

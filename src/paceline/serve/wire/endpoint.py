@@ -16,7 +16,7 @@ T = TypeVar("T")
 SECONDS = 10.0  # for the TCP connection, and again for the handshake
 #: How many callers may wait in the listen queue, if the system allows as many. A caller that finds the queue full waits
 #: for seconds until TCP tries again.
-CALLERS = 4096
+BACKLOG = 4096
 
 
 @dataclass(frozen=True)

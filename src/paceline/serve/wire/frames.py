@@ -176,7 +176,7 @@ class Channel:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
 
-    def limit_cut(self, seconds: float) -> None:
+    def set_keepalive(self, seconds: float) -> None:
         """Have the kernel end the connection when the link is dead for about this long, even if nobody sends."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         pause = max(1, int(seconds / 4))
@@ -189,7 +189,7 @@ class Channel:
             if hasattr(socket, option):  # not every system has all of them
                 self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
-    def hold_little_back(self, size: int) -> None:
+    def limit_unsent(self, size: int) -> None:
         """Let at most about `size` unsent bytes wait in the kernel, so that sent bytes are really on their way."""
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)

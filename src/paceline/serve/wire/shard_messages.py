@@ -34,7 +34,7 @@ class Setup(Message, frozen=True):
     record: str = ""  # a file to record every update in; empty: none
     key: bytes = b""  # verifies workers' tickets
     streamed: bool = False  # are pieces applied as they arrive?
-    at_a_time: int = 0  # how many transfers to begin with may run at once in each direction; 0: any number
+    max_transfers: int = 0  # how many transfers to begin with may run at once in each direction; 0: any number
     correct: Correction = "none"  # how to correct for staleness that is known in advance
 
 

@@ -15,7 +15,7 @@ RESUME_SECONDS = 10.0  # to wait for the answer to Resume
 
 def join(channel: Channel, worker: int | None, description: bytes) -> Welcome:
     """Join the job over a new connection. Return the coordinator's Welcome, which may take long."""
-    channel.limit_cut(DEAD_LINK_SECONDS)  # silence is allowed here, but a dead link must be noticed
+    channel.set_keepalive(DEAD_LINK_SECONDS)  # silence is allowed here, but a dead link must be noticed
     channel.send(Join(worker), memoryview(description))
     return _receive(Welcome, channel)
 

@@ -110,9 +110,9 @@ class Incarnation:
         """
         state = self._state
         while True:
-            self._await(lambda: state.gives or state.is_granted)
+            self._await(lambda: state.must_send_weights or state.is_granted)
             with self._news:
-                gives, state.gives = state.gives, False
+                gives, state.must_send_weights = state.must_send_weights, False
                 granted: GrantIteration | None = None if gives else state.take_grant()
             if granted:
                 break
@@ -174,7 +174,7 @@ class Incarnation:
 
     def _announce_ready(self, gradient: OutgoingGradient) -> None:
         """Tell the coordinator that a gradient is computed, once it is."""
-        self._say(self._state.tell_ready, gradient.ready(self._iteration, self.version))
+        self._say(self._state.announce_ready, gradient.ready(self._iteration, self.version))
 
     @property
     def _iteration(self) -> int:
@@ -184,7 +184,7 @@ class Incarnation:
     def take(self, request: RequestSamples) -> SampleRange:
         """Request samples to train on, and wait for them."""
         self._say(self._state.request, request)
-        given: SampleRange = self._await(lambda: self._state.take_given(request.number))
+        given: SampleRange = self._await(lambda: self._state.take_samples(request.number))
         return given
 
     def finish(self, weights: memoryview) -> None:
@@ -207,7 +207,7 @@ class Incarnation:
         self._say(self._state.leave, Leave())
         self._listener.join(LEAVE_SECONDS)
         self.end(WireError("This worker has left."))
-        return self._state.has_parted
+        return self._state.leave_confirmed
 
     def end(self, error: ConnectionError) -> None:
         """End this incarnation. Every thread that waits in it wakes with the error."""
@@ -302,7 +302,7 @@ class Incarnation:
             case Heartbeat():
                 state.beat_answered()
             case Leave():
-                state.parted()
+                state.leave_answered()
 
     def _reconnect(self, lost: OSError) -> None:
         """Open a new control connection for this incarnation, and repeat what was not answered on the old one."""

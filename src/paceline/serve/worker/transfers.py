@@ -238,7 +238,7 @@ class Transfers:
             channel.close()
             raise IncarnationOver("The server is of another generation.")
         lease = self._welcome.lease
-        channel.limit_cut(max(1.0, lease))
+        channel.set_keepalive(max(1.0, lease))
         channel.limit_silence(lease)  # a shard answers at once, unless its answer was lost on the way
         try:
             channel.send(Hello(self._welcome.worker, self._welcome.incarnation, self._welcome.ticket))

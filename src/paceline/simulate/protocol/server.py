@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from paceline.simulate.protocol.run import SimulatedCheckpoint, World
 
 BEAT_SECONDS = 1.0  # between two heartbeats of a shard
-FINAL_MESSAGES = (instructions.SendRefused, instructions.SendExpelled, instructions.SendLeave, instructions.HangUp)
+FINAL_MESSAGES = (
+    instructions.SendRefused,
+    instructions.SendExpelled,
+    instructions.SendLeave,
+    instructions.CloseConnection,
+)
 ORDERS_TO_SHARDS = (
     instructions.OrderApply,
     instructions.OrderStream,
@@ -170,7 +175,7 @@ class SimulatedServer:
             case _ if isinstance(instruction, ORDERS_TO_SHARDS):
                 self._to_shards(instruction)
             case _:
-                if not isinstance(instruction, instructions.HangUp):
+                if not isinstance(instruction, instructions.CloseConnection):
                     self._send(instruction.to, instruction)
                 if isinstance(instruction, FINAL_MESSAGES):
                     connection = self._connections.pop(instruction.to, None)

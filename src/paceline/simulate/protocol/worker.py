@@ -93,13 +93,13 @@ class SimulatedWorker:
         assert state.last_version is not None
         yield from self._pull(state.last_version)
         self._record_and_send(state.leave, events.WorkerLeft(0))
-        yield from self._until(lambda: state.has_parted)
+        yield from self._until(lambda: state.leave_confirmed)
 
     def _receive_samples(self, number: int) -> Generator[None, None, instructions.SendSamples]:
         given: list[instructions.SendSamples] = []
 
         def take() -> bool:
-            answer = self._state.take_given(number)
+            answer = self._state.take_samples(number)
             if answer is not None:
                 given.append(answer)
             return bool(given)
@@ -110,10 +110,10 @@ class SimulatedWorker:
     def _next_grant(self) -> Generator[None, None, int]:
         state = self._state
         while True:
-            yield from self._until(lambda: state.gives or state.is_granted)
-            if not state.gives:
+            yield from self._until(lambda: state.must_send_weights or state.is_granted)
+            if not state.must_send_weights:
                 break
-            state.gives = False
+            state.must_send_weights = False
             assert self._welcome is not None
             yield from self._request_all(partial(_begin, (self._welcome.worker, self._welcome.incarnation)))
         granted = state.take_grant()
@@ -130,7 +130,7 @@ class SimulatedWorker:
         if announces:
             self._record_and_send(state.announce, events.GradientBegun(0, iteration, version, len(samples)))
         else:
-            self._record_and_send(state.tell_ready, ready)
+            self._record_and_send(state.announce_ready, ready)
         if welcome.gated:
             yield from self._until(lambda: state.turn(iteration) != "later")
         if not state.is_over(iteration):
@@ -142,7 +142,7 @@ class SimulatedWorker:
                     lambda shard_process, answer: shard_process.shard.push(update, samples, answer)
                 )
         if announces:
-            self._record_and_send(state.tell_ready, ready)
+            self._record_and_send(state.announce_ready, ready)
 
     def _push_pieces(self, update: Identity, samples: tuple[int, ...]) -> Iterator[None]:
         assert self._welcome is not None
