@@ -59,7 +59,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Goal:
-    """When a run has learned enough.
+    """The loss or accuracy at which a run stops.
 
     loss: the mean training loss of a round's updates, as the workers computed it, was at most `value` for `hold`
     rounds. Under every policy a round is as many updates as there are workers.
