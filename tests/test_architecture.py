@@ -205,3 +205,37 @@ def test_the_coordinator_and_the_client_need_no_torch() -> None:
     """Other frameworks can use the client, and a coordinator can run on a small machine."""
     code = "import paceline; paceline.coordinate; import paceline.serve.worker.client, paceline.serve.server"
     assert "torch" not in loaded_by(code)
+
+
+#: Modules whose purpose is to gather names of other modules.
+FACADES = {"paceline.serve.wire.messages"}
+
+
+def defined_names(path: Path) -> set[str]:
+    """The names that a module defines itself, rather than imports."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {inner.id for each in targets for inner in ast.walk(each) if isinstance(inner, ast.Name)}
+    return names
+
+
+def test_a_name_has_one_import_path() -> None:
+    """A module imports a name from the module that defines it, or from a package that exports it."""
+    found = []
+    repository = SOURCE.parents[1]
+    for path in sorted(
+        path for room in ("src", "tests", "benchmarks", "examples") for path in (repository / room).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("paceline."):
+                continue
+            source = SOURCE.parent.joinpath(*str(node.module).split(".")).with_suffix(".py")
+            if not source.exists() or node.module in FACADES:
+                continue
+            missing = {alias.name for alias in node.names} - defined_names(source)
+            found += [f"{path.relative_to(repository)}: {node.module}.{name}" for name in sorted(missing)]
+    assert found == []

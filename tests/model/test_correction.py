@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 
 from paceline.model.correction import ASKED, CORRECTIONS, Correction, checked, chosen, momentum_of, slowed
 from paceline.model.layout import STATISTICS, Layout, Tensor
-from paceline.model.optimizer import OptimizerSpec, spec_of
+from paceline.model.optimizer import spec_of
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.slice import Slice
 
 SIZE = 40

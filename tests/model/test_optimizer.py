@@ -12,7 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.model.optimizer import OptimizerSpec, is_elementwise, make, names, spec_of
+from paceline.model.optimizer import make, names, spec_of
+from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 
 
 def parameter(*shape: int) -> Any:

@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from paceline.model.layout import Layout, Tensor
-from paceline.model.optimizer import OptimizerSpec, is_elementwise, make, names, spec_of
+from paceline.model.optimizer import make, names, spec_of
+from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 from paceline.model.slice import Slice
 
 # The groups alternate, so that parts are cut there too. All tensors are matrices, because Muon accepts nothing else.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from paceline.model.layout import STATISTICS, Layout, Tensor
-from paceline.model.optimizer import OptimizerSpec, is_elementwise
+from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 from paceline.model.slice import Slice
 
 FAST = settings(max_examples=80, deadline=None, derandomize=True)

@@ -10,8 +10,8 @@ from typing import NoReturn
 import pytest
 from rich.console import Console, RenderableType
 
-from paceline.observe.live import Live, LiveWorker, line, table
-from paceline.observe.live_state import MAX_METRICS, SMOOTH
+from paceline.observe.live import line, table
+from paceline.observe.live_state import MAX_METRICS, SMOOTH, Live, LiveWorker
 from paceline.observe.observer import Tee, replay
 from paceline.observe.summary import Summary
 from paceline.observe.trace import (

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from paceline.observe.live import Live
+from paceline.observe.live_state import Live
 from paceline.observe.observer import Recorder, replay
 from paceline.observe.perfetto import Perfetto
 from paceline.observe.summary import Summary

@@ -12,8 +12,8 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium.utils.env_checker import check_env
 
-from paceline.rlp.environment import ALL, ITSELF, WAIT, SynchronizationEnv
-from paceline.rlp.features import StateFeatures
+from paceline.rlp.environment import SynchronizationEnv
+from paceline.rlp.features import ALL, ITSELF, WAIT, StateFeatures
 from paceline.rlp.instance import Instance, drawn
 from paceline.workloads.data import load
 

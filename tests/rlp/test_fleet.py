@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from paceline.model.optimizer import OptimizerSpec
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.policies import Policy, make
 from paceline.rlp.evaluate import FIXED
 from paceline.rlp.features import StateFeatures

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.observe.live import Live
+from paceline.observe.live_state import Live
 from paceline.observe.observer import Tee, replay
 from paceline.observe.perfetto import write
 from paceline.observe.summary import Summary

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from paceline.job.identity import Identity, identity_of
-from paceline.model.optimizer import OptimizerSpec
+from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.observe.driver import Fault
 from paceline.policies import Apply, Grant, Keep, Update, make
 from paceline.policies.contract import Decisions

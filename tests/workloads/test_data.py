@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 import torch
 
 from paceline.workloads import data, tokens
-from paceline.workloads.data import Data, DataError
+from paceline.workloads.data import Data
+from paceline.workloads.errors import DataError
 from workloads import making
 
 

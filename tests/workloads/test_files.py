@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 from paceline.workloads import data, files, idx
-from paceline.workloads.data import DataError
+from paceline.workloads.errors import DataError
 from workloads import making
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, replace_all_batch_norm_modules_, v
 import threads
 from paceline.workloads import data, language, networks
 from paceline.workloads.data import Data
-from paceline.workloads.networks import NetworkError
+from paceline.workloads.errors import NetworkError
 from paceline.workloads.resnet import Block, resnet
 from paceline.workloads.weights import he_initialized
 from workloads import making

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.workloads import cifar, data, files, idx, speech
+from paceline.workloads.errors import DataError
 
 #: Training samples, published mean and deviation, the first labels, and the samples per class.
 KNOWN: dict[str, tuple[int, list[float], list[float], list[int], int | None]] = {
@@ -25,7 +26,7 @@ def test_a_real_data_set_has_its_published_numbers(name: str) -> None:
         pytest.skip(f"{files.VARIABLE} is not set; it names the folder of the real data sets")
     try:
         files.find((idx.FILE_SETS | cifar.FILE_SETS)[name], None)
-    except data.DataError as missing:
+    except DataError as missing:
         pytest.skip(str(missing))
     samples, mean, deviation, first, per_class = KNOWN[name]
     loaded = data.load(name)
@@ -42,7 +43,7 @@ def test_real_speech_commands_have_their_published_numbers() -> None:
         pytest.skip(f"{files.VARIABLE} is not set; it names the folder of the real data sets")
     try:
         testing, _ = files.find(speech.FILE_SET, None)
-    except data.DataError as missing:
+    except DataError as missing:
         pytest.skip(str(missing))
     if testing.parent.name != "speech_commands_v0.02":
         pytest.skip(

@@ -19,7 +19,7 @@ import torch
 
 import threads
 from paceline.workloads import data, files, networks, speech
-from paceline.workloads.data import DataError
+from paceline.workloads.errors import DataError
 from workloads import making
 
 STEP = (speech.MAX_LEVEL - speech.MIN_LEVEL) / 255

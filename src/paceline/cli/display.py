@@ -18,7 +18,8 @@ from rich.text import Text
 
 from paceline.cli.shared import errors, opened, unfinished, write_event
 from paceline.observe.final_report import FinishedRun, closing
-from paceline.observe.live import Live, line, table
+from paceline.observe.live import line, table
+from paceline.observe.live_state import Live
 from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.observe.perfetto import Perfetto
 from paceline.observe.summary import Report

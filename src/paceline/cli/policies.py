@@ -99,7 +99,8 @@ def learn(
     from paceline.rlp.learner import LearnerSettings
     from paceline.rlp.pretraining import learned
     from paceline.simulate.task import TrainingError, device_named
-    from paceline.workloads.data import DataError, load
+    from paceline.workloads.data import load
+    from paceline.workloads.errors import DataError
 
     if size not in SIZES:
         refuse(f"There is no size {size!r}; choose one of {', '.join(SIZES)}.")

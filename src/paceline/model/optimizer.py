@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.model.optimizer_spec import REFUSED, OptimizerSpec, Setting, is_elementwise
-
-__all__ = ["OptimizerSpec", "bare_step", "is_elementwise", "make", "names", "spec_of", "trial", "without_compiler"]
+from paceline.model.optimizer_spec import REFUSED, OptimizerSpec, Setting
 
 #: Settings that select an implementation of the step. Worker and server choose their own, for their own devices.
 IMPLEMENTATION = frozenset(("foreach", "fused", "capturable", "differentiable"))

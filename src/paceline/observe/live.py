@@ -14,9 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from paceline.observe.live_state import Live, LiveWorker, State
-
-__all__ = ["Live", "LiveWorker", "line", "table"]
+from paceline.observe.live_state import Live, State
 
 STYLES: dict[State, str] = {"computing": "blue", "waiting": "yellow", "pushing": "green", "left": "dim"}
 

@@ -11,9 +11,8 @@ from typing import Literal, cast, get_args
 import torch
 
 from paceline.model.correction import CorrectionOption, checked, chosen
-from paceline.model.optimizer import OptimizerSpec
 from paceline.model.optimizer import make as make_optimizer
-from paceline.model.optimizer_spec import Setting
+from paceline.model.optimizer_spec import OptimizerSpec, Setting
 from paceline.observe.summary import Report
 from paceline.workloads.data import Data, load
 from paceline.workloads.networks import parameters_of

@@ -29,7 +29,8 @@ from paceline.model.description import Description
 from paceline.model.optimizer import spec_of
 from paceline.serve.environment import CONNECT, LAUNCHED, REFUSAL, REFUSED, TOKEN, address, worker_number
 from paceline.serve.wire.tls import Tls
-from paceline.serve.worker.client import Client, Refusal
+from paceline.serve.worker.client import Client
+from paceline.serve.worker.transfers import Refusal
 from paceline.train import profile, ranks
 from paceline.train.backend import Backend, JobBackend, LocalBackend
 from paceline.train.data import JobBatches, PacedLoader, loader_of

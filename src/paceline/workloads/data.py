@@ -15,8 +15,6 @@ from paceline.workloads import cifar, digits, idx, speech, tokens
 from paceline.workloads.errors import DataError, unknown
 from paceline.workloads.files import Bytes
 
-__all__ = ["Data", "DataError", "load", "names"]
-
 
 @dataclass(frozen=True, eq=False)  # == of tensors is not a single bool, so a data set equals only itself
 class Data:

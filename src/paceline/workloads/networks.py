@@ -21,8 +21,6 @@ from paceline.workloads.errors import NetworkError, unknown
 from paceline.workloads.resnet import resnet
 from paceline.workloads.small import Shape
 
-__all__ = ["NetworkError", "accuracy", "loss", "make", "names", "parameters_of", "smallest_image"]
-
 
 def make(name: str, data: Data) -> nn.Module:
     """Return a new network for a data set, with weights from torch's global generator."""

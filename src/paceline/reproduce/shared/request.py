@@ -9,7 +9,8 @@ from pathlib import Path
 from paceline.reproduce.shared.rows import Where
 from paceline.reproduce.shared.runs import Runs
 from paceline.simulate.task import Precision
-from paceline.workloads.data import DataError, load
+from paceline.workloads.data import load
+from paceline.workloads.errors import DataError
 
 SEEDS = (0, 1, 2)
 

@@ -28,8 +28,6 @@ from paceline.serve.worker.incarnation import LEAVE_SECONDS, Incarnation
 from paceline.serve.worker.streamed_exchange import Backward
 from paceline.serve.worker.transfers import IncarnationOver, Refusal, retry_pauses
 
-__all__ = ["Client", "Refusal"]
-
 log = logging.getLogger(__name__)
 
 PATIENCE = 60.0  # seconds for which a worker retries to reach its server
