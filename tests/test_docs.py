@@ -192,3 +192,14 @@ def test_help_fits_one_screen() -> None:
     assert len(panels) <= 14
     for name, each in command.commands.items():
         assert 0 < len(each.get_short_help_str(200)) <= 62, f"{name}: {each.get_short_help_str(200)}"
+
+
+def test_the_page_of_the_protocol_names_every_message_with_its_fields() -> None:
+    messages = pytest.importorskip("paceline.serve.wire.messages")
+    page = (ROOT / "docs" / "wire.md").read_text()
+    kinds = [each for each in vars(messages).values() if isinstance(each, type) and issubclass(each, messages.Message)]
+    kinds.remove(messages.Message)
+    assert len(kinds) > 50
+    for kind in kinds:
+        names = ", ".join(kind.__struct_fields__)
+        assert f"{kind.__name__}({names})" in " ".join(page.split()), f"{kind.__name__}({names}) is not in docs/wire.md"

@@ -81,8 +81,8 @@ def serve(load: Load, policy: str, progress: Callable[[str], None] = lambda _lin
 def bound(load: Load, policy: str) -> int:
     """Return the maximum bytes that a shard takes for updates and copies of the model under fl-r2sp.
 
-    These are the model, what is held for each group (a sum, or with the filter a quorum), the pushes that are being
-    received, and a copy for each older version that is still being pulled: at most one per group.
+    A shard holds the model; a running sum for each group, or with the filter a quorum of updates; the pushes that it
+    receives; and a copy of each older version that workers still pull, at most one per group.
     """
     made = make(policy)
     if not (isinstance(made, FLR2SP) and isinstance(made.policy, Groups) and isinstance(made.policy.inner, BSP)):

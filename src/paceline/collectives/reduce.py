@@ -319,10 +319,13 @@ class AllReduce:
 
 
 def _own_connection(store: Any) -> Any:
-    """Return a connection of one's own to a store, if it has connections: a wait on one blocks its other users."""
+    """Return a second connection to a store, since a wait on one connection blocks its other users.
+
+    A store without connections, such as a file, cannot be cloned, and is returned as it is.
+    """
     try:
         return store.clone()
-    except (RuntimeError, NotImplementedError, AttributeError):
+    except (RuntimeError, AttributeError):
         return store
 
 
