@@ -166,3 +166,10 @@ def test_an_exclusion_holds_until_the_next_grant() -> None:
     assert worker.exclusion == "its updates differ"
     worker.heard(granted(2))
     assert worker.exclusion == ""
+
+
+def test_a_worker_hears_that_it_must_send_the_initial_weights() -> None:
+    worker = WorkerState()
+    assert not worker.must_send_weights
+    worker.heard(instructions.SendWeightsRequest(1))
+    assert worker.must_send_weights
