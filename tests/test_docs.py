@@ -205,7 +205,9 @@ def test_help_fits_one_screen() -> None:
 def test_the_page_of_the_protocol_names_every_message_with_its_fields() -> None:
     messages = pytest.importorskip("paceline.serve.wire.messages")
     page = (ROOT / "docs" / "wire.md").read_text()
-    kinds = [each for each in vars(messages).values() if isinstance(each, type) and issubclass(each, messages.Message)]
+    kinds: list[Any] = [
+        each for each in vars(messages).values() if isinstance(each, type) and issubclass(each, messages.Message)
+    ]
     kinds.remove(messages.Message)
     assert len(kinds) > 50
     for kind in kinds:
