@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,12 @@ from paceline.model.description import MIN_PIECE_ELEMENTS, Description
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
 
-HERE = Description(Layout((Tensor("a", (2,)),)), OptimizerSpec("SGD", ({"lr": 0.1},)), "abc")
+
+def sgd(*groups: dict[str, Any], name: str = "SGD") -> Description:
+    return Description(Layout((Tensor("a", (2,)),)), OptimizerSpec(name, groups), "abc")
+
+
+HERE = sgd({"lr": 0.1, "momentum": 0.9})
 
 
 def test_a_description_survives_json() -> None:
@@ -27,6 +33,7 @@ def test_a_description_survives_json() -> None:
         (replace(HERE, optimizer=OptimizerSpec("Adam", ({"lr": 0.1},))), "the optimizer is SGD here and Adam there"),
         (replace(HERE, optimizer=OptimizerSpec("SGD", ({}, {}))), "1 parameter groups here and 2 there"),
         (replace(HERE, fixed="xyz"), "frozen parameters or buffers have other values there"),
+        (sgd({"lr": 0.1, "momentum": 0.5}), "SGD's momentum is 0.9 here and 0.5 there"),
     ],
 )
 def test_differences_that_matter_are_named(there: Description, sentence: str) -> None:
@@ -34,7 +41,21 @@ def test_differences_that_matter_are_named(there: Description, sentence: str) ->
 
 
 def test_a_learning_rate_may_differ() -> None:
-    assert HERE.differs_from(replace(HERE, optimizer=OptimizerSpec("SGD", ({"lr": 0.5},)))) is None
+    assert HERE.differs_from(sgd({"lr": 0.5, "momentum": 0.9})) is None
+
+
+def test_a_differing_setting_is_named_with_its_group() -> None:
+    ours = sgd({"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.1, "betas": (0.9, 0.99)}, name="Adam")
+    theirs = sgd({"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.1, "betas": (0.9, 0.999)}, name="Adam")
+    sentence = "Adam's betas of parameter group 1 is (0.9, 0.99) here and (0.9, 0.999) there"
+    assert ours.differs_from(theirs) == sentence
+    assert ours.differs_from(theirs, settings=False) is None, "a resumed run may change its settings"
+    assert Description.from_json(ours.as_json()).differs_from(ours) is None
+
+
+def test_a_setting_that_only_one_version_of_torch_knows_is_not_compared() -> None:
+    assert HERE.differs_from(sgd({"lr": 0.1, "momentum": 0.9, "new": True})) is None
+    assert sgd({"lr": 0.1, "momentum": 0.9, "new": True}).differs_from(HERE) is None
 
 
 # Dealing the pieces of a model to the shards

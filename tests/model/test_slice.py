@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer import make, names, spec_of
 from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
-from paceline.model.slice import Slice
+from paceline.model.slice import MAX_ELEMENT, MAX_RATE, Slice
 
 # The groups alternate, so that parts are cut there too. All tensors are matrices, because Muon accepts nothing else.
 LAYOUT = Layout(
@@ -260,12 +260,35 @@ def test_nan_and_infinity_are_found_and_located(bad: float) -> None:
     gradient = random(90, seed=1)
     assert one.check(gradient) is None
     gradient[40] = bad  # element 50 of the model
-    assert one.check(gradient) == "there is NaN or infinity in the values for 'c'"
+    assert str(one.check(gradient)).startswith("there is NaN or infinity in the values for 'c'; ")
 
 
 def test_large_numbers_are_not_mistaken_for_infinity() -> None:
     one = Slice(LAYOUT, 10, 100, spec_for("SGD"))
-    assert one.check(torch.full((90,), 3e38)) is None
+    assert one.check(torch.full((90,), MAX_ELEMENT)) is None, "their squares add up to more than the limit"
+
+
+@pytest.mark.parametrize("huge", [3e38, -3e38, 1.1 * MAX_ELEMENT])
+def test_finite_numbers_that_would_overflow_in_a_step_are_found_and_located(huge: float) -> None:
+    one = Slice(LAYOUT, 10, 100, spec_for("SGD"))
+    gradient = random(90, seed=1)
+    gradient[40] = huge
+    assert str(one.check(gradient)).startswith("there are numbers above 1e+18 in the values for 'c'; ")
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name != "Muon"])
+@pytest.mark.parametrize("rate", [0.0, 1e-30, 1.0, MAX_RATE])
+@pytest.mark.parametrize("element", [0.0, 1e-38, MAX_ELEMENT, -MAX_ELEMENT])
+def test_the_largest_accepted_numbers_keep_the_weights_finite(name: str, rate: float, element: float) -> None:
+    layout = Layout((Tensor("matrix", (4, 3)), Tensor("vector", (5,))))
+    one = Slice(layout, 0, layout.size, OptimizerSpec(name, ({"lr": 0.1},)))
+    one.weights.copy_(random(layout.size, 0))
+    gradient = torch.full((layout.size,), element)
+    assert one.check(gradient) is None
+    for _ in range(3):
+        one.step([gradient], [1.0], [rate])
+        one.step([random(layout.size, 1)], [1.0], [rate])
+    assert one.weights.isfinite().all()
 
 
 def test_arguments_that_do_not_fit_are_refused_and_change_nothing() -> None:

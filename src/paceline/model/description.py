@@ -46,11 +46,10 @@ class Description:
                 rows -= 1
         return [tuple((each.start, each.stop) for each in cut[shard::shards]) for shard in range(shards)]
 
-    def differs_from(self, other: Description) -> str | None:
+    def differs_from(self, other: Description, settings: bool = True) -> str | None:
         """Return one sentence that names the first difference that matters, or None. `self` is "here", `other` "there".
 
-        The settings of the optimizers may differ: those of the first worker count, and each update carries its own
-        learning rates.
+        Learning rates may differ: each update carries its own. settings: compare the optimizers' other settings too.
         """
         difference = self.layout.differs_from(other.layout)
         if difference:
@@ -63,7 +62,7 @@ class Description:
             return f"the optimizer has {groups} parameter groups here and {others} there"
         if self.fixed != other.fixed:
             return "frozen parameters or buffers have other values there: load the same values, or use the same seed"
-        return None
+        return _differing_setting(ours, theirs) if settings else None
 
     def as_json(self) -> bytes:
         """Return the description as JSON text."""
@@ -82,3 +81,17 @@ class Description:
                 fixed = str(rest.get("fixed", ""))[:128]
                 return cls(Layout.from_json(layout), OptimizerSpec.from_json(optimizer), fixed)
         raise ValueError('a description must be an object with "layout" and "optimizer"')
+
+
+def _differing_setting(ours: OptimizerSpec, theirs: OptimizerSpec) -> str | None:
+    """Return a sentence that names the first setting with two values, other than the learning rate, or None.
+
+    A setting that only one side has is not compared: versions of torch differ in it.
+    """
+    several = len(ours.settings_of_groups) > 1
+    for group, (mine, its) in enumerate(zip(ours.settings_of_groups, theirs.settings_of_groups, strict=True)):
+        where = f" of parameter group {group}" if several else ""
+        for name, value in mine.items():
+            if name != "lr" and name in its and its[name] != value:
+                return f"{ours.name}'s {name}{where} is {value} here and {its[name]} there"
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from paceline.model import checkpoint
 FORMATS = (".safetensors", ".pt")
 
 
-def export(source: Path, target: Path) -> tuple[int, int]:
+def export(source: Path, target: Path, note: Callable[[str], None] | None = None) -> tuple[int, int]:
     """Write the model of a checkpoint to a file. Return its version and its number of tensors.
 
-    If the export fails, no partial file is left behind.
+    If the export fails, no partial file is left behind. note: is called with a sentence for each damaged checkpoint
+    that is passed over.
     """
-    found = checkpoint.read(source)
+    found = checkpoint.read(source, note)
     tensors = checkpoint.weights(found)
     part = target.with_name(target.name + ".part")
     try:
