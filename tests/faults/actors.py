@@ -23,6 +23,7 @@ from paceline import policies
 from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.model.optimizer_state import part_of_shard
 from paceline.observe.observer import Recorder
 from paceline.observe.trace import as_line
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
@@ -31,6 +32,7 @@ from paceline.serve.server import Address, Server
 from paceline.serve.shard.shard import Shard
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.transfers import PartOf
 
 TOKEN = b"the job's token"
 HOST = "127.0.0.1"  # the director chooses another address
@@ -87,8 +89,8 @@ class StagedServer(Server):
         line = {"event": "generation", "version": self.coordinator.ledger.version, "port": self.port}
         self.trace.write(json.dumps(line) + "\n")
 
-    def _start_shard(self, number: int, threads: int) -> Any:
-        request = {"shard": number, "port": self.port, "token": self._config.shard_token.hex()}
+    def _start_shard(self, number: int, threads: int, replica: int) -> Any:
+        request = {"shard": number, "replica": replica, "port": self.port, "token": self._config.shard_token.hex()}
         self.director.sendall(json.dumps(request).encode() + b"\n")
         return _ShardProcess(int(self.director.recv(64)))
 
@@ -103,6 +105,7 @@ def run_server(scenario: Scenario, folder: Path, director: socket.socket, trace:
         *(scenario.shards, scenario.workers, TOKEN, scenario.lease, plan),
         policy=scenario.policy,
         streamed=scenario.streamed,
+        replicas=scenario.replicas,
     )
 
     async def run() -> None:
@@ -124,11 +127,17 @@ def run_server(scenario: Scenario, folder: Path, director: socket.socket, trace:
     asyncio.run(run())
 
 
-def run_shard(scenario: Scenario, folder: Path, number: int, port: int, token: bytes) -> None:
-    """Run a shard until the server stops it."""
+def run_shard(scenario: Scenario, folder: Path, number: int, replica: int, port: int, token: bytes) -> None:
+    """Run a shard, or its backup, until the server stops it."""
+    party = "backup" if replica else "shard"
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
-    inject("shard", scenario.faults, folder)
-    Shard(number, Endpoint(HOST, port, token), token=TOKEN, host=HOST).run()
+    injector = inject(party, scenario.faults, folder)
+    if any(fault.party == party and fault.point == "relay" for fault in scenario.faults):
+        socket.create_connection = Proxy(injector).connect  # type: ignore[assignment]
+    try:
+        Shard(number, Endpoint(HOST, port, token), token=TOKEN, host=HOST, replica=replica).run()
+    except ConnectionError as error:  # its server was killed meanwhile, and another one may listen already
+        logging.info("the server is gone: %s", error)
 
 
 # A worker
@@ -148,7 +157,7 @@ def run_worker(scenario: Scenario, folder: Path, number: int, port: int) -> None
     """Run a worker until there are no more samples."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     injector = inject("worker", scenario.faults, folder)
-    if scenario.trickle or any(fault.point == "relay" for fault in scenario.faults):
+    if scenario.trickle or any(fault.party == "worker" and fault.point == "relay" for fault in scenario.faults):
         slow = _SlowReader(scenario, folder) if scenario.trickle and number == 0 else None
         socket.create_connection = Proxy(injector, slow).connect  # type: ignore[assignment]
     size = scenario.samples + scenario.padding
@@ -159,6 +168,11 @@ def run_worker(scenario: Scenario, folder: Path, number: int, port: int) -> None
     granted = client.begin(weights.data.cast("B"))
     if any(fault.saved for fault in scenario.faults):
         _await_checkpoint(folder)
+    if scenario.loads:
+        weights[:] = 0.0
+        client.part_of = _part_maker(scenario, weights)
+        client.offer(weights.data.cast("B"))
+        client.part_of, granted = None, client.granted
     while True:
         given = client.take(granted.batch_size or scenario.batch, scenario.samples, scenario.epochs)
         if given.start == given.stop:
@@ -179,7 +193,20 @@ def run_worker(scenario: Scenario, folder: Path, number: int, port: int) -> None
             taken=[given.number],
             backward=_FinishedBackward() if scenario.streamed and number % 2 else None,
         )
+        if scenario.loads:
+            assert client.pull_state()
+            granted = client.granted
     client.close()
+
+
+def _part_maker(scenario: Scenario, weights: Any) -> PartOf:
+    """Return a function that makes a shard's part of a checkpoint with these weights. The optimizer has no state."""
+    import torch
+
+    described = Description.from_json(description(scenario))
+    states: list[dict[str, Any]] = [{} for _ in described.layout.tensors]
+    flat = torch.from_numpy(weights)
+    return lambda pieces: part_of_shard(described.layout, described.optimizer, pieces, flat, states)
 
 
 def _await_checkpoint(folder: Path) -> None:

@@ -122,9 +122,14 @@ class Director:
 
     def _nobody_joined(self) -> bool:
         """Return whether no worker has joined the newest generation, which is not the first one."""
-        names = [event["event"] for event in self.events()]
-        last = len(names) - 1 - names[::-1].index("generation")
-        return last > 0 and "joined" not in names[last:]
+        newest = self._newest_generation()
+        return len(newest) < len(self.events()) and not any(event["event"] == "joined" for event in newest)
+
+    def _newest_generation(self) -> list[dict[str, Any]]:
+        """Return the events of the newest generation of the server."""
+        events = self.events()
+        starts = [number for number, event in enumerate(events) if event["event"] == "generation"]
+        return events[starts[-1] :] if starts else []
 
     def _reap(self) -> None:
         """Take note of processes that have ended or were stopped."""
@@ -178,7 +183,9 @@ class Director:
     def _restart_late(self) -> None:
         """Restart the killed workers that have been given up."""
         for worker, before in list(self.late.items()):
-            was_member = any(event["event"] == "joined" and event["worker"] == worker for event in self.events())
+            was_member = any(
+                event["event"] == "joined" and event["worker"] == worker for event in self._newest_generation()
+            )
             if not was_member or self._times_left(worker) > before:
                 del self.late[worker]
                 self._start_worker(worker)
@@ -226,12 +233,13 @@ class Director:
             return
         for line in requests.splitlines():
             request = json.loads(line)
-            number, port, token = request["shard"], request["port"], bytes.fromhex(request["token"])
+            place = request["shard"], request["replica"], request["port"]
+            token = bytes.fromhex(request["token"])
 
-            def run_shard(number: int = number, port: int = port, token: bytes = token) -> None:
-                actors.run_shard(self.scenario, self.folder, number, port, token)
+            def run_shard(place: tuple[int, int, int] = place, token: bytes = token) -> None:
+                actors.run_shard(self.scenario, self.folder, *place, token)
 
-            pid = self._fork(f"shard-{number}", run_shard)
+            pid = self._fork(f"shard-{place[0]}-{place[1]}", run_shard)
             with contextlib.suppress(OSError):
                 self.server.sendall(str(pid).encode())
 

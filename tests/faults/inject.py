@@ -16,14 +16,15 @@ from paceline.model import checkpoint
 from paceline.serve.shard.store import WholeStore
 from paceline.serve.shard.streamed_store import PieceWork, StreamedStore
 from paceline.serve.wire.async_channel import AsyncChannel
+from paceline.serve.wire.caller import Caller
 from paceline.serve.wire.frames import Channel, PiecedBody, encode
 
 
 class Injector:
     """Counts messages and calls in this process, and finds the faults that are due."""
 
-    def __init__(self, who: str, faults: tuple[Fault, ...], folder: Path) -> None:
-        self._faults = [(number, fault) for number, fault in enumerate(faults) if fault.who == who]
+    def __init__(self, party: str, faults: tuple[Fault, ...], folder: Path) -> None:
+        self._faults = [(number, fault) for number, fault in enumerate(faults) if fault.party == party]
         self._folder = folder
         self._counts = dict.fromkeys((number for number, _ in self._faults), 0)
 
@@ -37,7 +38,9 @@ class Injector:
         return None
 
     def _is_counted(self, fault: Fault) -> bool:
-        """Return whether occurrences count already. Some faults wait for the first checkpoint."""
+        """Return whether occurrences count already. Some faults wait for the first checkpoint, or for another fault."""
+        if fault.after is not None and not (self._folder / f"fired-{fault.after}").exists():
+            return False
         return not fault.saved or any((self._folder / "checkpoints").glob("version-*[0-9]"))
 
     def at(self, point: str, what: str, when: str, channel: Channel | None = None) -> None:
@@ -64,12 +67,13 @@ def strike(fault: Fault, channel: Channel | None = None) -> None:
         os.kill(os.getpid(), signal.Signals[fault.how])
 
 
-def inject(who: str, faults: tuple[Fault, ...], folder: Path) -> Injector:
+def inject(party: str, faults: tuple[Fault, ...], folder: Path) -> Injector:
     """Wrap the messages and calls of this process, if one of the faults concerns it."""
-    injector = Injector(who, faults, folder)
+    injector = Injector(party, faults, folder)
     if injector._faults:
         _wrap_channel(injector)
         _wrap_async_channel(injector)
+        _wrap_caller(injector)
         _wrap_calls(injector)
     return injector
 
@@ -154,6 +158,30 @@ def _wrap_async_channel(injector: Injector) -> None:
         return message
 
     AsyncChannel.send, AsyncChannel.receive = watched_send, watched_receive  # type: ignore[method-assign]
+
+
+def _wrap_caller(injector: Injector) -> None:
+    send, receive = Caller.send, Caller.receive
+
+    async def watched_send(self: Caller, message: Any) -> None:
+        name = type(message).__name__
+        injector.at("send", name, "before")
+        half = injector.due("send", name, "half")
+        if half:
+            frame = encode(message)
+            self._socket.send(frame[: len(frame) // 2])
+            strike(half)
+            self._socket.send(frame[len(frame) // 2 :])
+            return
+        await send(self, message)
+        injector.at("send", name, "after")
+
+    async def watched_receive(self: Caller) -> Any:
+        message = await receive(self)
+        injector.at("receive", type(message).__name__, "after")
+        return message
+
+    Caller.send, Caller.receive = watched_send, watched_receive  # type: ignore[method-assign]
 
 
 def _wrap_calls(injector: Injector) -> None:

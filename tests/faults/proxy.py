@@ -1,4 +1,4 @@
-"""A proxy in the worker's process that can disturb the connections to its servers at a chosen message.
+"""A proxy in a process that can disturb the connections that the process opens at a chosen message.
 
 It parses the frames that pass, so that a fault can happen before a message, half-way through it or after it:
 cut (close both directions in order), reset (close both at once), mute (drop all further bytes of this direction).

@@ -12,20 +12,24 @@ from typing import Any
 
 import msgspec
 
+#: Messages that occur only if workers load weights and optimizer state.
+LOADING = ("OfferWeights", "KeepWeights", "InitialState", "PullState", "OptimizerState")
+
 
 class Fault(msgspec.Struct, frozen=True):
     """One fault. It happens once, in the first process of its kind that reaches the point."""
 
-    who: str  # worker, shard or coordinator
-    point: str  # send, receive, call (of a function), or relay (by the worker's proxy)
+    party: str  # worker, shard, backup (of a shard) or coordinator
+    point: str  # send, receive, call (of a function), or relay (by a proxy in the process)
     what: str  # the name of the message or of the function
     when: str = "before"  # before, half (half-way), after
     nth: int = 1  # occurrence of the message or the call at which the fault happens
     how: str = "SIGKILL"  # SIGKILL, SIGSTOP; for a channel: cut; for the proxy: cut, reset, mute
     saved: bool = False  # count only once there is a checkpoint; workers wait for the first one
+    after: int | None = None  # count only once the fault of this number has happened: strike during its recovery
 
     def __str__(self) -> str:
-        return f"{self.who}-{self.how}-{self.when}-{self.point}-{self.what}"
+        return f"{self.party}-{self.how}-{self.when}-{self.point}-{self.what}"
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -40,11 +44,17 @@ class Scenario(msgspec.Struct, frozen=True):
     epochs: int = 2
     padding: int = 0  # further elements of each tensor; streamed updates need some for several pieces
     streamed: bool = False  # are updates applied piece by piece?
+    replicas: int = 0  # backups of each shard
     lease: float = 30.0
     every: int = 4  # updates between two checkpoints
     restart: str = "at once"  # when a killed worker is restarted: at once, or after it was given up ("late")
     trickle: int = 0  # updates that are applied while the first worker slowly reads its first pull
     limit: float = 60.0  # seconds that the job may take
+
+    @property
+    def loads(self) -> bool:
+        """Whether every worker loads other weights after its first pull, and later asks for the optimizer's state."""
+        return any(fault.what in LOADING for fault in self.faults)
 
 
 class Outcome(msgspec.Struct):

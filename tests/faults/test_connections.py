@@ -14,11 +14,11 @@ pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from faults.scenario import Fault, Outcome, Scenario
-from faults.steps import AFTER_A_CUT, PADDING, REPEATED, kind_of, worker_steps
+from faults.steps import AFTER_A_CUT, AFTER_A_LOSS, PADDING, REPEATED, SHARD_LOST, kind_of, worker_steps
 
 Play = Callable[[Scenario], Outcome]
 #: Messages that do not occur in every job.
-SELDOM = {"CancelIteration", "PushNow", "Refused", "Expelled", "Heartbeat"}
+SELDOM = {"CancelIteration", "PushNow", "Refused", "Expelled", "Heartbeat", "KeepWeights"}
 HANDSHAKE = {"Challenge", "Proof", "Accepted", "Join", "Welcome", "Hello"}
 
 
@@ -29,8 +29,12 @@ def connection_fails(name: str, when: str, how: str, policy: str, shards: int, s
     faults = [Fault("worker", "relay", name, when, nth, how)]
     if name in AFTER_A_CUT:
         faults.append(Fault("worker", "relay", "GrantIteration", "after", 2, "cut"))
-    padding = PADDING if streamed else 0
-    return Scenario(policy, tuple(faults), shards=shards, lease=2.0, streamed=streamed, padding=padding)
+    if name in AFTER_A_LOSS:
+        faults.append(SHARD_LOST)
+    padding, replicas = PADDING if streamed else 0, int(name in AFTER_A_LOSS)
+    return Scenario(
+        policy, tuple(faults), shards=shards, replicas=replicas, lease=2.0, streamed=streamed, padding=padding
+    )
 
 
 def scenario_name(scenario: Scenario) -> str:

@@ -119,14 +119,14 @@ def test_a_server_fails_at_any_step(scenario: Scenario, play: Play) -> None:
     check(play(scenario), scenario)
 
 
-@pytest.mark.parametrize("who", ["coordinator", "shard"])
+@pytest.mark.parametrize("party", ["coordinator", "shard"])
 @pytest.mark.parametrize("policy", ["bsp", "asp"])
-def test_a_server_is_killed_when_all_workers_have_left(who: str, policy: str, play: Play) -> None:
+def test_a_server_is_killed_when_all_workers_have_left(party: str, policy: str, play: Play) -> None:
     """The last checkpoint is not written yet, so everything since the one before is trained again."""
     point = {
         "coordinator": Fault("coordinator", "receive", "Leave", "after", nth=3, saved=True),
         "shard": Fault("shard", "receive", "Fence", "after", nth=3, saved=True),
-    }[who]
+    }[party]
     outcome = play(Scenario(policy, (point,), every=1000))
     assert outcome.fired[0]
     assert outcome.generations == 2

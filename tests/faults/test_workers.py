@@ -21,7 +21,10 @@ Play = Callable[[Scenario], Outcome]
 HOW = ("SIGKILL", "SIGSTOP")
 STEPS = worker_steps()
 #: Messages that occur only under some policies, or only after another fault.
-SELDOM = {"CancelIteration", "PushNow", "Refused", "Expelled", "Heartbeat", "ProvideWeights", "InitialWeights"}
+SELDOM = {
+    *("CancelIteration", "PushNow", "Refused", "Expelled", "Heartbeat", "ProvideWeights", "InitialWeights"),
+    "KeepWeights",
+}
 
 
 def scenario_name(scenario: Scenario) -> str:

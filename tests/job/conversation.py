@@ -47,12 +47,13 @@ class Conversation:
         self.connections: dict[int, int] = {}
         self.incarnations: dict[int, int] = {}
         self._last_connection = 0
+        self.unfiltered: list[Instruction] = []  # the instructions for the last event, with log lines
 
     def tell(self, event: Event, at: float | None = None) -> list[Instruction]:
         """Send an event to the job and return the instructions, without log lines."""
         self.now = self.now if at is None else at
         self.log.append((event, self.now))
-        out = self.state.handle(event, self.now)
+        out = self.unfiltered = self.state.handle(event, self.now)
         for each in out:
             if isinstance(each, instructions.SendWelcome):
                 self.incarnations[each.worker] = each.incarnation

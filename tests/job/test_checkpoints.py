@@ -111,6 +111,26 @@ def test_a_failed_checkpoint_is_removed_and_another_is_tried_later(by: str) -> N
     assert [save.version for save in only(instructions.OrderSave, talk.push(0, 3, version=2))] == [3]
 
 
+def test_a_failed_checkpoint_is_logged_once_for_each_reason_and_so_is_its_end() -> None:
+    talk = Conversation("asp", save=1)
+    talk.begin(1)
+    store(talk, 0)
+    logged: list[str] = []
+    for version, error in ((1, "the disk is full"), (2, "the disk is full"), (3, "it is read-only"), (4, ""), (5, "")):
+        talk.push(0, version, version=version - 1)
+        talk.tell(events.ShardSaved(0, version, error))
+        out = [] if error else talk.state.handle(events.CheckpointStored(version), talk.now)
+        logged += [line.text for line in only(instructions.LogLine, talk.unfiltered + out) if line.warns]
+        talk.now += RETRY
+    assert logged == [
+        "The checkpoint of version 1 could not be written: the disk is full. The next attempt is in 10 s; free space, "
+        "or repair the folder.",
+        "The checkpoint of version 3 could not be written: it is read-only. The next attempt is in 10 s; free space, "
+        "or repair the folder.",
+        "The checkpoint of version 4 was written; checkpoints work again.",
+    ]
+
+
 def with_two_workers(save: int = 1) -> Conversation:
     """A job with two workers that hold their first samples, and a stored checkpoint of version 0."""
     talk = Conversation("asp", workers=2, save=save)
@@ -190,3 +210,17 @@ def test_another_policy_ignores_the_saved_memory() -> None:
     (save,) = only(instructions.OrderSave, talk.push(0, 1, 1))
     other = Conversation("bsp", workers=2, restored=json.loads(json.dumps(save.snapshot)))
     assert other.state.version == 1
+
+
+def test_a_checkpoint_whose_policy_did_not_name_its_weights_keeps_its_memory() -> None:
+    blacklist = {"blacklist": {"1": [0.1, 0.2, 0.1, 0.0, 0.1]}}
+    talk = Conversation("filtered:policy=asp", workers=2)
+    snapshot = json.loads(json.dumps(talk.state.snapshot() | {"memory": blacklist}))
+    for policy, recalled in (
+        ("filtered:policy=asp", True),
+        ("filtered:policy=(asp:weights=mean)", True),
+        ("filtered:policy=(asp:weights=sum)", False),
+        ("filtered:policy=(ssp:weights=mean)", False),
+    ):
+        again = Conversation(policy, workers=2, restored=snapshot)
+        assert (again.state.ledger.policy.memory() == blacklist) is recalled

@@ -6,6 +6,8 @@ import pytest
 
 from job.conversation import Conversation, Obedient, kinds, only
 from paceline.job import events, instructions
+from paceline.observe.observer import Recorder
+from paceline.observe.trace import Awaited, Event
 
 LEASE = 30.0
 
@@ -25,6 +27,28 @@ def test_the_job_begins_when_enough_workers_have_joined_and_one_has_sent_the_wei
     out = talk.join(1)
     assert kinds(out) == ["SendWelcome", "SendGrant", "SendGrant"]
     assert [grant.iteration for grant in only(instructions.SendGrant, out)] == [1, 1]
+
+
+def test_watchers_learn_how_many_workers_the_job_waits_for() -> None:
+    watched: list[tuple[object, ...]] = []
+    talk = Conversation(workers=3)
+    talk.state.ledger.watcher = Recorder(lambda event: watched.append(event[1:]))
+    talk.join(0)
+    talk.join(1)
+    talk.tell(events.WorkerLeft(talk.connections[0]))
+    assert watched == [(1, 2), (2, 1), (1, 2)]
+    late: list[Event] = []
+    talk.state.introduce(Recorder(late.append))
+    assert late == [Awaited(talk.state._now, 1, 2)]
+
+
+def test_a_job_that_has_begun_waits_for_no_worker() -> None:
+    talk = Conversation("asp", workers=2)
+    talk.begin(2)
+    late: list[Event] = []
+    talk.state.introduce(Recorder(late.append))
+    assert talk.state.missing == 0
+    assert not [event for event in late if isinstance(event, Awaited)]
 
 
 def test_a_worker_that_joins_later_is_admitted_at_once() -> None:
@@ -215,7 +239,7 @@ def test_a_silent_shard_fails_the_generation_unless_the_server_itself_was_blocke
     talk.tell(events.ShardAlive(0), 10.0)
     assert talk.tell(events.TimePassed(29.0), 29.0) == []
     assert talk.tell(events.TimePassed(30.0), 100.0) == [], "the server was blocked"
-    assert kinds(talk.tell(events.TimePassed(101.0), 101.0)) == ["FailGeneration"]
+    assert kinds(talk.tell(events.TimePassed(101.0), 101.0)) == ["GiveUpShard"]
 
 
 # Two processes with the same number

@@ -143,3 +143,26 @@ def test_epochs_may_be_requested_one_after_the_other() -> None:
     samples.returned(0, [2])
     assert samples.take(1, 2, 2, epochs=1) is None
     assert samples.take(1, 2, 2, epochs=2) == Positions(1, 0, 2)
+
+
+def test_a_plan_hands_out_no_samples_of_epochs_that_have_not_begun() -> None:
+    samples = Samples(size=4, epochs=1)
+    assert samples.total == 0, "unknown"
+    samples.plan(3)
+    samples.plan(None)
+    samples.plan(2)
+    assert samples.total == 12, "the longest plan counts"
+    assert samples.take(0, 1, 9, epochs=1) == Positions(0, 0, 4)
+    assert samples.take(0, 2, 9, epochs=1) is None
+    samples.arrived(0, [1], "update")
+    samples.done("update")
+    assert not samples.all_done, "two epochs are still to come"
+
+
+def test_a_plan_is_saved_and_an_older_checkpoint_has_none() -> None:
+    samples = Samples(size=4, epochs=1)
+    samples.plan(3)
+    saved = json.loads(json.dumps(samples.as_json()))
+    assert Samples.from_json(saved).total == 12
+    del saved["planned"]
+    assert Samples.from_json(saved).total == 0

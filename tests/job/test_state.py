@@ -82,6 +82,7 @@ def test_an_update_of_a_cancelled_iteration_is_dropped_at_the_shard_that_has_it(
         events.SamplesRequested(1, 1, 0, 8, 1),
         events.SamplesRequested(1, 1, 1, 0, 1),
         events.SamplesRequested(1, 1, 1, 8, -1),
+        events.SamplesRequested(1, 1, 1, 8, 1, -1),
         events.WorkerMisbehaved(1),
     ],
     ids=str,

@@ -18,6 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from launch.terminal import screen
+from paceline.observe.trace import from_line
+
 PACES = """
 import os, sys, time
 import paceline
@@ -168,6 +171,7 @@ def test_the_rank_that_a_launcher_sets_is_the_workers_number(script: Path, start
     for rank, worker in zip((4, 7), workers, strict=True):
         worker.wait_for(f"worker {rank} of ? is done")
         assert worker.ends() == 0
+        assert worker.lines == [f"worker {rank} of ? is done"], "one worker has no number before its lines"
     assert server.ends() == 0
 
 
@@ -175,22 +179,30 @@ def test_other_hosts_are_reached_over_ssh(script: Path, tmp_path: Path) -> None:
     """This ssh runs the command locally. The token must not be part of the command line."""
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
-    ssh.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/hosts\necho "$4" >> {tmp_path}/commands\nexec sh -c "$4"\n')
+    ssh.write_text(f'#!/bin/sh\necho "$4" >> {tmp_path}/hosts\necho "$5" >> {tmp_path}/commands\nexec sh -c "$5"\n')
     ssh.chmod(0o755)
+    nproc = tmp_path / "bin" / "nproc"
+    nproc.write_text("#!/bin/sh\necho 8\n")
+    nproc.chmod(0o755)
+    script.write_text(PACES + "print('threads', os.environ.get('OMP_NUM_THREADS'))\n")
     ran = paceline(
         *("run", "--servers", 0, "--workers", 3, "--hosts", "one,two", "--host", "127.0.0.1", script, 4),
         PATH=f"{ssh.parent}:{os.environ['PATH']}",
+        OMP_NUM_THREADS="",
     )
     assert ran.returncode == 0, ran.stderr
     assert sorted((tmp_path / "hosts").read_text().split()) == ["one", "one", "two"]
     assert all(f"[{number}] worker {number} of 3 is done" in ran.stdout for number in range(3))
     assert "PACELINE_TOKEN=" not in (tmp_path / "commands").read_text()
+    assert all(f"[{number}] threads 4" in ran.stdout for number in (0, 2)), "two workers share the cores of one"
+    assert "[1] threads \n" in ran.stdout, "one worker has the cores of two for itself"
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_one_signal_stops_all_processes(sent: signal.Signals, script: Path, started: list[Background]) -> None:
     """Ctrl-C, and even SIGKILL, which a process cannot catch, leave no process behind."""
-    job = Background("run", "--servers", 0, "--workers", 2, script, 100000, 0.01)
+    trace = script.with_suffix(".jsonl")
+    job = Background("run", "--servers", 0, "--workers", 2, "--trace", trace, script, 100000, 0.01)
     started.append(job)
     end = time.monotonic() + 60
     while len(job.children()) < 3 and time.monotonic() < end:  # the server and two workers
@@ -203,11 +215,14 @@ def test_one_signal_stops_all_processes(sent: signal.Signals, script: Path, star
     assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
     assert all_gone(pids), "a process was left behind"
     assert not any("Traceback" in line for line in job.lines), job.lines
+    if sent is not signal.SIGKILL:
+        assert job.lines[-1] == f"Interrupted. Written: {trace}."
+        assert from_line(trace.read_text().splitlines()[-1])
 
 
 def test_a_job_that_crashes_too_often_ends_with_the_traceback(tmp_path: Path) -> None:
     script = tmp_path / "crash.py"
-    script.write_text("import paceline\npaceline.coordinate()\nraise ValueError('the reason')\n")
+    script.write_text("import paceline\npaceline.coordinate().proceed(batch_size=1)\nraise ValueError('the reason')\n")
     ran = paceline("run", "--servers", 0, "--workers", 1, "--restarts", 1, "--lease", 1, script)
     assert ran.returncode == 1
     assert ran.stderr.count("restarting it") == 1
@@ -235,28 +250,112 @@ def test_ranks_of_one_worker_are_started_together(tmp_path: Path) -> None:
 # Output
 
 
-def test_a_terminal_shows_a_table_and_then_a_summary(script: Path) -> None:
-    """In a pseudo-terminal, the table is drawn while the job runs and removed at its end."""
-    here, there = pty.openpty()
-    with os.fdopen(here, "rb", buffering=0) as screen:
-        job = subprocess.Popen(
-            command("run", "--servers", 0, "--workers", 2, script, 30, 0.05),
+class Terminal:
+    """A command that runs in a pseudo-terminal."""
+
+    def __init__(self, *arguments: object) -> None:
+        here, there = pty.openpty()
+        self.process = subprocess.Popen(
+            command(*arguments),
             stdout=there,
             stderr=there,
             env=LOCAL | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
             start_new_session=True,
         )
         os.close(there)
-        shown = b""
-        with contextlib.suppress(OSError):  # Linux raises it at the end
+        self._output = b""
+        self._reader = threading.Thread(target=self._read, args=(here,), daemon=True)
+        self._reader.start()
+
+    def _read(self, here: int) -> None:
+        with os.fdopen(here, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # Linux raises it at the end
             while data := screen.read(4096):
-                shown += data
-        assert job.wait(60) == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert re.search(r"worker +state +iteration +samples/s +waiting +staleness +loss", text)
-    assert "computing" in text or "waiting" in text
-    assert re.search(r"updates +60", text), "the closing summary"
-    assert text.count("is done") == 2, "the output of the script is shown"
+                self._output += data
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines on the screen now."""
+        return screen(self._output.decode(errors="ignore"))
+
+    def wait_for(self, text: str, seconds: float = 60.0) -> str:
+        """Wait for a line that contains this text, and return it."""
+        end = time.monotonic() + seconds
+        while not (found := [line for line in self.lines if text in line]):
+            assert time.monotonic() < end, self.lines
+            time.sleep(0.05)
+        return found[0]
+
+    def ends(self) -> int:
+        """Wait until the command has ended, and return its exit code."""
+        code = self.process.wait(60)
+        self._reader.join(60)
+        return code
+
+
+def test_a_terminal_shows_a_table_and_then_a_summary(script: Path) -> None:
+    """In a pseudo-terminal, the table is drawn while the job runs and removed at its end."""
+    script.write_text(PACES.replace("pace.proceed(", "print(f'\\r{step} of 30', end='', flush=True); pace.proceed("))
+    job = Terminal("run", "--servers", 0, "--workers", 2, script, 30, 0.05)
+    heading = job.wait_for("iteration")
+    assert re.search(r"worker +state +iteration +samples/s +waiting +staleness +loss", heading)
+    job.wait_for("computing")
+    bars = [line for line in job.lines if re.match(r"\[[01]\] \d+ of 30", line)]
+    assert len(bars) <= 2, "a progress bar changes in place"
+    assert job.ends() == 0
+    lines = job.lines
+    assert any(re.search(r"updates +60", line) for line in lines), "the closing summary"
+    assert sum("is done" in line for line in lines) == 2, "the output of the script is shown"
+    assert heading not in lines
+
+
+def test_a_server_on_a_terminal_shows_its_address_and_whom_it_waits_for(script: Path) -> None:
+    server = Terminal("serve", "--servers", 0, "--workers", 2, "-p", "bsp")
+    try:
+        where = server.wait_for("Listening on ").split()[-1].rstrip(".")
+        server.wait_for("0 workers, waiting for 2 workers")
+        environment = LOCAL | {"PACELINE_CONNECT": where}
+        started = [sys.executable, str(script), "3"]
+        first = subprocess.Popen(started, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        server.wait_for("1 worker, waiting for 1 more")
+        assert any(where in line for line in server.lines), "the table does not erase the address"
+        second = subprocess.run(started, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        _, errors = first.communicate(timeout=60)
+        assert server.ends() == 0
+        assert any(where in line for line in server.lines)
+        assert errors.splitlines() == [
+            "Joined the job as worker 0; waiting for 1 more worker.",
+            "All workers have joined; the job begins.",
+        ]
+        assert second.stderr.splitlines() == ["Joined the job as worker 1."]
+    finally:
+        server.process.kill()
+
+
+@pytest.mark.parametrize("how", ["python", "work"])
+def test_a_worker_leaves_at_control_c(how: str, script: Path, started: list[Background]) -> None:
+    server = Background("serve", "--servers", 0, "--workers", 1, "-p", "asp")
+    started.append(server)
+    script.write_text(PACES.replace("    for step", "    print('Begun.', file=sys.stderr)\n    for step"))
+    where, steps = server.address(), (str(script), "100000", "0.01")
+    begins = [sys.executable] if how == "python" else command("work", "--connect", where)
+    environment = LOCAL | ({"PACELINE_CONNECT": where} if how == "python" else {})
+    worker = subprocess.Popen([*begins, *steps], env=environment, stderr=subprocess.PIPE, text=True)
+    assert worker.stderr is not None
+    for line in iter(worker.stderr.readline, "Begun.\n"):
+        assert line == "Joined the job as worker 0.\n"
+    worker.send_signal(signal.SIGINT)
+    _, errors = worker.communicate(timeout=60)
+    by_hand = "Interrupted; this worker leaves the job.\n"
+    assert errors == (by_hand if how == "python" else "Interrupted; the workers of this machine have left the job.\n")
+    assert worker.returncode == (-2 if how == "python" else 130)
+    assert server.ends(20.0) == 0, "it does not wait for the worker's lease to end"
+
+
+def test_a_wrong_token_is_one_sentence_and_is_not_tried_again(script: Path, started: list[Background]) -> None:
+    server = Background("serve", "--servers", 0, "--workers", 1, "-p", "asp", PACELINE_TOKEN="aa" * 16)
+    started.append(server)
+    ran = paceline("work", "--connect", server.address(), script, 1)
+    refused(ran, "The job's token is wrong; give every worker and server the same one.", code=1)
 
 
 def test_a_trace_that_opens_in_perfetto(script: Path, tmp_path: Path) -> None:
@@ -349,4 +448,4 @@ def test_tls_without_a_key(tmp_path: Path) -> None:
 def test_watching_an_address_without_a_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    refused(paceline("watch", f"127.0.0.1:{port}"), "cannot be watched")
+    refused(paceline("watch", f"127.0.0.1:{port}"), "There is no server at")

@@ -2,10 +2,11 @@
 
 import inspect
 import string
+import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.policies import (
@@ -13,19 +14,24 @@ from paceline.policies import (
     Policy,
     PolicyError,
     Range,
+    is_same_policy,
     make,
     names,
     policy_class,
     policy_options,
     register,
     split_list,
+    with_mean_weights,
+    without_mean_weights,
 )
 from paceline.policies import registry as registry_module
 from paceline.policies.asp import ASP
 from paceline.policies.bsp import BSP
 from paceline.policies.dssp import DSSP
 from paceline.policies.groups import Groups
+from paceline.policies.options import Option
 from paceline.policies.r2sp import R2SP
+from paceline.policies.registry import split_spec
 from paceline.policies.ssp import SSP
 
 
@@ -156,6 +162,103 @@ def test_an_invalid_list_is_refused(text: str, message: str) -> None:
         split_list([text])
 
 
+# The weights of a real job
+
+
+@st.composite
+def specs(draw: st.DrawFn, depth: int = 2) -> str:
+    """Any registered policy with any of its options. A policy that is an option has options of its own."""
+    name = draw(st.sampled_from([*names(), f"{__name__}:Mine", f"{__name__}:Bare"]))
+    written = []
+    for key, option in policy_options(name).items():
+        texts = [text for text in (*option.words, "true", "false", "1", "2", "0.5") if accepted(option, text)]
+        if option.takes(Policy) and depth:
+            texts = [f"({draw(specs(depth - 1))})"]
+        if draw(st.booleans()) and texts:
+            written.append(f"{key}={draw(st.sampled_from(texts))}")
+    return f"{name}:{','.join(written)}" if written else name
+
+
+def accepted(option: Option, text: str) -> bool:
+    try:
+        return str not in option.kinds and option.accepts(option.parse(text))
+    except ValueError:
+        return False
+
+
+def weights_in(policy: Policy) -> list[str]:
+    """The weights of a policy and of the policies inside it."""
+    inside = [getattr(policy, part) for part in ("inner", "outer", "policy") if hasattr(policy, part)]
+    own = [policy.weigher.kind] if hasattr(policy, "weigher") else []
+    return own + [each for part in inside for each in weights_in(part)]
+
+
+@given(specs())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_a_real_job_uses_mean_weights_unless_the_spec_names_others(spec: str) -> None:
+    try:
+        before = weights_in(make(spec))
+    except PolicyError:
+        assume(False)
+    explicit = with_mean_weights(spec)
+    assert weights_in(make(explicit)).count("sum") == spec.count("weights=sum")
+    assert type(make(explicit)) is type(make(spec))
+    assert with_mean_weights(explicit) == explicit
+    assert is_same_policy(spec, explicit)
+    if before.count("sum") == spec.count("weights=sum"):
+        assert explicit == spec, "nothing was left to a default of weights=sum"
+    (name, given), (same_name, kept) = split_spec(spec), split_spec(explicit)
+    assert name == same_name
+    nested = {key for key, option in policy_options(name).items() if option.takes(Policy)}
+    assert [each for each in given if each[0] not in nested] == [
+        each for each in kept if each[0] not in nested and each in given
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "explicit"),
+    [
+        ("r2sp", "r2sp:weights=mean"),
+        ("r2sp:groups=auto", "r2sp:groups=auto,weights=mean"),
+        ("r2sp:weights=sum", "r2sp:weights=sum"),
+        ("groups", "groups:inner=(bsp:weights=mean),outer=(r2sp:weights=mean)"),
+        (
+            "groups:count=8,inner=(bsp:fraction=0.75)",
+            "groups:count=8,inner=(bsp:fraction=0.75,weights=mean),outer=(r2sp:weights=mean)",
+        ),
+        ("filtered:policy=asp", "filtered:policy=(asp:weights=mean)"),
+        ("filtered", "filtered"),
+        ("fl-r2sp", "fl-r2sp"),
+        ("fedbuff:k=3", "fedbuff:k=3"),
+        (f"{__name__}:Mine", f"{__name__}:Mine:weights=mean"),
+        (f"{__name__}:Plain", f"{__name__}:Plain"),
+    ],
+)
+def test_the_explicit_spec_of_a_real_job(spec: str, explicit: str) -> None:
+    assert with_mean_weights(spec) == explicit
+
+
+def test_a_mistake_in_a_spec_is_not_hidden() -> None:
+    for wrong in ("r2sp:weights=sum,weights=mean", "r2sp:nope=1"):
+        with pytest.raises(PolicyError):
+            make(with_mean_weights(wrong))
+    with pytest.raises(PolicyError, match="There is no policy 'nope'"):
+        with_mean_weights("groups:inner=nope")
+
+
+def test_a_checkpoint_of_another_policy_is_told_apart_and_imports_nothing() -> None:
+    for saved, current in (
+        ("r2sp", "asp:weights=mean"),
+        ("r2sp", "r2sp:groups=2,weights=mean"),
+        ("r2sp:weights=sum", "r2sp:weights=mean"),
+        ("r2sp", "r2sp:weights=sum"),
+        ("this:Zen", "r2sp:weights=mean"),
+        ("", "r2sp:weights=mean"),
+    ):
+        assert not is_same_policy(saved, current)
+    assert "this" not in sys.modules
+
+
 # Wrong input
 
 
@@ -164,7 +267,7 @@ def test_an_invalid_list_is_refused(text: str, message: str) -> None:
     [
         ("bspp", "There is no policy 'bspp'. Did you mean 'bsp'? Known policies: " + ", ".join(names()) + "."),
         ("sync", "There is no policy 'sync'. Did you mean 'ksync'? Known policies: " + ", ".join(names()) + "."),
-        ("ssp:stale=3", "ssp has no option 'stale'. Its options: staleness, weights."),
+        ("ssp:stale=3", "ssp has no option 'stale'. Did you mean 'staleness'? Its options: staleness, weights."),
         ("test:x=1", "There is no policy 'test'. Known policies: " + ", ".join(names()) + "."),
         ("ssp:staleness=-1", "ssp: staleness must be a whole number of at least 0, not '-1'."),
         ("ssp:staleness=1.5", "ssp: staleness must be a whole number of at least 0, not '1.5'."),
@@ -265,3 +368,15 @@ def test_any_text_makes_a_policy_or_a_one_sentence_error(text: str) -> None:
             assert isinstance(make(spec), Policy)
     except PolicyError as error:
         assert str(error).endswith(".")
+
+
+@pytest.mark.parametrize("spec", ["bsp", "r2sp:groups=2", "ssp:staleness=3", "groups:inner=asp,outer=r2sp", "safa"])
+def test_a_spec_is_shown_without_the_weights_of_a_real_job(spec: str) -> None:
+    full = with_mean_weights(spec)
+    assert without_mean_weights(full) == spec
+    assert with_mean_weights(without_mean_weights(full)) == full
+
+
+@pytest.mark.parametrize("spec", ["r2sp:weights=sum", "unknown:weights=mean", "ssp:staleness=1,weights=sum"])
+def test_other_weights_and_unknown_policies_are_shown_as_they_are(spec: str) -> None:
+    assert without_mean_weights(spec) == spec

@@ -160,12 +160,13 @@ def test_the_products_of_all_shards_add_up_to_those_of_the_whole_updates() -> No
     gradients = [torch.from_numpy(each) for each in directions()]
     weights = (1 / WORKERS,) * WORKERS
     comparison = Comparison(Apply(tuple(Update(worker, 1, 0, 1, 0.0) for worker in range(WORKERS)), weights))
-    for start, stop in ((0, 300), (300, 301), (301, SIZE)):
+    for shard, (start, stop) in enumerate(((0, 300), (300, 301), (301, SIZE))):
         part = products([each[start:stop] for each in gradients], weights)
         message = UpdateProducts(1, part.with_whole, part.with_itself, part.whole)
         assert comparison.fits(message)
-        comparison.add(message)
-    assert comparison.parts == 3
+        comparison.add(shard, message)
+        comparison.add(shard, message)  # its backup sends the same
+    assert comparison.shards == {0, 1, 2}
     assert comparison.cosines() == pytest.approx(products(gradients, weights).cosines(), abs=1e-5)
     assert not comparison.fits(UpdateProducts(1, (0.0,), (0.0,), 0.0))
 

@@ -20,9 +20,9 @@ from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.server import Server, ServerError
 from paceline.serve.shard.admission import Admission
 from paceline.serve.shard.shard import MIN_AT_ONCE, Shard
-from paceline.serve.shard.worker_listener import MAX_HANDSHAKES
 from paceline.serve.wire.frames import encode
 from paceline.serve.wire.messages import AddToSum, DropUpdate, Identity, Push, PushReceived, UpdateReceived
+from paceline.serve.wire.strangers import MAX_OF_ADDRESS
 from serve.test_shard import Stage, Worker
 
 SIZE = 1000  # elements
@@ -138,8 +138,8 @@ def test_a_fixed_number_of_slots_does_not_change_and_all_are_admitted() -> None:
 
 
 def test_many_workers_that_connect_at_once_are_all_served(stage: Stage) -> None:
-    """They are more than may shake hands at a time. They wait for a moment, and none is disconnected."""
-    count = 3 * MAX_HANDSHAKES
+    """They share an address and are more than its quota. Each ends its handshake in time, so none is disconnected."""
+    count = MAX_OF_ADDRESS + 64
     with ThreadPoolExecutor(count) as threads:
         workers = list(threads.map(stage.worker, range(1, count + 1)))
     assert workers[-1].push(1, 1.0) == PushReceived(1)
@@ -148,11 +148,13 @@ def test_many_workers_that_connect_at_once_are_all_served(stage: Stage) -> None:
 def test_the_limit_of_open_files_is_raised_as_far_as_the_system_allows() -> None:
     code = (
         "import resource; from paceline.serve import open_files as files\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000))\n"
-        "assert files.allow(10) == 10 and resource.getrlimit(resource.RLIMIT_NOFILE) == (100, 1000)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (600, 2000))\n"
+        "assert files.allow(10) == 10 and resource.getrlimit(resource.RLIMIT_NOFILE) == (600, 2000)\n"
         "assert files.allow(500) == 500\n"
-        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (500 + files.SPARE_FILES, 1000)\n"
-        "assert files.allow(5000) == 1000 - files.SPARE_FILES\n"
+        "wanted = 500 + files.SPARE_FILES + files.MAX_STRANGERS\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, 2000)\n"
+        "assert files.allow(1900) == 1900, 'strangers make room for workers'\n"
+        "assert files.allow(5000) == 2000 - files.SPARE_FILES\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -27,7 +27,7 @@ from paceline.job.saving import MAX_STALENESS
 from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
-from paceline.serve.wire import handshake, messages
+from paceline.serve.wire import async_channel, handshake, messages
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import MAGIC, PREFIX, VERSION, Channel, MessageDecoder, encode
 from paceline.serve.wire.messages import (
@@ -55,6 +55,7 @@ from paceline.serve.wire.messages import (
     Setup,
     Welcome,
 )
+from paceline.serve.wire.tokens import token_for
 from paceline.serve.worker.client import Client
 from train.jobs import Job, job
 
@@ -120,7 +121,7 @@ class Target:
         self.running, self.honest = running, honest
         self.coordinator = honest.port
         self.sockets: list[socket.socket] = []  # opened by a test, and closed after it
-        self.shards = [port for _, port in running.coordinator.shards.addresses.values()]
+        self.shards = [port for _, port in running.coordinator.shards.addresses]
 
     def socket(self, port: int) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", port))
@@ -134,7 +135,7 @@ class Target:
         channel = Channel(sock, ANY_MESSAGE)
         sock.settimeout(PATIENCE)
         channel.limit_silence(PATIENCE)
-        handshake.call(channel, token)
+        handshake.call(channel, token_for("worker", token) if port in self.shards else token)
         return channel
 
     def join_job(self, number: int = 7) -> tuple[Channel, Welcome]:
@@ -208,14 +209,8 @@ def under_attack(**options: Any) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    from paceline.serve.coordinator import listener
-    from paceline.serve.wire import endpoint
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listener, "HANDSHAKE_SECONDS", 2.0)
-        patch.setattr(endpoint, "SECONDS", 2.0)
-        with under_attack() as attacked:
-            yield attacked
+    with under_attack() as attacked:
+        yield attacked
 
 
 @pytest.fixture(autouse=True)
@@ -294,7 +289,7 @@ def test_a_wrong_token_is_refused(target: Target, port: Callable[[Target], int])
 def test_a_recorded_handshake_is_refused(target: Target, port: Callable[[Target], int]) -> None:
     channel = Channel(target.socket(port(target)), ANY_MESSAGE)
     channel.limit_silence(PATIENCE)
-    recorded = handshake.proof(TOKEN, channel.receive())
+    recorded = handshake.proof(token_for("worker", TOKEN), channel.receive())
     channel.send(recorded)
     channel.receive()
     channel.close()
@@ -395,10 +390,10 @@ def test_a_worker_that_claims_to_be_another_is_refused(target: Target) -> None:
 def test_a_worker_that_claims_to_be_a_shard_is_refused(target: Target) -> None:
     for shard in (0, 2, -1):
         channel = target.connect(target.coordinator)
-        channel.send(Register(shard, 1))
+        channel.send(Register(shard, 1, b"secret", "generation"))
         assert_refused(channel, "not expected here")
-    channel = target.connect(target.coordinator, SHARD_TOKEN)
-    channel.send(Register(0, 1))
+    channel = target.connect(target.coordinator, token_for("shard", SHARD_TOKEN))
+    channel.send(Register(0, 1, b"another secret", target.running.coordinator.generation))
     assert_refused(channel, "Shard 0 is registered already")
 
 
@@ -410,6 +405,7 @@ def test_a_worker_that_claims_to_be_a_shard_is_refused(target: Target) -> None:
         GradientReady(1, 0, 2**62, 0.1, None),
         GradientReady(1, 0, 1, float("nan"), None),
         GradientReady(1, 0, 1, float("inf"), None),
+        GradientReady(1, 0, 1, 1e300, None),
         GradientReady(1, 0, 1, -1.0, None),
         GradientReady(1, 2**62, 1, 0.1, None),
         GradientReady(1, -1, 1, 0.1, None),
@@ -439,6 +435,8 @@ def test_gradient_ready_before_the_first_grant_is_refused(target: Target) -> Non
         RequestSamples(1, -1, 1000, 1),
         RequestSamples(1, 1, 0, 1),
         RequestSamples(1, 1, 2**62, 1),
+        RequestSamples(1, 1, 1000, 2**62),
+        RequestSamples(1, 1, 1000, 1, 2**62),
         RequestSamples(1, 1, 1000, -1),
     ],
     ids=str,
@@ -450,7 +448,7 @@ def test_absurd_requests_for_samples_are_refused(target: Target, wanted: Request
 
 
 def test_a_worker_that_requests_samples_without_end_is_refused(target: Target) -> None:
-    from paceline.job.iterations import MAX_TAKEN
+    from paceline.job.limits import MAX_TAKEN
 
     channel, _, _ = target.member()
     for number in range(MAX_TAKEN + 1):
@@ -516,11 +514,22 @@ def body(fill: float = 1.0, elements: int = SIZE // 2, dtype: Any = np.float32) 
         (Push(1, (float("inf"),)), 1.0, 32, np.float32, "learning rates"),
         (Push(1, (float("nan"),)), 1.0, 32, np.float32, "learning rates"),
         (Push(1, (-1.0,)), 1.0, 32, np.float32, "learning rates"),
+        (Push(1, (1e300,)), 1.0, 32, np.float32, "learning rates"),
+        (Push(1, (1.0,)), 3e38, 32, np.float32, "numbers above"),
         (Push(1, (1.0,) * 5000), 1.0, 32, np.float32, "learning rates"),
     ],
     ids=[
         *("nan", "infinity", "too-few", "too-many", "doubles", "float64", "no-type", "nan-in-two-bytes"),
-        *("two-rates", "no-rates", "infinite-rate", "nan-rate", "negative-rate", "5000-rates"),
+        *(
+            "two-rates",
+            "no-rates",
+            "infinite-rate",
+            "nan-rate",
+            "negative-rate",
+            "huge-rate",
+            "huge-elements",
+            "5000-rates",
+        ),
     ],
 )
 def test_bad_pushes_are_refused(target: Target, push: Push, fill: float, elements: int, dtype: Any, why: str) -> None:
@@ -594,9 +603,11 @@ def test_an_expected_staleness_that_is_not_an_integer_is_refused(target: Target,
     receive_until(channel, Leave)
 
 
-def test_a_peer_that_does_not_read_is_cut_off(target: Target) -> None:
+def test_a_peer_that_does_not_read_is_cut_off(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that wait for it are bounded."""
+    monkeypatch.setattr(async_channel, "MAX_UNSENT", 1 << 16)  # else the coordinator answers for half a minute
     channel, _, _ = target.member()
+    channel._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
     frame = encode(messages.Heartbeat()) * 1000
     sent = 0
     with pytest.raises(OSError):
@@ -609,7 +620,7 @@ def test_a_peer_that_does_not_read_is_cut_off(target: Target) -> None:
 def test_refused_peers_are_counted(target: Target) -> None:
     before = target.running.coordinator.faults
     channel = target.connect(target.coordinator)
-    channel.send(Register(0, 1))
+    channel.send(Register(0, 1, b"secret", "generation"))
     assert_refused(channel, "not expected here")
     channel = target.connect(target.shards[1])
     channel.send(Hello(0, 1, b"no ticket"))

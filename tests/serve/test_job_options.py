@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.model import checkpoint
+from paceline.policies import PolicyError
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.serve.job_options import JobOptions
-from paceline.serve.serve_job import LISTENING
+from paceline.serve.serve_job import LISTENING, note_new_weights
 from paceline.serve.wire.tls import Tls
 
 FULL = JobOptions(
@@ -46,6 +48,30 @@ def test_no_option_is_lost_on_the_way_to_the_server() -> None:
         if field.name in JobOptions.__struct_fields__ and field.name != "tls":  # the server reads these files
             assert getattr(config, field.name) == getattr(FULL, field.name), field.name
     assert config.token == b"token"
+
+
+def test_a_real_job_uses_the_mean_of_updates_unless_its_policy_names_other_weights() -> None:
+    options = JobOptions(policy="r2sp:groups=auto")
+    assert options.policy == options.server_config(b"").policy == "r2sp:groups=auto,weights=mean"
+    assert options.with_policy("groups").policy == "groups:inner=(bsp:weights=mean),outer=(r2sp:weights=mean)"
+    assert options.with_policy("r2sp:weights=sum").policy == "r2sp:weights=sum"
+    assert JobOptions.from_json(b'{"policy": "asp"}').policy == "asp:weights=mean"
+    assert JobOptions(policy="asp", shards=0).policy == "asp", "without shards nothing is applied"
+    with pytest.raises(PolicyError, match="There is no policy 'nope'"):
+        JobOptions(policy="nope")
+
+
+def test_a_resumed_job_says_that_its_weights_were_the_sum_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for saved, warned in (("r2sp", True), ("r2sp:weights=mean", False), ("asp", False)):
+        monkeypatch.setattr(
+            checkpoint, "read", lambda folder, quick, job={"policy": saved}: checkpoint.Checkpoint(folder, job)
+        )
+        caplog.clear()
+        note_new_weights(JobOptions(policy="r2sp", resume=tmp_path))
+        assert ("name weights=sum" in caplog.text) is warned
+    note_new_weights(JobOptions(policy="r2sp"))
 
 
 @pytest.mark.parametrize("wrong", [b"", b"{}", b'{"policy": 3}', b'{"policy": "bsp", "polcy": 1}'])

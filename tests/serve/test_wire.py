@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("msgspec")
 
 from paceline.serve.wire import handshake
+from paceline.serve.wire.caller import Caller
 from paceline.serve.wire.frames import (
     MAGIC,
     PREFIX,
@@ -25,7 +27,7 @@ from paceline.serve.wire.frames import (
     WireError,
     encode,
 )
-from paceline.serve.wire.messages import Accepted, Challenge, GrantIteration, Join, Proof, Pull, Push, Refused
+from paceline.serve.wire.messages import Accepted, Challenge, GrantIteration, Join, Pull, Push, Refused
 
 ACCEPTED = MessageDecoder(Push | Pull | GrantIteration)
 
@@ -123,10 +125,11 @@ def _shake_hands(ours: bytes, theirs: bytes) -> tuple[str, str]:
     """Return the outcome for the listener and for the caller of a handshake with these two tokens."""
     outcomes = {}
     listener, caller = _tcp_pair()
+    listener.setblocking(False)
 
     def listen() -> None:
         try:
-            handshake.listen(Channel(listener, MessageDecoder(Proof)), ours, "generation")
+            asyncio.run(Caller(listener).shake_hands(ours, "generation"))
             outcomes["listener"] = "accepted"
         except WireError as error:
             outcomes["listener"] = str(error)

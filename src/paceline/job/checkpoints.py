@@ -17,11 +17,11 @@ class Checkpoints:
         self._shards = shards
         self._missing: set[int] = set()  # shards that have not written their parts
         self._since = 0.0  # when the last checkpoint was begun or failed
-        self._failed = False
+        self.error = ""  # why the last attempt failed; empty if it did not
 
     def is_due(self, version: int, now: float) -> bool:
         """Return True if a checkpoint of this version is due now."""
-        if self.writing is not None or (self._failed and now - self._since < RETRY):
+        if self.writing is not None or (self.error and now - self._since < RETRY):
             return False
         if self.saved is None:
             return True
@@ -43,11 +43,11 @@ class Checkpoints:
     def stored(self, version: int) -> None:
         """Record that the whole checkpoint is on disk."""
         if self.writing == version:
-            self.saved, self.writing, self._failed = version, None, False
+            self.saved, self.writing, self.error = version, None, ""
 
-    def failed(self, version: int, now: float) -> bool:
+    def failed(self, version: int, error: str, now: float) -> bool:
         """Record that the checkpoint failed; the next attempt comes later. Return False if it had already failed."""
         if self.writing != version:
             return False
-        self.writing, self._failed, self._since = None, True, now
+        self.writing, self.error, self._since = None, error, now
         return True

@@ -26,6 +26,7 @@ class JobConfig:
     generation: the name of this generation of the server. A restored server has a new one.
     awaited: the workers of the previous generation that had not left, or None if they are unknown.
     incarnations: the last incarnation of each worker in earlier generations.
+    provider: the worker that provides the weights of a restored job, or None if its checkpoint does.
     """
 
     shards: int = 1
@@ -37,3 +38,4 @@ class JobConfig:
     generation: str = ""
     awaited: frozenset[int] | None = None
     incarnations: Mapping[int, int] = field(default_factory=dict)
+    provider: int | None = None

@@ -11,7 +11,7 @@ from paceline.job.instructions import Instruction
 from paceline.job.leases import Leases
 from paceline.job.membership import Roster
 from paceline.job.samples import Samples
-from paceline.policies import Policy
+from paceline.policies import Policy, is_same_policy
 
 
 class CoreLayer:
@@ -65,7 +65,8 @@ class CoreLayer:
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
         """Start from the snapshot of an earlier generation."""
         self.ledger.version = int(snapshot["version"])
-        if snapshot["policy"] == self.config.policy and isinstance(memory := snapshot.get("memory"), dict):
+        memory = snapshot.get("memory")
+        if isinstance(memory, dict) and is_same_policy(str(snapshot["policy"]), self.config.policy):
             self.ledger.policy.recall(memory)
         self.samples = Samples.from_json(snapshot["samples"]) if snapshot["samples"] else None
         self._applied = {(worker, incarnation): iteration for worker, incarnation, iteration in snapshot["applied"]}

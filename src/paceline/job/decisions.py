@@ -82,7 +82,8 @@ class DecisionLayer(CheckpointLayer):
         for update in updates:
             samples.done(identity_of(update))
         done, size = samples.trained, samples.size
-        self.ledger.watcher.progressed(self._now, done // size, done, size * samples.epochs)
+        epoch = max(done - 1, 0) // size  # of the last sample: after a whole epoch, the next one has not begun
+        self.ledger.watcher.progressed(self._now, epoch, done, samples.total)
 
     def _discard(self, discard: policies.Discard) -> None:
         self.ledger.note_discarded(discard, self._now)

@@ -39,10 +39,19 @@ class WorkerResumed:
 
 
 @record
+class WeightsOffered:
+    """A worker's model was changed after it had been pulled. replace: True if the job must take the changed weights."""
+
+    connection: int
+    replace: bool = False
+
+
+@record
 class SamplesRequested:
-    """A worker requested `count` samples of a dataset of `size` samples, to be trained on for `epochs` epochs.
+    """A worker requested `count` samples from the first `epochs` epochs over a dataset of `size` samples.
 
     number: the worker's own number for this request. A repeated request has the same number.
+    planned: the number of epochs that the worker's script will train in all, or None if it is unknown.
     """
 
     connection: int
@@ -50,6 +59,7 @@ class SamplesRequested:
     count: int
     size: int
     epochs: int
+    planned: int | None = None
 
 
 @record
@@ -217,6 +227,7 @@ class TimerFired:
 Event: TypeAlias = (
     WorkerJoined
     | WorkerResumed
+    | WeightsOffered
     | SamplesRequested
     | GradientBegun
     | GradientComputed

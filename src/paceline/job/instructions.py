@@ -68,6 +68,14 @@ class SendWeightsRequest:
 
 
 @record
+class SendWeightsKept:
+    """Tell a worker that the job keeps its own weights. The worker pulls this version or a newer one."""
+
+    to: int
+    version: int
+
+
+@record
 class SendGrant:
     """Tell a worker to pull this version or a newer one and to run this iteration.
 
@@ -265,6 +273,25 @@ class FailGeneration:
 
 
 @record
+class GiveUpShard:
+    """Give this shard up, because it has been silent for too long. Its backup takes over, or this generation ends."""
+
+    shard: int
+    reason: str
+
+
+@record
+class BeginAgain:
+    """End this generation, and begin another one in which this worker provides the weights.
+
+    snapshot: the state of the job that the new generation starts from.
+    """
+
+    provider: int
+    snapshot: Mapping[str, Any]
+
+
+@record
 class JobDone:
     """End the job: every worker has left."""
 
@@ -276,6 +303,7 @@ Instruction: TypeAlias = (
     | SendExpelled
     | CloseConnection
     | SendWeightsRequest
+    | SendWeightsKept
     | SendGrant
     | SendPushNow
     | SendCancel
@@ -298,5 +326,7 @@ Instruction: TypeAlias = (
     | SetTimer
     | LogLine
     | FailGeneration
+    | GiveUpShard
+    | BeginAgain
     | JobDone
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +10,20 @@ from paceline.job.accounting import Watcher
 from paceline.job.config import JobConfig
 from paceline.job.decisions import DecisionLayer
 from paceline.job.identity import Identity
+from paceline.job.limits import (
+    MAX_EPOCHS,
+    MAX_SAMPLES,
+    MAX_SECONDS,
+    MAX_TAKEN,
+    loss_of,
+    metric_of,
+    seconds_of,
+)
 from paceline.job.membership import RUNNING, Member, Stage, Transition
 from paceline.job.samples import Samples
 from paceline.policies import Policy, Update
+from paceline.policies.contract import DRIVER_KINDS
 
-MAX_SAMPLES = 1 << 40  # samples in one update
-MAX_TAKEN = 1 << 14  # ranges of samples that a worker may hold at a time
 # Looking up an enum's member takes ten times as long as a module-level name, and these are used for every update.
 COMPUTING, ANNOUNCE, ARRIVE = Stage.COMPUTING, Transition.ANNOUNCE, Transition.ARRIVE
 GIVEN_UP = "This worker has been given up; it must join again."
@@ -48,6 +55,7 @@ class IterationLayer(DecisionLayer):
         super().__init__(policy, config, watcher, restored, now)
         self._sees_pulls = sees_pulls
         self._members: dict[int, Member] = {}  # by connection
+        self._largest_given = 1  # samples in the largest update so far whose samples the job had handed out
         self._claims: dict[int, tuple[int, float]] = {}  # connection → the taken number that it claims, and since when
 
     def _renew_lease(self, connection: int) -> Member | None:
@@ -69,8 +77,8 @@ class IterationLayer(DecisionLayer):
         member = self._renew_lease(request.connection)
         if member is None:
             return
-        count, size, epochs = request.count, request.size, request.epochs
-        if size < 1 or epochs < 0 or count < 1:
+        count, size, epochs, planned = request.count, request.size, request.epochs, request.planned or 0
+        if not (1 <= size <= MAX_SAMPLES and count >= 1 and 0 <= epochs <= MAX_EPOCHS and 0 <= planned <= MAX_EPOCHS):
             raise Violation(f"A request for {count} of {size} samples for {epochs} epochs makes no sense.")
         if self.samples is None:
             self.samples = Samples(size, epochs)
@@ -81,6 +89,7 @@ class IterationLayer(DecisionLayer):
             )
         if self.samples.held_by(member.worker) >= MAX_TAKEN:
             raise Violation(f"A worker may hold {MAX_TAKEN} ranges of samples, and this one wants more.")
+        self.samples.plan(request.planned)
         taken = self.samples.take(member.worker, request.number, count, epochs)
         self._send(request.connection, instructions.SendSamples, request.number, *(taken or ()))
 
@@ -96,7 +105,7 @@ class IterationLayer(DecisionLayer):
         if iteration == member.iteration and member.stage is Stage.COMPUTING:
             if not 0 <= begun.base_version <= self.version:
                 raise Violation(f"There is no version {begun.base_version} to compute an update from.")
-            self._announce(member, begun.base_version, batch_size, None)
+            self._announce(member, begun.base_version, self._counted(member, batch_size), None)
 
     def _gradient_computed(self, computed: events.GradientComputed) -> None:
         """Build the Update that is handed on from here: to the policy, its decisions, and the orders to the shards."""
@@ -109,20 +118,39 @@ class IterationLayer(DecisionLayer):
             return
         if member.update is not None:
             return  # the worker has reconnected and repeats a message that had arrived
-        batch_size, base_version, seconds = computed.batch_size, computed.base_version, computed.compute_seconds
+        batch_size, base_version, seconds = (
+            computed.batch_size,
+            computed.base_version,
+            seconds_of(computed.compute_seconds),
+        )
         if not 1 <= batch_size <= MAX_SAMPLES:
             raise Violation(f"An update must be computed from 1 to {MAX_SAMPLES} samples, not {batch_size}.")
         if not 0 <= base_version <= self.ledger.version:
             raise Violation(f"There is no version {base_version} to compute an update from.")
-        if not 0 <= seconds < math.inf:
-            raise Violation(f"A gradient cannot take {seconds} s to compute.")
-        loss = computed.loss if computed.loss is not None and math.isfinite(computed.loss) else None
+        if seconds is None:
+            raise Violation(f"A gradient takes 0 to {MAX_SECONDS:.0f} s to compute, not {computed.compute_seconds}.")
+        batch_size, loss = self._counted(member, batch_size, computed.taken), loss_of(computed.loss)
         update = Update(member.worker, iteration, base_version, batch_size, seconds, loss, member.incarnation)
         member.update, member.taken = update, computed.taken
         if stage is COMPUTING:
             self._announce(member, base_version, batch_size, seconds)
         if member.parts or not self.config.shards:
             self._count_if_whole(member, update)
+
+    def _counted(self, member: Member, claimed: int, taken: tuple[int, ...] | None = None) -> int:
+        """Return how many samples an update counts for: at most as many as the worker was given.
+
+        taken: the requests that it was computed from; None: not known yet, so all that the worker holds.
+        A worker that names no samples of a job that serves them counts for no more than the largest update that names
+        its own. If the job serves no samples, only a batch size that the policy has granted limits the claim.
+        """
+        if self.samples is None:
+            return claimed if member.batch_size is None else min(claimed, member.batch_size)
+        given = self.samples.given(member.worker, taken)
+        counted = min(claimed, given or self._largest_given)
+        if given and taken is not None:
+            self._largest_given = max(self._largest_given, counted)
+        return counted
 
     def _announce(self, member: Member, base_version: int, batch_size: int, seconds: float | None) -> None:
         """Tell the policy that a member is ready to push. seconds: how long it has computed, if it is done."""
@@ -180,8 +208,11 @@ class IterationLayer(DecisionLayer):
     def _metric_reported(self, metric: events.MetricReported) -> None:
         member = self._renew_lease(metric.connection)
         if member and member.stage is not Stage.WAITING:
-            kind = metric.kind[:80]
-            self._carry_out(self.ledger.measured(kind, member.worker, metric.value, self._now))
+            kind, value = metric.kind[:80], metric_of(metric.value)
+            if kind in DRIVER_KINDS:  # a worker must not steer a policy by a value that only the job may tell it
+                self.ledger.watcher.measured(self._now, member.worker, kind, value)
+            else:
+                self._carry_out(self.ledger.measured(kind, member.worker, value, self._now))
 
     def _model_described(self, described: events.ModelDescribed) -> None:
         """Tell the policy the momentum. No worker has joined yet, so it makes no decisions."""

@@ -25,11 +25,21 @@ class Samples:
 
     def __init__(self, size: int, epochs: int) -> None:
         self.size, self.epochs = size, epochs
+        self._planned = 0  # epochs that a worker has announced
         self.trained = 0  # samples that are done, over all epochs
         self._epoch = self._position = 0
         self._returned: list[Positions] = []
         self._out: dict[int, dict[int, Positions]] = {}  # worker → request number → the range that it holds
         self._arrived: dict[Hashable, list[Positions]] = {}  # update → the ranges that it was computed from
+
+    def plan(self, epochs: int | None) -> None:
+        """Record how many epochs a worker will train in all, if it knows. Samples are not handed out because of it."""
+        self._planned = max(self._planned, epochs or 0)
+
+    @property
+    def total(self) -> int:
+        """The samples of all planned epochs, or 0 if the job does not know how many epochs there will be."""
+        return self.size * self._planned if self._planned >= self.epochs else 0
 
     def take(self, worker: int, number: int, count: int, epochs: int | None = None) -> Positions | None:
         """Hand out the next range of at most `count` samples of one epoch. Return None if no samples are left.
@@ -75,6 +85,14 @@ class Samples:
         """Return the number of ranges that a worker holds."""
         return len(self._out.get(worker, ()))
 
+    def given(self, worker: int, numbers: Iterable[int] | None = None) -> int:
+        """Return how many samples a worker holds, under these numbers or in all."""
+        mine = self._out.get(worker)
+        if not mine:
+            return 0
+        ranges = mine.values() if numbers is None else [mine[number] for number in set(numbers) if number in mine]
+        return sum(each.stop - each.start for each in ranges)
+
     def arrived(self, worker: int, numbers: Iterable[int], update: Hashable) -> None:
         """Record that an update has arrived that was computed from the ranges of these requests."""
         self._arrived[update] = self._claim(worker, numbers)
@@ -97,8 +115,8 @@ class Samples:
 
     @property
     def all_done(self) -> bool:
-        """True if every sample of every epoch has been trained on."""
-        return self.trained == self.size * self.epochs
+        """True if every sample of every epoch, begun or planned, has been trained on."""
+        return self.trained == self.size * max(self.epochs, self._planned)
 
     def as_json(self) -> dict[str, Any]:
         """Return the state as JSON values. Samples that are handed out and not done are saved as returned ones."""
@@ -110,6 +128,7 @@ class Samples:
         return {
             "size": self.size,
             "epochs": self.epochs,
+            "planned": self._planned,
             "epoch": self._epoch,
             "position": self._position,
             "trained": self.trained,
@@ -120,6 +139,7 @@ class Samples:
     def from_json(cls, value: dict[str, Any]) -> Samples:
         """Restore the state that `as_json` returned."""
         samples = cls(value["size"], value["epochs"])
+        samples.plan(value.get("planned"))
         samples.trained, samples._epoch, samples._position = value["trained"], value["epoch"], value["position"]
         samples._returned.extend(Positions(*each) for each in value["open"])
         return samples

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
-from paceline.job.checkpoints import Checkpoints
+from paceline.job.checkpoints import RETRY, Checkpoints
 from paceline.job.config import JobConfig
 from paceline.job.core import CoreLayer
 from paceline.job.identity import Identity
@@ -39,7 +39,8 @@ class CheckpointLayer(CoreLayer):
         super().__init__(policy, config, watcher, restored is not None, now)
         self.checkpoints: Checkpoints | None = None
         if config.save and config.shards:
-            saved = int(restored["version"]) if restored else None
+            # Weights that a worker provides are in no checkpoint yet.
+            saved = int(restored["version"]) if restored and config.provider is None else None
             self.checkpoints = Checkpoints(config.save, config.shards, saved)
         self._quiesce: Quiesce[Postponed] = Quiesce()
         self._streams_issued = 0
@@ -155,11 +156,20 @@ class CheckpointLayer(CoreLayer):
         if stored.error:
             self._give_up_checkpoint(stored.version, stored.error)
         else:
+            if self.checkpoints.error:
+                text = f"The checkpoint of version {stored.version} was written; checkpoints work again."
+                self._out.append(instructions.LogLine(text, warns=True))
             self.checkpoints.stored(stored.version)
 
     def _give_up_checkpoint(self, version: int, error: str) -> None:
-        """Drop a checkpoint that failed. Another one is tried later."""
+        """Drop a checkpoint that failed. Another one is tried later. Log the reason, if it is not the one before."""
         assert self.checkpoints is not None
-        if self.checkpoints.failed(version, self._now):
-            text = f"the checkpoint of version {version} could not be written: {error}"
-            self._out += [instructions.LogLine(text, warns=True), instructions.ForgetCheckpoint(version)]
+        before = self.checkpoints.error
+        if not self.checkpoints.failed(version, error, self._now):
+            return
+        if error != before:
+            text = f"The checkpoint of version {version} could not be written: {error}. The next attempt is in "
+            self._out.append(
+                instructions.LogLine(f"{text}{RETRY:.0f} s; free space, or repair the folder.", warns=True)
+            )
+        self._out.append(instructions.ForgetCheckpoint(version))

@@ -5,9 +5,10 @@ a member, whose lease has run out, which worker trains on which samples, whether
 what a restored server continues with. It opens no socket, reads no clock, writes no file and knows no tensor. So the
 same class runs on a real server and in a simulator with injected faults.
 
-JobState is one object in five layers, each of which extends the one before: `core` (the shared state), `saving`
+JobState is one object in six layers, each of which extends the one before: `core` (the shared state), `saving`
 (checkpoints and the orders that wait for them), `decisions` (carries out the policy's decisions), `iterations`
-(samples, gradients and updates), and this module (membership and time).
+(samples, gradients and updates), `weights` (the worker that provides the weights), and this module (membership and
+time).
 
 One JobState is one generation of a server. If a shard is lost, the generation fails, and a new one begins with the
 snapshot of the last checkpoint (`restored`).
@@ -23,15 +24,16 @@ from paceline.job.accounting import Watcher
 from paceline.job.config import JobConfig
 from paceline.job.events import Event
 from paceline.job.instructions import Instruction
-from paceline.job.iterations import GIVEN_UP, IterationLayer, Violation
+from paceline.job.iterations import GIVEN_UP, Violation
 from paceline.job.leases import SHARD_SILENCE
 from paceline.job.membership import ADMITTED, Member, Stage, Transition
+from paceline.job.weights import WeightsLayer
 from paceline.policies import Policy
 
 MAX_WORKERS = 1 << 31
 
 
-class JobState(IterationLayer):
+class JobState(WeightsLayer):
     """The state of a job. Handlers of events are named after their event."""
 
     def __init__(
@@ -47,10 +49,8 @@ class JobState(IterationLayer):
         super().__init__(policy, config, watcher, restored, now, sees_pulls)
         self.joined_ever = False  # True once a worker has been admitted to the policy
         self.is_done = False
-        self._restored = restored is not None
         self._workers_wanted = 1 if restored else config.workers  # after a restart, some workers may not come back
         self._waiting: dict[int, Member] = {}  # worker → member that the policy does not know yet
-        self._initializer: Member | None = None  # the member that sends the initial weights to the shards
         for worker in self.roster.awaited:
             self.leases.expect_back(worker, now)
         if restored:
@@ -74,6 +74,8 @@ class JobState(IterationLayer):
                 self._remove(member)
         if self._claims:
             self._settle_claims()
+        if self._offers:
+            self._settle_offers()
         if self.roster.finishing:
             self._end_if_over()
         return out
@@ -81,6 +83,22 @@ class JobState(IterationLayer):
     def lease_deadline(self) -> float | None:
         """Return the earliest time at which a member's lease can run out, or None without members."""
         return self.leases.deadline(self.roster.present())
+
+    @property
+    def missing(self) -> int:
+        """The number of workers that must still join before the job begins."""
+        awaited = len(self.roster.awaited) if self._awaits_all else 0
+        return max(awaited, self._workers_wanted - len(self.roster.training), 0)
+
+    def introduce(self, watcher: Watcher) -> None:
+        """Report the present state of the job to a watcher that begins to watch now."""
+        super().introduce(watcher)
+        self._report_awaited(watcher)
+
+    def _report_awaited(self, watcher: Watcher) -> None:
+        """Report how many workers have joined, if the job has not begun. In a simulated cluster all join at once."""
+        if not self.joined_ever and not self._sees_pulls:
+            watcher.awaited(self._now, len(self.roster.training), self.missing)
 
     # Joining and resuming
 
@@ -106,6 +124,7 @@ class JobState(IterationLayer):
         self._members[connection] = self._waiting[worker] = member
         self.roster.enter(member)
         self._send(connection, instructions.SendWelcome, worker, incarnation)
+        self._report_awaited(self.ledger.watcher)
         self._request_weights()
         self._admit_waiting()
 
@@ -164,20 +183,13 @@ class JobState(IterationLayer):
         self._shards_with_weights.add(event.shard)
         self._admit_waiting()
 
-    def _request_weights(self) -> None:
-        """Ask one member for the initial weights of the model. If that member leaves before, ask another one."""
-        if self._restored or self.has_begun or not self.roster.training:
-            return
-        if self._initializer is None or self.roster.training.get(self._initializer.worker) is not self._initializer:
-            self._shards_with_weights.clear()
-            initializer = self._initializer = next(iter(self.roster.training.values()))
-            self._out.append(instructions.OrderInitialWeights(initializer.worker, initializer.incarnation))
-            self._send(initializer.connection, instructions.SendWeightsRequest)
-
     def _admit_waiting(self) -> None:
         """Admit the waiting members to the policy, once the shards have weights and enough workers have joined."""
         if not self.has_begun or len(self.roster.training) < self._workers_wanted:
             return
+        if self._awaits_all and self.roster.awaited:
+            return
+        self._awaits_all = False
         self._workers_wanted = 1  # from now on, workers are admitted one by one
         self._save_if_due()  # a checkpoint of the initial weights, so that there is always one to restore
         # In the order of their numbers, so that neighbours in a ring start to push to neighbouring shards.
@@ -228,6 +240,7 @@ class JobState(IterationLayer):
     def _continue_without(self, member: Member, was_admitted: bool, lost: bool = False) -> None:
         """Clean up after a member that no longer trains, and tell the policy if it knew the member."""
         self._waiting.pop(member.worker, None)
+        self._report_awaited(self.ledger.watcher)
         self._departed_staleness[member.worker] = member.expected_staleness
         if member.applied_iteration:
             self._applied[member.worker, member.incarnation] = member.applied_iteration
@@ -276,9 +289,12 @@ class JobState(IterationLayer):
                 self._remove(member, given_up=True)
         shard = self.leases.lost_shard(now)
         if shard is not None:
-            self._out.append(instructions.FailGeneration(f"Shard {shard} has been silent for {SHARD_SILENCE:g} s."))
+            reason = f"Shard {shard} has been silent for {SHARD_SILENCE:g} s."
+            self._out.append(instructions.GiveUpShard(shard, reason))
         for worker in self.leases.pop_no_longer_expected(now):
             self.roster.awaited.discard(worker)
+            self._request_weights()
+            self._admit_waiting()
             self._end_if_over()
         if self.leases.stops_expecting_unknown(now):
             self.roster.stop_expecting_unknown()
@@ -305,6 +321,7 @@ class JobState(IterationLayer):
 EVENT_HANDLERS: dict[type, Callable[[JobState, Any], None]] = {
     events.WorkerJoined: JobState._worker_joined,
     events.WorkerResumed: JobState._worker_resumed,
+    events.WeightsOffered: JobState._weights_offered,
     events.SamplesRequested: JobState._samples_requested,
     events.GradientBegun: JobState._gradient_begun,
     events.GradientComputed: JobState._gradient_computed,

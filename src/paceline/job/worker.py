@@ -66,6 +66,8 @@ class WorkerState:
         self._unconfirmed: dict[int, Any] = {}  # iteration → the announcement
         self._before_request: dict[int, frozenset[int]] = {}  # request → the iterations unconfirmed when it was sent
         self._before_beat: deque[frozenset[int]] = deque()  # the same for each heartbeat that has no answer
+        self._offer: Any = None  # the offer of other weights, until it is answered
+        self._kept: Any = None  # the answer that the job keeps its own weights, until it is taken
         self._finish: Any = None
         self._leave: Any = None
 
@@ -130,6 +132,19 @@ class WorkerState:
         """Return the samples that answer the request with this number, or None if there is no answer yet."""
         return self._given.pop(number, None)
 
+    def offer(self, offer: Any) -> list[Any]:
+        """Record that the worker offers its weights. Return the messages to send.
+
+        If the job takes the weights of the main worker, this incarnation ends.
+        """
+        self._offer = offer
+        return [offer]
+
+    def take_kept(self) -> Any:
+        """Return the answer that the job keeps its own weights, or None if there is no answer yet."""
+        kept, self._kept = self._kept, None
+        return kept
+
     def finish(self, finish: Any) -> list[Any]:
         """Record that the worker has no samples left. Return the messages to send."""
         self._step("finish training")
@@ -162,6 +177,8 @@ class WorkerState:
                 self.given(instruction)
             case instructions.SendWeightsRequest():
                 self.weights_requested()
+            case instructions.SendWeightsKept():
+                self.weights_kept(instruction)
             case instructions.SendExcluded():
                 self.excluded(instruction.reason)
             case instructions.SendFinished():
@@ -199,6 +216,11 @@ class WorkerState:
         """Receive the request for the initial weights of the model."""
         self.must_send_weights = True
 
+    def weights_kept(self, kept: Any) -> None:
+        """Receive the answer that the job keeps its own weights. An answer to no offer changes nothing."""
+        if self._offer is not None:
+            self._offer, self._kept = None, kept
+
     def excluded(self, reason: str) -> None:
         """Receive the reason why the policy excludes this worker. It holds until the next Grant."""
         self.exclusion = reason
@@ -227,4 +249,5 @@ class WorkerState:
         """Return the messages to repeat on a new connection, because they may have been lost with the old one."""
         self._before_beat.clear()  # a heartbeat of the old connection is not answered on the new one
         again = [*self._unconfirmed.values(), *self._requests.values()]
-        return again + [each for each in (self._started, self._ready, self._finish, self._leave) if each is not None]
+        single = (self._started, self._ready, self._offer, self._finish, self._leave)
+        return again + [each for each in single if each is not None]

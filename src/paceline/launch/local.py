@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import secrets
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.launch.processes import JobError, Printer
 from paceline.launch.server_process import ServerProcess
 from paceline.launch.supervisor import EVERYWHERE, WorkerCommand, WorkerSupervisor
+from paceline.model import checkpoint
 from paceline.observe.observer import Observer, Tee, replay
 from paceline.observe.summary import Report, Summary
+from paceline.serve import cores
 from paceline.serve.environment import WORKERS
 from paceline.serve.job_options import JobOptions
+from paceline.serve.last_save import UNSAVED
+from paceline.serve.serve_job import NO_UPDATE
 from paceline.serve.watch import watch
 from paceline.serve.wire.endpoint import Endpoint
+from paceline.serve.wire.link import emulated
 
 LAST_CHECKPOINT_SECONDS = 600.0  # seconds that the server has to write its last checkpoint
 
@@ -29,16 +37,16 @@ class JobOutcome:
     """The result of a job."""
 
     report: Report
-    seconds: float  # from the first join to the last leave
+    seconds: float  # from the first join to the last update, as for the rates in the report
 
 
 class _Attendance(Observer):
-    """An observer of when workers join and leave."""
+    """An observer of when workers join."""
 
     def __init__(self) -> None:
         self.first_join: float | None = None
-        self.last_leave = 0.0
         self.is_empty = False  # whether no worker has joined since the server was started or restarted
+        self.has_updates = False  # whether an update was applied
 
     def began(self, *_: object) -> None:
         self.is_empty = True
@@ -47,53 +55,64 @@ class _Attendance(Observer):
         self.first_join = time if self.first_join is None else self.first_join
         self.is_empty = False
 
-    def left(self, time: float, *_: object) -> None:
-        self.last_leave = time
+    def applied(self, *_: object) -> None:
+        self.has_updates = True
 
 
 async def run(
     script: Sequence[str],
     options: JobOptions,
     *,
-    restarts: int = 1,
-    server_restarts: int = 3,
     ranks: int = 1,
     reduce: str = "",
     hosts: Sequence[str] = (),
+    link: float | None = None,
     observer: Observer | None = None,
     say: Printer,
+    again: asyncio.Event | None = None,
 ) -> JobOutcome:
     """Start a server, run a training script in `options.workers` workers, and wait until all of them have ended.
 
-    restarts: how many crashes of workers are tolerated in total. server_restarts: the same for the server.
+    options.restarts limits how often the workers are restarted, all together. The server's process and its shards are
+    each counted apart, so that workers which come and go leave the server its restarts.
     ranks: processes per worker. reduce: the collective by which they sum their gradients. hosts: where the workers run.
+    link: emulate links of this rate, in bytes per second, between workers and shards on this machine.
+    again: set if the user insists on the end of a job that is being stopped.
     """
     token = secrets.token_bytes(16)
     summary, attendance = Summary(), _Attendance()
     observers: Observer = Tee(summary, attendance)
-    server = ServerProcess(options, token, server_restarts, say)
+    files = ExitStack()
+    linked = files.enter_context(emulated(link, options.workers, 0 if options.colocate else options.shards))
+    limits = {} if hosts else cores.settings(options.workers * ranks, os.environ)
+    server = ServerProcess(options, token, say, linked | limits)
     loop = asyncio.get_running_loop()
     began = loop.time()
     tasks: list[asyncio.Future[Any]] = []
     supervisor: WorkerSupervisor | None = None
     try:
         await server.start()
-        endpoint = Endpoint(_address_here(options.host), server.port, token, options.tls)
+        serving = asyncio.ensure_future(server.keep())
+        tasks.append(serving)
+        had_updates = options.resume is not None and checkpoint.read(options.resume, quick=True).version > 0
+        tls = options.tls.for_peers() if options.tls else None
+        endpoint = Endpoint(_address_here(options.host), server.port, token, tls)
         subscribed = asyncio.Event()
         watching = asyncio.ensure_future(
             _watch(server, endpoint, Tee(observers, observer) if observer else observers, began, subscribed)
         )
-        tasks.append(watching)
-        await asyncio.wait((watching, asyncio.ensure_future(subscribed.wait())), return_when=asyncio.FIRST_COMPLETED)
-        environment = {WORKERS: str(options.workers)} | (options.tls.as_environment() if options.tls else {})
+        heard = asyncio.ensure_future(subscribed.wait())
+        tasks += [watching, heard]
+        await asyncio.wait((watching, heard, serving), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()  # raises if the server failed
+        server.is_used = True
+        environment = {WORKERS: str(options.workers)} | (tls.as_environment() if tls else {}) | linked
         connect = f"{socket.gethostname() if hosts and options.host == EVERYWHERE else endpoint.host}:{endpoint.port}"
-        command = WorkerCommand(script, connect, token, environment, ranks, reduce, hosts)
-        supervisor = WorkerSupervisor(command, restarts, say)
-        serving = asyncio.ensure_future(server.keep())
-        tasks.append(serving)
-        shards = asyncio.gather(
-            *(supervisor.keep_shard(number) for number in range(options.workers if options.colocate else 0))
-        )
+        command = WorkerCommand(script, connect, token, environment, ranks, reduce, hosts, workers=options.workers)
+        supervisor = WorkerSupervisor(command, options.restarts, say)
+        places = itertools.product(range(1 + options.replicas), range(options.workers if options.colocate else 0))
+        shards = asyncio.gather(*(supervisor.keep_shard(number, replica) for replica, number in places))
         tasks.append(shards)
         while True:
             working = asyncio.gather(*(supervisor.keep(number, number) for number in range(options.workers)))
@@ -104,7 +123,7 @@ async def run(
                 shards.result()  # raises: shards end before the server only with an error
             if serving.done():
                 serving.result()  # raises if the server failed
-                supervisor.over = True
+                await supervisor.end_with_server()
             await working
             if attendance.first_join is None:
                 raise JobError(f"{script[0]} never called paceline.join, so no worker took part in the job.")
@@ -119,14 +138,21 @@ async def run(
             say("The server restored a checkpoint after all workers had ended; restarting the workers.", aside=True)
         await ended
         await watching
-        return JobOutcome(summary.report(), attendance.last_leave - attendance.first_join)
+        if options.shards and not (attendance.has_updates or had_updates):
+            raise JobError(NO_UPDATE)
+        report = summary.report()
+        return JobOutcome(report, report.seconds)
     finally:
         for task in tasks:
             task.cancel()
         if supervisor:
             await supervisor.stop()
-        await server.stop()
+        await server.stop(again)
         await asyncio.gather(*tasks, return_exceptions=True)
+        files.close()
+        this = asyncio.current_task()
+        if server.is_unsaved and this and this.cancelling():
+            raise server.failure(UNSAVED)
 
 
 async def _wait_for_end(server: ServerProcess, serving: asyncio.Future[None]) -> None:
@@ -134,7 +160,8 @@ async def _wait_for_end(server: ServerProcess, serving: asyncio.Future[None]) ->
 
     It does not end if it was restarted at that moment: then it waits for workers, and a JobError is raised.
     """
-    done, _ = await asyncio.wait((serving,), timeout=LAST_CHECKPOINT_SECONDS + 2 * server.options.lease)
+    patience = server.options.saving.patience if server.options.saving else 0.0
+    done, _ = await asyncio.wait((serving,), timeout=LAST_CHECKPOINT_SECONDS + patience + 2 * server.options.lease)
     if done:
         serving.result()
     else:

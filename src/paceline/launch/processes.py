@@ -11,6 +11,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
+from paceline.launch.output_lines import MAX_LINE, Line, OutputLines
+
 TERMINATION_SECONDS = 5.0  # seconds that a process has to end before it is killed
 OUTPUT_SECONDS = 2.0  # seconds to read the rest of the output of a process that has ended
 PR_SET_PDEATHSIG = 1
@@ -19,16 +21,20 @@ PR_SET_PDEATHSIG = 1
 class JobError(RuntimeError):
     """A job that failed. The message says what to do."""
 
-    def __init__(self, message: str, said: bool = False) -> None:
-        """said: whether the user has already seen the message."""
+    def __init__(self, message: str, said: bool = False, code: int = 1) -> None:
+        """said: whether the user has already seen the message. code: the exit code of the command."""
         super().__init__(message)
-        self.said = said
+        self.said, self.code = said, code
 
 
 class Printer(Protocol):
-    """A function that shows a line to the user: output of a script, or (aside) its errors and the job's messages."""
+    """A function that shows a line to the user: output of a script, or (aside) its errors and the job's messages.
 
-    def __call__(self, line: str, *, aside: bool) -> None: ...
+    source: the stream that the line comes from; empty for a message of the job. stays: False for a state of a progress
+    bar, which the next line of the same source replaces.
+    """
+
+    def __call__(self, line: str, *, aside: bool, source: str = "", stays: bool = True) -> None: ...
 
 
 async def start(
@@ -47,7 +53,7 @@ async def start(
         stdin=pipe if feed is not None else asyncio.subprocess.DEVNULL,
         stdout=pipe if capture else None,
         stderr=pipe if capture else None,
-        limit=1 << 20,
+        limit=MAX_LINE,
         preexec_fn=_end_with_parent(os.getpid()),
     )
     if feed is not None and process.stdin:
@@ -55,11 +61,15 @@ async def start(
     return process
 
 
-async def stop(processes: Sequence[asyncio.subprocess.Process], seconds: float = TERMINATION_SECONDS) -> None:
-    """End the processes that still run, together with their process groups."""
+async def stop(
+    processes: Sequence[asyncio.subprocess.Process],
+    seconds: float = TERMINATION_SECONDS,
+    number: signal.Signals = signal.SIGTERM,
+) -> None:
+    """End the processes that still run, together with their process groups. number: the signal to send first."""
     running = [process for process in processes if process.returncode is None]
     for process in running:
-        _signal(process, signal.SIGTERM)
+        _signal(process, number)
     for process in running:
         try:
             await asyncio.wait_for(process.wait(), seconds)
@@ -68,16 +78,15 @@ async def stop(processes: Sequence[asyncio.subprocess.Process], seconds: float =
             await process.wait()
 
 
-async def lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
-    """Yield the lines that a process prints."""
+async def lines(stream: asyncio.StreamReader | None) -> AsyncIterator[Line]:
+    """Yield the lines that a process prints, and the states of its progress bar."""
+    output = OutputLines()
     while stream:
-        try:
-            line = await stream.readline()
-        except ValueError:  # the line is longer than the limit
-            continue
-        if not line:
+        data = await stream.read(MAX_LINE)
+        for line in output.feed(data) if data else output.end():
+            yield line
+        if not data:
             return
-        yield line.decode(errors="replace").rstrip("\n")
 
 
 async def heard(readers: Sequence[asyncio.Future[None]]) -> None:

@@ -5,19 +5,36 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import signal
 import socket
 import sys
-from collections import deque
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from paceline.launch.attempt import Attempt
 from paceline.launch.processes import JobError, Printer, ending, heard, lines, start, stop
-from paceline.serve.environment import CONNECT, LAUNCHED, RANK, RANKS, REDUCE, REFUSAL, REFUSED, TOKEN, WORKER, address
+from paceline.serve import cores
+from paceline.serve.environment import (
+    CONNECT,
+    LAUNCHED,
+    LOST,
+    RANK,
+    RANKS,
+    REDUCE,
+    REFUSED,
+    TOKEN,
+    WORKER,
+    address,
+)
+from paceline.serve.restarts import RestartBudget, RestartLimit
+from paceline.serve.wire.tokens import Role, token_for
 
 EVERYWHERE = "0.0.0.0"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-LAST_LINES = 15  # lines of a crashed worker's output that its error repeats
+SSH_FAILED = 255  # the exit code of ssh if it cannot connect
 PAUSE = 0.5  # seconds before a shard is restarted
+RANK_SECONDS = 2.0  # seconds that the other ranks of a worker have to print their own errors after one has failed
 MAX_FAILURES = 3  # consecutive failures of a shard that end the job
 
 
@@ -33,18 +50,30 @@ class WorkerCommand:
     reduce: str = ""  # the collective by which the ranks sum their gradients
     hosts: Sequence[str] = ()  # hosts to reach over ssh, used in turn; this host if empty
     python: str = sys.executable
+    workers: int = 1  # on all hosts together
+
+    def processes_beside(self, label: int) -> int:
+        """Return the number of worker processes on the host of this worker."""
+        hosts = self.hosts or [""]
+        here = hosts[label % len(hosts)]
+        return self.ranks * sum(hosts[each % len(hosts)] == here for each in range(self.workers))
 
 
 class WorkerSupervisor:
-    """Runs the workers and restarts those that crash, up to `restarts` times in total. One more crash ends the job."""
+    """Runs the workers and restarts those that crash, all together as often as the limit allows.
 
-    def __init__(self, task: WorkerCommand, restarts: int, say: Printer) -> None:
-        self._task, self._restarts, self._say = task, restarts, say
+    One more crash ends the job. A worker that ends with an error before its first update would do so again, so it is
+    not restarted.
+    """
+
+    def __init__(self, task: WorkerCommand, restarts: RestartLimit, say: Printer) -> None:
+        self._task, self._restarts, self._say = task, RestartBudget(restarts), say
         self.over = False  # whether the server has ended, so that a restarted worker would have no job
         self._processes: dict[int, list[asyncio.subprocess.Process]] = {}
-        self._shards: dict[int, asyncio.subprocess.Process] = {}
+        self._attempts: dict[int, Attempt] = {}
+        self._crashes: dict[int, tuple[int, str]] = {}  # the exit code and the description of a worker's last crash
+        self._shards: dict[tuple[int, int], asyncio.subprocess.Process] = {}  # by shard and replica
         self._stopping = False  # whether nothing is to be restarted
-        self._refusal = ""  # an error that a restart cannot fix, as a worker printed it
 
     async def keep(self, number: int | None, label: int) -> None:
         """Run a worker until it ends, and restart it if it crashes.
@@ -52,44 +81,105 @@ class WorkerSupervisor:
         number: the worker's number, or None if the coordinator chooses one. label: its number in this supervisor.
         """
         while True:
-            last_lines: deque[str] = deque(maxlen=LAST_LINES)
+            attempt = self._attempts[label] = Attempt()
             processes = self._processes[label] = [
                 await self._start(number, label, rank, port)
                 for port in [_free_port() if self._task.ranks > 1 else 0]
                 for rank in range(self._task.ranks)
             ]
-            readers = self._start_reading(processes, f"{label}", last_lines)
+            readers = self._start_reading(processes, f"{label}", attempt)
+            if self._is_late(label):
+                await stop(processes)
             code = await self._first_failure(processes)
             await stop(processes)
             await heard(readers)
             if code == 0 or self._stopping:
                 return
-            if code == REFUSED and self._refusal:
+            if self._is_late(label):
+                self._end_late(label)
+                return
+            if not (self._may_help(label, code, attempt) and self._restarts.spend(time.monotonic())):
                 self._stopping = True
-                raise JobError(self._refusal)
-            if self._restarts <= 0 or self.over:
-                self._stopping = True
-                raise JobError(f"Worker {label} {ending(code)}.{_quoted(last_lines)}")
-            self._restarts -= 1
-            self._say(f"Worker {label} {ending(code)}; restarting it.", aside=True)
+                raise JobError(self._final_message(label, code, attempt))
+            if attempt.error and code == LOST:
+                self._crashes[label] = code, f"Worker {label}: {attempt.error}"
+                self._say(f"Worker {label}: {attempt.error} Restarting it.", aside=True)
+            else:
+                self._crashes[label] = code, f"Worker {label} {ending(code)}.{attempt.quoted()}"
+                self._say(f"Worker {label} {ending(code)}; restarting it.", aside=True)
 
-    async def keep_shard(self, number: int) -> None:
-        """Run a shard beside the worker of this number, and restart it until the server has ended."""
+    async def end_with_server(self) -> None:
+        """Restart no worker from now on, and stop those that were restarted too late to join: the job is done."""
+        self.over = True
+        late = [each for label, processes in self._processes.items() if self._is_late(label) for each in processes]
+        await stop(late)
+
+    def _is_late(self, label: int) -> bool:
+        """Return whether a worker was restarted, and has not joined before the job was done."""
+        return self.over and label in self._crashes and not self._attempts[label].joined
+
+    def _end_late(self, label: int) -> None:
+        """Raise JobError if the worker had ended with an error. If it was killed, the others have done its part."""
+        code, crash = self._crashes[label]
+        if not self._was_killed(code):
+            self._stopping = True
+            raise JobError(crash)
+        self._say(f"The job was done before worker {label} was back.", aside=True)
+
+    def _may_help(self, label: int, code: int, attempt: Attempt) -> bool:
+        """Return whether a restart may help. A restarted worker may lose the server before its first update."""
+        if self.over or code == REFUSED or self._is_unreachable(label, code, attempt):
+            return False
+        return attempt.updated or self._was_killed(code) or (code == LOST and label in self._crashes)
+
+    def _is_unreachable(self, label: int, code: int, attempt: Attempt) -> bool:
+        """Return whether ssh has failed before the worker joined for the first time."""
+        return bool(self._task.hosts) and code == SSH_FAILED and not attempt.joined and label not in self._crashes
+
+    def _was_killed(self, code: int) -> bool:
+        """Return whether a signal has ended a process. Over ssh, that is a code above 127; so is a lost connection."""
+        return code < 0 or (bool(self._task.hosts) and code > 127)
+
+    def _final_message(self, label: int, code: int, attempt: Attempt) -> str:
+        """Return the reason of the failure, and at its end the script's own exception if there was one."""
+        if attempt.error and code in (REFUSED, LOST):
+            _, earlier = self._crashes.get(label, (0, ""))
+            return f"{attempt.error} Before that: {earlier}" if earlier else attempt.error
+        if self._is_unreachable(label, code, attempt):
+            host = self._task.hosts[label % len(self._task.hosts)]
+            return (
+                f"ssh could not start worker {label} on {host}: try `ssh {host}`, or correct --hosts.{attempt.quoted()}"
+            )
+        end = f"Worker {label} {ending(code)}"
+        if self._may_help(label, code, attempt):
+            often = f" after workers were restarted {self._restarts.used}" if self._restarts.count else ""
+            return f"{end}{often}; allow more restarts with --restarts.{attempt.quoted()}"
+        early = "" if self.over or attempt.updated else " before its first update, so it is not restarted"
+        return f"{end}{early}.{attempt.quoted()}"
+
+    async def keep_shard(self, number: int, replica: int = 0) -> None:
+        """Run a shard beside the worker of this number, and restart it until the server has ended.
+
+        replica: 1 for the shard's backup, which runs beside the next worker.
+        """
+        beside = (number + replica) % self._task.workers
         host, port = address(self._task.connect)
         listen = "127.0.0.1" if host in LOOPBACK else EVERYWHERE
         command = [self._task.python, "-m", "paceline.serve.shard", str(number), host, str(port), "--listen", listen]
+        command += ["--replica", str(replica)]
         failures = 0
         while not (self._stopping or self.over):
-            process = self._shards[number] = await self._launch(number, command, self._task.environment)
-            last_lines: deque[str] = deque(maxlen=LAST_LINES)
-            readers = self._start_reading([process], f"shard {number}", last_lines)
+            process = await self._launch(beside, command, self._task.environment, "shard")
+            self._shards[number, replica] = process
+            attempt = Attempt()
+            readers = self._start_reading([process], f"shard {number}", attempt)
             code = await process.wait()
             await heard(readers)
             failures = failures + 1 if code > 0 else 0  # otherwise it was killed, or the server is restarting
             if failures == MAX_FAILURES:
                 self._stopping = True
                 again = f"{ending(code)}, {failures} times in a row"
-                raise JobError(f"The shard beside worker {number} {again}.{_quoted(last_lines)}")
+                raise JobError(f"The shard beside worker {beside} {again}.{attempt.quoted()}")
             await asyncio.sleep(PAUSE)
 
     async def keep_all(self, numbers: Sequence[int | None], colocate: bool) -> None:
@@ -115,38 +205,54 @@ class WorkerSupervisor:
                 each.cancel()
             await asyncio.gather(*started, return_exceptions=True)
 
-    async def stop(self) -> None:
-        """End all processes that still run."""
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End all processes that still run. number: the signal to the workers."""
         self._stopping = True
-        workers = [process for group in self._processes.values() for process in group]
-        await stop([*workers, *self._shards.values()])
+        await stop([process for group in self._processes.values() for process in group], number=number)
+        await stop(list(self._shards.values()))
 
     async def _first_failure(self, processes: Sequence[asyncio.subprocess.Process]) -> int:
-        """Return the first exit code that is not 0 as soon as it is known, or 0 when all processes have ended."""
+        """Return the first exit code that is not 0 soon after it is known, or 0 when all processes have ended.
+
+        If one rank fails, others fail for that reason. The rank that ends with REFUSED or LOST has reported the reason.
+        """
         for ended in asyncio.as_completed([process.wait() for process in processes]):
             code = await ended
+            if code and len(processes) > 1:
+                waiting = [asyncio.ensure_future(process.wait()) for process in processes]
+                await asyncio.wait(waiting, timeout=RANK_SECONDS)
+                known = {process.returncode for process in processes}
+                return next((each for each in (REFUSED, LOST) if each in known), code)
             if code:
                 return code
         return 0
 
     def _start_reading(
-        self, processes: Sequence[asyncio.subprocess.Process], label: str, last_lines: deque[str]
+        self, processes: Sequence[asyncio.subprocess.Process], label: str, attempt: Attempt
     ) -> list[asyncio.Future[None]]:
         return [
-            asyncio.ensure_future(self._read(stream, label, last_lines, aside))
-            for each in processes
+            asyncio.ensure_future(self._read(stream, label, f"{label} {rank} {aside}", attempt, aside))
+            for rank, each in enumerate(processes)
             for stream, aside in ((each.stdout, False), (each.stderr, True))
         ]
 
-    async def _read(self, stream: asyncio.StreamReader | None, label: str, last_lines: deque[str], aside: bool) -> None:
-        """Show the lines of a stream, and collect those of standard error (aside)."""
+    async def _read(
+        self, stream: asyncio.StreamReader | None, label: str, source: str, attempt: Attempt, aside: bool
+    ) -> None:
+        """Show the lines of a stream, and let the attempt take note of those of standard error (aside)."""
+        prefix = f"[{label}] " if self._task.workers > 1 or not label.isdigit() else ""
+        state = ""  # of a progress bar that is still being drawn
         async for line in lines(stream):
-            if aside and line.startswith(REFUSAL):
-                self._refusal = line.removeprefix(REFUSAL)
-                continue  # shown once, as the error of the job
-            if aside:
-                last_lines.append(line)
-            self._say(f"[{label}] {line}", aside=aside)
+            if not line.stays:
+                state = line.text
+            elif aside and (self._stopping or not attempt.read(line.text)):
+                continue
+            else:
+                state = ""
+            shown = f"{prefix}{line.text}" if line.stays or line.text else ""
+            self._say(shown, aside=aside, source=source, stays=line.stays)
+        if state:
+            self._say(f"{prefix}{state}", aside=aside, source=source)
 
     async def _start(self, number: int | None, label: int, rank: int, port: int) -> asyncio.subprocess.Process:
         task = self._task
@@ -156,35 +262,38 @@ class WorkerSupervisor:
         if task.ranks > 1:
             variables |= {RANK: str(rank), RANKS: str(task.ranks), REDUCE: task.reduce, "LOCAL_RANK": str(rank)}
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        return await self._launch(label, [task.python, *task.script], variables)
+        return await self._launch(label, [task.python, *task.script], variables, "worker")
 
     async def _launch(
-        self, label: int, command: Sequence[str], variables: Mapping[str, str]
+        self, label: int, command: Sequence[str], variables: Mapping[str, str], role: Role
     ) -> asyncio.subprocess.Process:
-        """Start a command on the host of this worker."""
-        hosts, token = self._task.hosts, self._task.token.hex()
+        """Start a command on the host of this worker, with a token that allows no more than its role."""
+        hosts, beside = self._task.hosts, self._task.processes_beside(label)
+        token = token_for(role, self._task.token).hex()
         if not hosts:
-            return await start(command, {**os.environ, **variables, TOKEN: token}, capture=True)
-        over_ssh = ["ssh", "-o", "BatchMode=yes", hosts[label % len(hosts)], remote_command(command, variables)]
+            environment = {**os.environ, **cores.settings(beside, os.environ), **variables, TOKEN: token}
+            return await start(command, environment, capture=True)
+        remote = remote_command(command, {**cores.chosen(os.environ), **variables}, beside)
+        # "--": a host whose name begins with "-" would be an option of ssh, which can run any command.
+        over_ssh = ["ssh", "-o", "BatchMode=yes", "--", hosts[label % len(hosts)], remote]
         # The token is sent over standard input, because a command line is visible in the list of processes.
         return await start(over_ssh, os.environ, capture=True, feed=f"{token}\n".encode())
 
 
-def remote_command(command: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Return a shell command for another host that runs `command`, and ends it when the ssh connection is closed."""
+def remote_command(command: Sequence[str], variables: Mapping[str, str], processes: int = 1) -> str:
+    """Return a shell command for another host that runs `command`, and ends it when the ssh connection is closed.
+
+    processes: the number of processes that share the cores of that host.
+    """
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     worker = shlex.join(command)
     return (
-        f"cd {shlex.quote(os.getcwd())} && read -r {TOKEN} && export {TOKEN} && exec 3<&0 && "
+        f"cd {shlex.quote(os.getcwd())} && read -r {TOKEN} && export {TOKEN} && "
+        f"{cores.remote_settings(processes, os.environ)} && exec 3<&0 && "
         f"{{ env {settings} {worker} </dev/null & worker=$!; "
         "{ cat; kill $worker; } <&3 >/dev/null 2>&1 & watcher=$!; "
         "wait $worker; code=$?; kill $watcher 2>/dev/null; exit $code; }"
     )
-
-
-def _quoted(last_lines: Sequence[str]) -> str:
-    text = "".join(f"\n  {line}" for line in last_lines)
-    return f" Its last output:{text}" if text else ""
 
 
 def _free_port() -> int:

@@ -16,7 +16,17 @@ from paceline.policies.contract import (
     WorkerId,
 )
 from paceline.policies.options import PolicyError, Range
-from paceline.policies.registry import make, names, policy_class, policy_options, register, split_list
+from paceline.policies.registry import (
+    is_same_policy,
+    make,
+    names,
+    policy_class,
+    policy_options,
+    register,
+    split_list,
+    with_mean_weights,
+    without_mean_weights,
+)
 from paceline.policies.snapshot import load, save
 
 __all__ = [
@@ -35,6 +45,7 @@ __all__ = [
     "Update",
     "WakeAt",
     "WorkerId",
+    "is_same_policy",
     "load",
     "make",
     "names",
@@ -43,4 +54,6 @@ __all__ = [
     "register",
     "save",
     "split_list",
+    "with_mean_weights",
+    "without_mean_weights",
 ]

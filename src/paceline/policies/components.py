@@ -12,8 +12,8 @@ from paceline.policies.contract import Decisions, WakeAt, WorkerId
 
 Weights: TypeAlias = Annotated[
     Literal["sum", "mean", "equal"],
-    "the weight of an update. sum: its full learning rate; mean: a round is one data-parallel step; "
-    "equal: as mean, but all updates count alike",
+    "the weight of an update. sum: its full learning rate; mean, the default of a real job: a round is one "
+    "data-parallel step; equal: as mean, but all updates count alike",
 ]
 
 

@@ -155,6 +155,11 @@ Decision: TypeAlias = Turn | Stream | Add | Apply | Keep | Discard | Grant | Can
 Decisions: TypeAlias = list[Decision]
 
 
+#: The kinds of values that only a driver itself may report by `measured`. A worker that reports such a kind is not
+#: passed on to the policy.
+DRIVER_KINDS = frozenset({"momentum", "cosine", "pardon"})
+
+
 class Policy(ABC):
     """Decides which workers may proceed, when, and with what batch size.
 

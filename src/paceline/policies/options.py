@@ -69,6 +69,10 @@ class Option:
             parts.append("a policy, in parentheses if it has options")
         return " or ".join(parts)
 
+    def takes(self, base: type) -> bool:
+        """Return whether the option accepts objects of a class, or of a subclass."""
+        return any(isinstance(kind, type) and issubclass(kind, base) for kind in self.kinds)
+
     def parse(self, text: str) -> Any:
         """Return the value that `text` stands for. Raise ValueError if there is none."""
         if text in self.words:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Iterable
 
 from paceline.policies.contract import Policy
@@ -81,7 +82,9 @@ def make(spec: str) -> Policy:
     for key, text in options:
         if key not in known:
             offered = ", ".join(known) if known else "none"
-            raise PolicyError(f"{name} has no option {key!r}. Its options: {offered}.")
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise PolicyError(f"{name} has no option {key!r}.{hint} Its options: {offered}.")
         if key in values:
             raise PolicyError(f"{name}: {key} is given twice.")
         try:
@@ -114,6 +117,63 @@ def split_spec(spec: str) -> tuple[str, list[tuple[str, str]]]:
             value = value[1:-1]
         options.append((key.strip(), value))
     return name, options
+
+
+def with_mean_weights(spec: str) -> str:
+    """Return the spec of the same policy for a real job: weights=mean replaces a default of weights=sum.
+
+    A spec that names its weights keeps them. A policy that is an option of another one is treated alike.
+    """
+    name, options = split_spec(spec)
+    known, given = policy_options(name), {key for key, _ in options}
+    nested = {key for key, option in known.items() if option.takes(Policy)}
+    explicit = [(key, with_mean_weights(text) if key in nested else text) for key, text in options]
+    for key, option in known.items():
+        if key in given:
+            continue
+        if key == "weights" and option.default == "sum" and option.accepts("mean"):
+            explicit.append((key, "mean"))
+        elif key in nested and isinstance(option.default, str):
+            text = with_mean_weights(option.default)
+            explicit += [(key, text)] if text != option.default else []
+    if explicit == options:
+        return spec
+    return f"{name}:" + ",".join(f"{key}={_in_parentheses(text)}" for key, text in explicit)
+
+
+def without_mean_weights(spec: str) -> str:
+    """Return the spec as a user of a real job would write it: without weights=mean where that is the default.
+
+    A spec of an unknown policy is returned as it is.
+    """
+    try:
+        name, options = split_spec(spec)
+        nested = {key for key, option in policy_options(name).items() if option.takes(Policy)}
+        kept = [(key, without_mean_weights(text) if key in nested else text) for key, text in options]
+        kept = [each for each in kept if each != ("weights", "mean")]
+        short = f"{name}:" + ",".join(f"{key}={_in_parentheses(text)}" for key, text in kept) if kept else name
+        return short if with_mean_weights(short) == with_mean_weights(spec) else spec
+    except PolicyError:
+        return spec
+
+
+def _in_parentheses(text: str) -> str:
+    """Return the value of an option as it is written in a spec: in parentheses if it has options of its own."""
+    return f"({text})" if set(text) & set(":,()") else text
+
+
+def is_same_policy(saved: str, current: str) -> bool:
+    """Return whether a job's policy is that of a checkpoint, which may be written without its weights.
+
+    Names from the checkpoint are looked up only if the job's own spec has them: a checkpoint cannot import a module.
+    """
+    if saved == current:
+        return True
+    words, own = (set(re.findall(r"[\w.-]+", text)) for text in (saved, current))
+    try:
+        return words <= own and with_mean_weights(saved) == current
+    except PolicyError:
+        return False
 
 
 def split_list(texts: Iterable[str]) -> list[str]:

@@ -6,20 +6,27 @@ import os
 from collections.abc import Mapping
 
 CONNECT = "PACELINE_CONNECT"  # the coordinator's address, host:port
-TOKEN = "PACELINE_TOKEN"  # the job's token, in hexadecimal
+TOKEN = "PACELINE_TOKEN"  # the job's token, or one of a role, in hexadecimal
+MIN_TOKEN = 16  # bytes of a token; a shorter one could be guessed
 SHARD_TOKEN = "PACELINE_SHARD_TOKEN"  # the token that only the server's own shards know, in hexadecimal
 WORKER = "PACELINE_WORKER"  # this worker's number
 WORKERS = "PACELINE_WORKERS"  # how many workers the job starts with
 RANK, RANKS = "PACELINE_RANK", "PACELINE_RANKS"  # of this process among the processes of one worker; their number
 #: How these processes reduce their gradients, such as bcube:n=2,levels=2. If it is empty, by torch.distributed.
 REDUCE = "PACELINE_RANKS_REDUCE"
+LINK = "PACELINE_LINK"  # the file by which the processes of this job share emulated links (serve/wire/link.py)
 
 PROBE = "PACELINE_PROBE"  # the file to write step times to; the script then trains alone for a while
 PROBE_STEPS, PROBE_SECONDS = "PACELINE_PROBE_STEPS", "PACELINE_PROBE_SECONDS"  # when to stop
 
 LAUNCHED = "PACELINE_LAUNCHED"  # set by `paceline run` and `work`, which show the user why a worker failed
-#: A worker that they started reports by this exit code, and a line with this prefix, that a restart would not help.
-REFUSED, REFUSAL = 78, "paceline: "
+#: A worker that they started prints an error of paceline as one line with this prefix. Its exit code is REFUSED if a
+#: restart would not help, and LOST if it may.
+REFUSAL, REFUSED, LOST = "PACELINE_ERROR ", 78, 75
+#: Lines that such a worker prints when it has joined, and when its first update is done.
+JOINED, UPDATED = "PACELINE_JOINED", "PACELINE_UPDATED"
+
+REFUSALS = "paceline.refusals"  # the logger of peers that the server has refused
 
 #: The variables of other launchers for the number of a process, and for how many there are: torchrun, Slurm.
 LAUNCHER_VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
@@ -43,6 +50,25 @@ def workers_of_launcher(variables: Mapping[str, str] | None = None) -> int | Non
         if known.get(size, "").isdigit():
             return int(known[size])
     return None
+
+
+def job_token() -> bytes:
+    """Return the job's token from PACELINE_TOKEN, or an empty one without it. Raise ValueError if it is too short."""
+    try:
+        token = bytes.fromhex(os.environ.get(TOKEN, ""))
+    except ValueError:
+        raise ValueError(
+            f"{TOKEN} must be the bytes of the token in hexadecimal; `paceline work --token-file FILE` reads a file."
+        ) from None
+    if token:
+        check_token(token, TOKEN)
+    return token
+
+
+def check_token(token: bytes, source: str) -> None:
+    """Raise ValueError if a token is so short that it could be guessed. source: where it was found."""
+    if len(token) < MIN_TOKEN:
+        raise ValueError(f"The token in {source} is too short to be safe; use at least {MIN_TOKEN} characters.")
 
 
 def address(text: str) -> tuple[str, int]:

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from paceline.model.correction import CorrectionOption
+from paceline.policies import with_mean_weights
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.serve.coordinator.config import ServerConfig
+from paceline.serve.restarts import DEFAULT_RESTARTS, RestartLimit
 from paceline.serve.wire.tls import Tls
 
 
@@ -17,6 +19,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Everything that a server needs to know of its job, except for the job's token.
 
     `paceline run` sends these options to the server's process as JSON. No process parses a command line twice.
+
+    A real job uses weights=mean unless its policy names other weights: `r2sp` becomes `r2sp:weights=mean` here.
     """
 
     policy: str  # a name with options, such as "ssp:staleness=3"
@@ -26,12 +30,19 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     port: int = 0  # 0: any free port
     streamed: bool = False  # apply each piece of an update as it arrives, if the policy allows that
     correct: CorrectionOption = "auto"  # the correction for staleness that is known in advance
+    replicas: int = 0  # backups of each shard: 0 or 1
     colocate: bool = False  # the shards are started beside the workers, not by the server
     lease: float = 30.0  # seconds without a heartbeat before a worker is given up
     saving: CheckpointPlan | None = None
     resume: Path | None = None  # start from the last checkpoint in this folder
+    restarts: RestartLimit = DEFAULT_RESTARTS  # of lost shards
     record: Path | None = None  # record every decision and update in this folder
     tls: Tls | None = None
+    insecure: bool = False  # listen on any address without TLS
+
+    def __post_init__(self) -> None:
+        if self.shards:  # without shards no update is applied, so weights have no meaning
+            msgspec.structs.force_setattr(self, "policy", with_mean_weights(self.policy))
 
     def server_config(self, token: bytes) -> ServerConfig:
         """The configuration of a server for this job."""
@@ -45,6 +56,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             policy=self.policy,
             streamed=self.streamed,
             correct=self.correct,
+            replicas=self.replicas,
         )
 
     def with_policy(self, policy: str) -> JobOptions:

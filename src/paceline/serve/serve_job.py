@@ -3,57 +3,114 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
+from paceline.model import checkpoint
 from paceline.observe.observer import Observer
-from paceline.policies import make
+from paceline.policies import is_same_policy, make
 from paceline.serve.job_options import JobOptions
 from paceline.serve.server import Address, Server
 
+log = logging.getLogger(__name__)
 LISTENING = "Listening on "  # the first words of the line that names the server's address
+#: The error of a job whose workers have ended without an update.
+NO_UPDATE = (
+    "No worker made an update, so the model has not changed: call optimizer.step() or session.step() after "
+    "loss.backward()."
+)
+
+
+class ServedJob(NamedTuple):
+    """How a job ended."""
+
+    is_done: bool  # whether all workers have left; False if a signal has stopped the server
+    version: int  # of the model: the number of updates that changed it
+    is_saved: bool  # whether the last checkpoint is written, or none was asked for
 
 
 async def serve_job(
-    options: JobOptions, token: bytes, announce: Callable[[str], None], observer: Observer | None = None
-) -> None:
+    options: JobOptions,
+    token: bytes,
+    announce: Callable[[str], None],
+    observer: Observer | None = None,
+    parent: int | None = None,
+) -> ServedJob:
     """Serve a job until all workers have left, or until SIGINT or SIGTERM. Write a last checkpoint in both cases.
 
-    announce: is called with one line once the server listens.
+    announce: is called with one line once the server listens. A signal after the last checkpoint has failed gives the
+    model up. parent: a process; if it is gone, a last checkpoint that fails is not tried again.
     """
     server = Server(
         lambda: make(options.policy),
         options.server_config(token),
-        Address(options.host, options.port),
+        Address(options.host, options.port, options.insecure),
         tls=options.tls,
         observer=observer,
         resume=options.resume,
+        restarts=options.restarts,
         own_shards=not options.colocate,
     )
-    async with _stop_signal() as stopped:
+    note_new_weights(options)
+    async with _stop_signal(server, parent) as stopped:
         await server.start()
-        announce(f"{LISTENING}{options.host}:{server.port}.")
+        known_by = f", fingerprint {server.fingerprint}" if server.fingerprint else ""
+        announce(f"{LISTENING}{options.host}:{server.port}{known_by}.")
         try:
             serving = asyncio.ensure_future(server.serve())
             await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                serving.result()
+            is_done = serving.done()
+            if is_done:
+                is_saved = serving.result()
             else:
                 serving.cancel()
-                await server.coordinator.save()
+                await asyncio.gather(serving, return_exceptions=True)
+                is_saved = await server.save()
+            return ServedJob(is_done, server.coordinator.state.version, is_saved)
         finally:
             await server.stop()
 
 
+def unsaved(options: JobOptions, version: int) -> str:
+    """Return the error of a job whose last checkpoint could not be written."""
+    folder = options.saving.folder if options.saving else None
+    found = checkpoint.newest(folder, quick=True) if folder else None
+    told = f"The model of version {version} is lost, because its last checkpoint could not be written"
+    if found is None:
+        return f"{told}; give --checkpoint a folder with enough space."
+    return f"{told}; free space, and continue from version {found.version} with --resume {folder}."
+
+
+def note_new_weights(options: JobOptions) -> None:
+    """Warn if the job resumes a checkpoint whose policy meant weights=sum, because it did not name its weights."""
+    saved = str(checkpoint.read(options.resume, quick=True).job.get("policy", "")) if options.resume else options.policy
+    if saved != options.policy and is_same_policy(saved, options.policy):
+        log.warning(
+            "The checkpoint was trained under %s with weights=sum. The job continues under %s, with 1/N of the step "
+            "size for N workers. To keep the old steps, name weights=sum.",
+            saved,
+            options.policy,
+        )
+
+
 @asynccontextmanager
-async def _stop_signal() -> AsyncIterator[asyncio.Future[None]]:
-    """A future that is done when this process receives SIGINT or SIGTERM."""
+async def _stop_signal(server: Server, parent: int | None) -> AsyncIterator[asyncio.Future[None]]:
+    """A future that is done when this process receives SIGINT or SIGTERM. A signal can also give the model up."""
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[None] = loop.create_future()
     numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        is_orphan = parent is not None and os.getppid() != parent
+        if not server.give_up(ahead=is_orphan) and not stopped.done():
+            stopped.set_result(None)
+
     for number in numbers:
-        loop.add_signal_handler(number, lambda: None if stopped.done() else stopped.set_result(None))
+        loop.add_signal_handler(number, stop)
     try:
         yield stopped
     finally:

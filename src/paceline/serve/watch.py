@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.observe.trace import Event, from_line
@@ -21,13 +23,14 @@ from paceline.serve.wire.messages import (
     Subscribe,
     TraceLine,
 )
+from paceline.serve.wire.tokens import token_for
 
 FROM_COORDINATOR = MessageDecoder(Challenge | Accepted | Refused | TraceLine | Exclusions)
 
 
 async def watch(endpoint: Endpoint) -> AsyncIterator[Event]:
     """Yield every trace event from now on, a Began first. End when the server does."""
-    async with _connect(endpoint) as peer:
+    async with _connect(replace(endpoint, token=token_for("watch", endpoint.token))) as peer:
         peer.send(Subscribe())
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
             while True:
@@ -35,8 +38,12 @@ async def watch(endpoint: Endpoint) -> AsyncIterator[Event]:
 
 
 async def inspect(endpoint: Endpoint, pardon: Sequence[int] = (), everyone: bool = False) -> Exclusions:
-    """Readmit the workers in `pardon`, or everyone. Return the workers that the policy still leaves out."""
-    async with _connect(endpoint) as peer:
+    """Readmit the workers in `pardon`, or everyone. Return the workers that the policy still leaves out.
+
+    Raise ValueError if workers are to be readmitted, and the endpoint's token is not the job's own.
+    """
+    token = token_for("" if pardon or everyone else "watch", endpoint.token)
+    async with _connect(replace(endpoint, token=token)) as peer:
         peer.send(InspectExclusions(tuple(pardon), everyone))
         answer = _raise_if_refused(await peer.receive())
         if not isinstance(answer, Exclusions):
@@ -48,18 +55,25 @@ async def inspect(endpoint: Endpoint, pardon: Sequence[int] = (), everyone: bool
 async def _connect(endpoint: Endpoint) -> AsyncIterator[AsyncChannel]:
     """Connect and shake hands. Yield the channel, and close it at the end."""
     context = endpoint.tls.calling() if endpoint.tls else None
-    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context)
+    try:
+        reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context)
+    except ssl.SSLError as error:
+        raise endpoint.tls_error(error) from None
     peer = AsyncChannel(reader, writer, FROM_COORDINATOR)
     try:
+        shown = writer.get_extra_info("ssl_object").getpeercert(True) if context else None
+        certificate = endpoint.tls.checked(shown) if endpoint.tls else b""
         challenge = await peer.receive()
         if not isinstance(challenge, Challenge):
             raise WireError("The server did not begin with a Challenge.")
-        answer = handshake.proof(endpoint.token, challenge)
+        answer = handshake.proof(endpoint.token, challenge, certificate)
         peer.send(answer)
-        handshake.verify(endpoint.token, challenge, answer, await peer.receive())
+        handshake.verify(endpoint.token, challenge, answer, await peer.receive(), certificate)
         yield peer
     except asyncio.IncompleteReadError:
         raise WireError("The server closed the connection.") from None
+    except ssl.SSLError as error:
+        raise endpoint.tls_error(error) from None
     finally:
         peer.close()
         await peer.closed()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from paceline.model.checkpoint import Checkpoint, CheckpointError
 from paceline.model.correction import Correction, chosen, momentum_of
 from paceline.model.description import Description
@@ -9,6 +11,8 @@ from paceline.policies import Policy
 from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import Ranges
+
+log = logging.getLogger(__name__)
 
 
 class ModelAgreement:
@@ -18,6 +22,7 @@ class ModelAgreement:
         self._config, self._restored = config, restored
         self._mixes, self._streams = policy.mixes, config.streams(policy)
         self._described: Description | None = None
+        self._first: Description | None = None  # of the first worker, whose settings all other workers must have
         self.text = b""  # the description as JSON, as it was received
         self.correct: Correction = "none"  # how staleness is corrected for; none until the model is known
         if restored:
@@ -34,7 +39,7 @@ class ModelAgreement:
         return momentum_of(self._described.optimizer)
 
     def agree(self, text: bytes) -> bool:
-        """Check a worker's description of its model. Return True if it is the first, which makes the model known.
+        """Check a worker's description of its model. Return True if it makes the model known.
 
         Raise WireError if it cannot be read, or differs from the model of the other workers.
         """
@@ -51,16 +56,31 @@ class ModelAgreement:
                 self._accept(described, text)
             except ValueError as error:
                 raise WireError(str(error)) from None
+            self._first = described
             return True
         if self._restored:
             try:
                 self._restored.check_model(described)
             except CheckpointError as error:
                 raise WireError(str(error)) from None
-        difference = self._described.differs_from(described)
+        self._compare(self._described, described)
+        return False
+
+    def _compare(self, known: Description, described: Description) -> None:
+        """Raise WireError if a worker's model differs from the known one.
+
+        The settings of the optimizer must be those of the first worker, unless the workers make their own steps. They
+        may be others than in the checkpoint that the job was restored from. The checkpoint's settings stay in use.
+        """
+        difference = known.differs_from(described, settings=False)
+        if not difference and not self._mixes:
+            if self._first is None:
+                self._first = described
+                if ignored := known.differs_from(described):
+                    log.warning("The settings of the checkpoint stay in use: %s, in the worker's script.", ignored)
+            difference = self._first.differs_from(described)
         if difference:
             raise WireError(f"All workers must train the same model: {difference}.")
-        return False
 
     def pieces(self) -> list[Ranges]:
         """Return the pieces of the model that each shard holds: one each, or several if updates are streamed."""

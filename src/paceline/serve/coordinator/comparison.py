@@ -12,7 +12,7 @@ class Comparison:
 
     def __init__(self, apply: Apply) -> None:
         self.updates = apply.updates
-        self.parts = 0  # shards whose products are added
+        self.shards: set[int] = set()  # whose products are added
         zeros = (0.0,) * len(apply.updates)
         self._products = Products(zeros, zeros, 0.0)
 
@@ -20,9 +20,11 @@ class Comparison:
         """Return whether a shard's products are of the same number of updates."""
         return len(part.with_whole) == len(part.with_itself) == len(self.updates)
 
-    def add(self, part: UpdateProducts) -> None:
-        """Add one shard's products."""
-        self.parts += 1
+    def add(self, shard: int, part: UpdateProducts) -> None:
+        """Add one shard's products. The backup of a shard computes the same ones, which count once."""
+        if shard in self.shards:
+            return
+        self.shards.add(shard)
         self._products += Products(part.with_whole, part.with_itself, part.whole)
 
     def cosines(self) -> list[float]:

@@ -29,7 +29,9 @@ class ServerConfig:
     began: float | None = None  # when the job began, by time.monotonic; None: now
     awaited: frozenset[int] | None = None  # workers of the previous generation that had not left; None: unknown
     incarnations: dict[int, int] = field(default_factory=dict)  # the last one of each worker in earlier generations
+    provider: int | None = None  # the worker that provides the weights of a restored job; None: the checkpoint does
     shard_token: bytes = b""  # of the server's own shards; empty: shards use the job's token
+    replicas: int = 0  # backups of each shard: 0 or 1
     correct: CorrectionOption = "auto"  # how to correct for known staleness; auto: as the optimizer allows
 
     def __post_init__(self) -> None:
@@ -51,4 +53,5 @@ class ServerConfig:
             generation=generation,
             awaited=self.awaited,
             incarnations=self.incarnations,
+            provider=self.provider,
         )

@@ -86,8 +86,9 @@ class Coordinator:
         self.done = asyncio.Event()  # the job is over: every worker has left
         self.failed = asyncio.Event()  # a shard is lost, or cannot be set up
         self.reason = ""  # why the generation failed
+        self.again: instructions.BeginAgain | None = None  # if the job begins again with the weights of a worker
         self._refused = 0  # workers that were refused
-        self.shards = ShardConnections(config.shards, self.tell, self.fail)
+        self.shards = ShardConnections(config, self.generation, self._set_up_shards, self.tell, self.fail)
         self._writer = CheckpointWriter(config.saving) if config.saving else None
         self._writing: asyncio.Task[None] | None = None  # the last step of a checkpoint
         self._closing = False
@@ -107,6 +108,8 @@ class Coordinator:
             instructions.SetTimer: lambda wake: self._timer.set(self._start + wake.time),
             instructions.LogLine: lambda line: log.log(logging.WARNING if line.warns else logging.INFO, line.text),
             instructions.FailGeneration: lambda fail: self.fail(fail.reason),
+            instructions.GiveUpShard: lambda lost: self.shards.lose(lost.shard, lost.reason),
+            instructions.BeginAgain: self._begin_again,
             instructions.JobDone: lambda _: self.done.set(),
         }
         if self.agreement.is_known:
@@ -121,11 +124,6 @@ class Coordinator:
     def faults(self) -> int:
         """How many peers were refused."""
         return self._listener.faults + self.shards.faults + self._refused
-
-    @property
-    def failure_is_permanent(self) -> bool:
-        """Whether a new generation would fail in the same way."""
-        return self.shards.failure_is_permanent
 
     @property
     def ledger(self) -> Ledger:
@@ -156,16 +154,18 @@ class Coordinator:
         self._ticking = self._loop.create_task(self._tick())
         return port
 
-    async def save(self) -> None:
-        """Write a last checkpoint, if the model has changed since the one before."""
-        asked = False  # try only once: workers may still train, and the disk may be full
-        while self.state.checkpoints and self.state.has_begun and not self.failed.is_set():
+    async def save(self) -> bool:
+        """Write a last checkpoint, if the model has changed since the one before. Return False if that failed."""
+        checkpoints, asked = self.state.checkpoints, -1  # the version: workers may still train
+        while checkpoints and self.state.has_begun and not self.failed.is_set():
             if not self.state.is_saving:
-                if asked or self.state.checkpoints.saved == self.state.version:
-                    return
+                is_saved = checkpoints.saved is not None and checkpoints.saved >= max(asked, 0)
+                if asked >= 0 or checkpoints.saved == self.state.version:
+                    return is_saved
+                asked = self.state.version
                 self.tell(events.SaveRequested())
-                asked = True
             await asyncio.sleep(0.01)
+        return not self.failed.is_set()
 
     async def close(self) -> None:
         """Stop the shards and close all connections."""
@@ -219,6 +219,8 @@ class Coordinator:
         if peer is None or (kind is instructions.SendPushNow and not self.ledger.policy.streamed):
             return
         peer.send(TO_WORKER[kind](instruction))
+        if kind is instructions.SendResumed:
+            self.shards.inform(instruction.to, peer)
         if kind in CLOSES_CONNECTION:
             self._hang_up(instruction.to)
 
@@ -232,13 +234,12 @@ class Coordinator:
         if peer is None:
             return
         worker, incarnation = welcome.worker, welcome.incarnation
-        shards = tuple(
-            (*self.shards.addresses[number], pieces) for number, pieces in enumerate(self.agreement.pieces())
-        )
+        shards = tuple((*at, pieces) for at, pieces in zip(self.shards.addresses, self.agreement.pieces(), strict=True))
         ticket = handshake.ticket(self._key, worker, incarnation)
         gated, asks = policy.streamed and policy.takes_turns, self._max_transfers > 0
-        lease, mixes = self.config.lease, policy.mixes
-        peer.send(Welcome(worker, incarnation, shards, lease, gated, ticket, mixes, asks, self._streams))
+        how = (self.config.lease, gated, ticket, policy.mixes, asks, self._streams, self.config.workers)
+        peer.send(Welcome(worker, incarnation, shards, *how, self.state.missing, self.shards.certificates))
+        self.shards.inform(welcome.to, peer)
 
     def _send_to_shards(self, instruction: Any) -> None:
         self.shards.send(TO_SHARDS[type(instruction)](instruction))
@@ -251,10 +252,7 @@ class Coordinator:
         self._send_to_shards(apply)
 
     def _drop(self, drop: instructions.OrderDrop) -> None:
-        if drop.shard is None:
-            self.shards.send(DropUpdate(drop.update))
-        else:
-            self.shards.send_to(drop.shard, DropUpdate(drop.update))
+        self.shards.send(DropUpdate(drop.update), drop.shard)
 
     def _save(self, save: instructions.OrderSave) -> None:
         assert self._writer is not None
@@ -262,15 +260,22 @@ class Coordinator:
         if error:
             self.tell(events.CheckpointStored(save.version, error))
         else:
-            self.shards.send(SavePart(save.version, str(self._writer.folder(save.version).resolve())))
+            self.shards.save(SavePart(save.version, str(self._writer.folder(save.version).resolve())))
 
     def _store(self, store: instructions.StoreCheckpoint) -> None:
+        parts = self.shards.saved_parts(store.version)
+
         async def write() -> None:
             assert self._writer is not None
-            error = await asyncio.to_thread(self._writer.finish, store.version)
+            error = await asyncio.to_thread(self._writer.finish, store.version, parts)
             self.tell(events.CheckpointStored(store.version, error))
 
         self._writing = self._loop.create_task(write())
+
+    def _begin_again(self, again: instructions.BeginAgain) -> None:
+        described = {**again.snapshot, "description": json.loads(self.agreement.text)}
+        self.again = self.again or instructions.BeginAgain(again.provider, described)
+        self.fail(f"Worker {again.provider} provides other weights.")
 
     # Connections
 
@@ -278,7 +283,7 @@ class Coordinator:
         """Serve a connection by its first message: a shard, a worker, a subscriber or a single request."""
         match first:
             case Register() if is_shard:
-                await self.shards.serve(peer, first, self._set_up_shards)
+                await self.shards.serve(peer, first)
             case Join() | Resume():
                 await self._serve_worker(peer, first)
             case Subscribe():
@@ -317,18 +322,20 @@ class Coordinator:
             raise
         finally:
             self._peers.pop(connection, None)
+            self.shards.forget(connection)
             self.tell(events.ConnectionLost(connection))  # the worker stays a member until its lease runs out
 
     def _set_up_shards(self) -> None:
         """Send each shard its Setup, if the model is known."""
         if not self.agreement.is_known:
             return
-        folder = str(self._restored.folder.resolve()) if self._restored else ""
+        folder = str(self._restored.folder.resolve()) if self._restored and self.config.provider is None else ""
         version = self._restored.version if self._restored else 0
         settings = (self._key, self._streams, self._max_transfers, self.agreement.correct)
         for number, pieces in enumerate(self.agreement.pieces()):
             record = f"{self.config.record}/shard-{number}-{self.generation}.rec" if self.config.record else ""
-            self.shards.send_to(number, Setup(pieces, folder, version, record, *settings), self.agreement.text)
+            digest = self._restored.digest(number) if self._restored and folder else ""
+            self.shards.set_up(number, Setup(pieces, folder, version, record, *settings, digest), self.agreement.text)
 
     def _write_journal(self, line: str) -> None:
         if self._journal:

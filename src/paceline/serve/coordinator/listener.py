@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,10 +13,10 @@ from typing import Any
 from paceline.model.description import Description
 from paceline.serve.wire import handshake
 from paceline.serve.wire.async_channel import AsyncChannel
-from paceline.serve.wire.endpoint import BACKLOG
+from paceline.serve.wire.doorstep import Doorstep, listen, readable
 from paceline.serve.wire.frames import MessageDecoder, WireError
 from paceline.serve.wire.messages import (
-    Accepted,
+    BackupUnreachable,
     CheckpointLoaded,
     FinishTraining,
     GradientReady,
@@ -24,6 +26,7 @@ from paceline.serve.wire.messages import (
     InspectExclusions,
     Join,
     Leave,
+    OfferWeights,
     PartSaved,
     PeerRejected,
     Proof,
@@ -33,10 +36,14 @@ from paceline.serve.wire.messages import (
     RequestSamples,
     Resume,
     ShardFailed,
+    ShardHeartbeat,
     Subscribe,
     UpdateProducts,
     UpdateReceived,
 )
+from paceline.serve.wire.strangers import ANSWER_SECONDS, HANDSHAKE_SECONDS
+from paceline.serve.wire.tls import shown_certificate
+from paceline.serve.wire.tokens import Role
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +51,7 @@ FROM_WORKER = (
     Proof
     | Join
     | Resume
+    | OfferWeights
     | RequestSamples
     | GradientStarted
     | GradientReady
@@ -61,9 +69,11 @@ FROM_SHARD = (
     | PartSaved
     | ShardFailed
     | PeerRejected
+    | BackupUnreachable
+    | ShardHeartbeat
 )
 FROM_ANY_PEER = MessageDecoder(FROM_WORKER | FROM_SHARD | Subscribe | InspectExclusions)
-HANDSHAKE_SECONDS = 10.0
+FIRST_MESSAGE_SECONDS = 10.0  # for the first message of a peer that knows a token; a Join has a long body
 CLOSE_SECONDS = 2.0  # for the last messages of a connection to get out
 
 
@@ -80,31 +90,35 @@ class CoordinatorListener:
     ) -> None:
         """serve(peer, first, is_shard): called with a peer and its first message; serves it. It may raise WireError.
 
-        shard_token: the token of the server's own shards. If it is empty, a shard uses the job's token.
+        shard_token: the token of the server's own shards. If it is empty, a shard's token comes from the job's.
         """
         self._generation, self._token, self._shard_token, self._tls = generation, token, shard_token, tls
         self._serve = serve
         self.faults = 0  # peers that were refused
         self._connections: dict[asyncio.Task[None], AsyncChannel] = {}  # every open connection, by its task
-        self._server: asyncio.Server | None = None
+        self._sockets: list[socket.socket] = []
+        self._accepting: asyncio.Task[None] | None = None
         self._closing = False
 
     async def listen(self, host: str, port: int) -> int:
         """Begin to listen. Return the port."""
-        timeout = HANDSHAKE_SECONDS if self._tls else None
-        self._server = await asyncio.start_server(
-            self._handle_connection, host, port, backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=timeout
-        )
-        return int(self._server.sockets[0].getsockname()[1])
+        self._sockets = await asyncio.to_thread(listen, host, port)
+        self._accepting = asyncio.create_task(Doorstep(self._sockets, self._handle_connection).run())
+        return int(self._sockets[0].getsockname()[1])
 
     def stop(self) -> None:
         """Accept no more connections."""
         self._closing = True
-        if self._server:
-            self._server.close()
+        if self._accepting:
+            self._accepting.cancel()
 
     async def hang_up(self) -> None:
         """Close every connection after its last messages are out. Cut those that take too long."""
+        if self._accepting:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._accepting
+        for sock in self._sockets:  # if the task was cancelled before it began, it has not closed them
+            sock.close()
         for peer in self._connections.values():
             peer.close()
         if self._connections:
@@ -114,9 +128,30 @@ class CoordinatorListener:
                 task.cancel()
             await asyncio.gather(*slow, return_exceptions=True)
 
-    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection until it ends."""
-        peer = AsyncChannel(reader, writer, FROM_ANY_PEER)
+    async def _open(self, sock: socket.socket) -> AsyncChannel:
+        """Return a channel over an accepted socket, over TLS if the job uses it."""
+        if self._tls:  # the caller speaks first; until then, TLS would only take memory
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await readable(sock)
+            except BaseException:
+                sock.close()
+                raise
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(  # from here on, the transport closes the socket
+            lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls else None
+        )
+        return AsyncChannel(reader, asyncio.StreamWriter(transport, protocol, reader, loop), FROM_ANY_PEER)
+
+    async def _handle_connection(self, sock: socket.socket, trust: Callable[[], None]) -> None:
+        """Serve one connection until it ends. `trust` is called when the peer has proved that it knows a token."""
+        try:
+            peer = await self._open(sock)
+        except OSError as error:
+            log.info("a caller did not pass the TLS handshake: %s", error)
+            return
         task = asyncio.current_task()
         assert task is not None
         if self._closing:
@@ -124,10 +159,16 @@ class CoordinatorListener:
             return
         self._connections[task] = peer
         try:
-            first, is_shard = await asyncio.wait_for(self._shake_hands(peer), HANDSHAKE_SECONDS)
-            await self._serve(peer, first, is_shard)
+            role = await self._shake_hands(peer)
+            trust()
+            async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
+                first = await peer.receive()
+            if not _allows(role, first):
+                kind = type(first).__name__
+                raise WireError(f"A token for the role {role} does not allow {kind}; use another token.")
+            await self._serve(peer, first, role == "shard" or not (role or self._shard_token))
         except asyncio.CancelledError:
-            pass  # the server is closing
+            peer.abort()  # the server is closing, or another stranger takes the place of this one
         except (asyncio.IncompleteReadError, TimeoutError, OSError) as error:
             log.info("a connection ended: %s", error)
             if isinstance(error, WireError):
@@ -140,22 +181,31 @@ class CoordinatorListener:
             await peer.closed()
             del self._connections[task]
 
-    async def _shake_hands(self, peer: AsyncChannel) -> tuple[Any, bool]:
-        """Return a caller's first message after the handshake, and whether the caller is a shard.
-
-        Raise WireError if the caller knows neither the job's token nor the shards' token.
-        """
+    async def _shake_hands(self, peer: AsyncChannel) -> Role:
+        """Return the role of a caller's token. Raise WireError if the caller knows no token of the job."""
+        certificate = shown_certificate(self._tls)
         challenge = handshake.new_challenge(self._generation)
         peer.send(challenge)
-        answer = await peer.receive()
-        verdict = handshake.check_proof(self._token, challenge, answer)
-        is_shard = not self._shard_token
-        if isinstance(verdict, Refused) and self._shard_token:
-            by_shard_token = handshake.check_proof(self._shard_token, challenge, answer)
-            if isinstance(by_shard_token, Accepted):
-                verdict, is_shard = by_shard_token, True
+        async with asyncio.timeout(ANSWER_SECONDS):
+            answer = await peer.receive()
+        role: Role = answer.role if isinstance(answer, Proof) else ""
+        secret = self._shard_token if role == "shard" and self._shard_token else self._token
+        verdict = handshake.check_proof(secret, challenge, answer, certificate)
         if isinstance(verdict, Refused):
             raise WireError(verdict.reason)
         peer.send(verdict)
         peer.max_body = Description.MAX_BYTES
-        return await peer.receive(), is_shard
+        return role
+
+
+def _allows(role: Role, first: Any) -> bool:
+    """Return whether a token of this role allows a connection that begins with this message."""
+    match role:
+        case "worker":
+            return isinstance(first, Join | Resume)
+        case "shard":
+            return isinstance(first, Register)
+        case "watch":
+            return isinstance(first, Subscribe) or first == InspectExclusions()
+        case "":
+            return True

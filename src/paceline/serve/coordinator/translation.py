@@ -19,6 +19,7 @@ from paceline.serve.wire.messages import Message
 
 #: The event for each message that a worker may send after it has joined.
 EVENTS: dict[type, Callable[..., events.Event]] = {
+    messages.OfferWeights: events.WeightsOffered,
     messages.RequestSamples: events.SamplesRequested,
     messages.GradientStarted: events.GradientBegun,
     messages.GradientReady: events.GradientComputed,
@@ -69,6 +70,7 @@ TO_WORKER = _field_copiers(
         instructions.SendRefused: messages.Refused,
         instructions.SendExpelled: messages.Expelled,
         instructions.SendWeightsRequest: messages.ProvideWeights,
+        instructions.SendWeightsKept: messages.KeepWeights,
         instructions.SendGrant: messages.GrantIteration,
         instructions.SendPushNow: messages.PushNow,
         instructions.SendCancel: messages.CancelIteration,

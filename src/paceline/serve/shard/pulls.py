@@ -92,6 +92,11 @@ class PullServer:
             if pull:
                 self._end(pull)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether an update is being applied."""
+        return self._paused
+
     def pause(self) -> None:
         """Let the weights change: no new pull is answered, and pulls that are being answered continue from a copy."""
         with self._state:

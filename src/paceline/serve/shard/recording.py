@@ -26,6 +26,7 @@ from paceline.serve.wire.messages import (
     ApplyUpdates,
     DropUpdate,
     Identity,
+    InitialState,
     InitialWeights,
     KeepUpdate,
     Message,
@@ -48,7 +49,15 @@ class RecordingEnd(Message, frozen=True):
 
 
 FRAMES = MessageDecoder(
-    Setup | InitialWeights | RecordedUpdate | AddToSum | ApplyUpdates | DropUpdate | KeepUpdate | RecordingEnd
+    Setup
+    | InitialWeights
+    | InitialState
+    | RecordedUpdate
+    | AddToSum
+    | ApplyUpdates
+    | DropUpdate
+    | KeepUpdate
+    | RecordingEnd
 )
 
 
@@ -65,9 +74,12 @@ class Recording:
         if setup.checkpoint:
             shutil.copy(checkpoint.shard_file(Path(setup.checkpoint), number), start_of(path))
 
-    def begin(self) -> None:
-        """Write the initial weights of the model."""
-        self._write(InitialWeights(), self._store.slice.buffer)
+    def begin(self, part: bytes | None = None) -> None:
+        """Write the initial weights of the model. part: this shard's part of a checkpoint, if they came in one."""
+        if part is None:
+            self._write(InitialWeights(), self._store.slice.buffer)
+        else:
+            self._write(InitialState(), part)
 
     def order(self, order: Any) -> None:
         """Write an order, and the updates that it is the first to name. Call this before the order is carried out."""
@@ -116,17 +128,21 @@ class Replayed:
 def replay(path: Path) -> Replayed:
     """Replay a recording with the code that a shard runs. Raise WireError if the recording cannot be read."""
     store: WholeStore | None = None
-    expected, updates = "", 0
+    expected, updates, first_version = "", 0, 0
     for message, body in _frames(path):
         if isinstance(message, Setup):
-            store = _set_up(message, body, path)
+            store, first_version = _set_up(message, body, path), message.version
             continue
         if store is None:
             raise WireError(f"The recording {path} does not begin with a Setup.")
         match message:
             case InitialWeights():
                 store.slice.weights.copy_(_tensor(body))
-                store.version = 0
+                store.version = first_version
+            case InitialState():
+                arrays, meta = checkpoint.parse(body)
+                store.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
+                store.version = first_version
             case RecordedUpdate(update, rates):
                 store.put(update, HeldUpdate(_tensor(body), rates))
                 updates += 1

@@ -3,6 +3,7 @@ and answers pulls.
 
 It runs these threads, none of which holds a lock for long while it uses a tensor:
  - one for the coordinator. It carries out the orders of the log one after the other, so the order needs no other care;
+ - one that sends heartbeats to the coordinator (`coordinator_session.py`);
  - one that accepts workers (`worker_listener.py`);
  - one or two for each worker. They receive a push straight into a buffer, and send weights (`worker_connection.py`);
  - one that writes a checkpoint, while there is one to write.
@@ -14,85 +15,62 @@ An update is applied when all of it has arrived (`whole_updates.py`), or piece b
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
 
 from paceline.model import checkpoint
 from paceline.model.description import Description
+from paceline.model.durable import cause
 from paceline.model.optimizer import without_compiler
 from paceline.model.slice import Slice
 from paceline.serve.environment import SHARD_TOKEN, TOKEN
 from paceline.serve.shard.admission import Admission, AdmittedTransfer
+from paceline.serve.shard.coordinator_session import CoordinatorSession, ShardRefused
 from paceline.serve.shard.pulls import PullServer
-from paceline.serve.shard.store import Fenced, HeldUpdate, WholeStore
+from paceline.serve.shard.replication import Backup, Relay
+from paceline.serve.shard.store import Fenced, HeldUpdate, Store, WholeStore
 from paceline.serve.shard.streamed_store import StreamedStore
 from paceline.serve.shard.streamed_updates import StreamedUpdates
 from paceline.serve.shard.updates import Updates
 from paceline.serve.shard.whole_updates import WholeUpdates
 from paceline.serve.shard.worker_listener import WorkerListener
 from paceline.serve.wire.endpoint import Endpoint
-from paceline.serve.wire.frames import MessageDecoder, WireError
+from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import (
-    Accepted,
     AddToSum,
-    ApplyUpdates,
-    Challenge,
+    BackupUnreachable,
     CheckpointLoaded,
-    DropUpdate,
+    ContinueAlone,
     Fence,
-    Heartbeat,
     Hello,
     Identity,
     InitialWeightsFrom,
     InitialWeightsReceived,
-    KeepUpdate,
     PartSaved,
-    Refused,
-    Register,
     SavePart,
     Setup,
     ShardFailed,
     Stop,
-    StreamUpdates,
+    TakeOver,
 )
-from paceline.serve.wire.tls import Tls
+from paceline.serve.wire.tls import Tls, shown_certificate
+from paceline.serve.wire.tokens import token_for
 
 log = logging.getLogger(__name__)
 
-FROM_COORDINATOR = MessageDecoder(
-    Challenge
-    | Accepted
-    | Refused
-    | Setup
-    | InitialWeightsFrom
-    | AddToSum
-    | ApplyUpdates
-    | StreamUpdates
-    | DropUpdate
-    | KeepUpdate
-    | Fence
-    | SavePart
-    | Stop
-)
-HEARTBEAT_SECONDS = 1.0
 AT_ONCE = 1 << 28  # bytes of pushes that are received at a time; other pushes wait in their sockets
 MIN_AT_ONCE = 64  # pushes that are received at a time, however large they are
 SLOW_SECONDS = 10.0  # without a byte, after which a push no longer keeps other pushes waiting
 ELEMENTS_PER_THREAD = 1 << 23  # with fewer elements, threads spend more time waiting for each other than computing
 NAMING_SECONDS = 30.0  # that initial weights wait for the coordinator to name the worker that provides them
-
-
-class ShardRefused(WireError):
-    """The coordinator refuses this shard. The message is its reason."""
 
 
 class Shard:
@@ -105,23 +83,28 @@ class Shard:
         host: str = "127.0.0.1",
         token: bytes | None = None,
         threads: int = 1,
+        replica: int = 0,
     ) -> None:
-        """token: the job's, which workers prove to know; None: the token of the coordinator's endpoint.
+        """token: from which the token of workers is derived; None: the token of the coordinator's endpoint.
 
-        threads: that may compute a large step together.
+        threads: that may compute a large step together. replica: which process of the shard this is.
         """
-        self._number, self._threads = number, threads
+        self.number, self._replica, self._threads = number, replica, threads
         tls = coordinator.tls.listening() if coordinator.tls else None
-        self._coordinator, generation = coordinator.open(FROM_COORDINATOR)
-        self._sending = threading.Lock()  # held while a message is sent to the coordinator
+        caller = replace(coordinator, token=token_for("shard", coordinator.token))
+        self._coordinator = CoordinatorSession(caller, shown_certificate(tls))
         self._description = bytearray()  # of the model, from the body of the Setup
         self._stopping = threading.Event()
         self._state = threading.Condition()  # guards everything below
-        known = coordinator.token if token is None else token
-        self._listener = WorkerListener(self, self._state, host, known, generation, tls)
+        known = token_for("worker", coordinator.token if token is None else token)
+        self._endpoint = replace(coordinator, token=known)  # as workers see it
+        self._backup: Backup | None = None
+        self._loaded = False  # were the first weights loaded from a checkpoint?
+        self._listener = WorkerListener(self, self._state, host, known, self._coordinator.generation, tls)
         self._updates: Updates | None = None  # chosen by the Setup
         self._provider: tuple[int, int] | None = None  # worker and incarnation that provide the initial weights
         self._provided: set[int] = set()  # pieces of the initial weights that have arrived
+        self._first_version = 0  # of these weights
         self.push_admission: Admission | None = None  # if workers take turns on the link
         self.receiving = Admission(MIN_AT_ONCE, stuck=SLOW_SECONDS, adapts=False)  # if they do not
         self._alone = False  # is this the only shard of the job?
@@ -129,16 +112,13 @@ class Shard:
 
     def run(self) -> None:
         """Serve until the coordinator sends Stop or is gone. Raise ShardRefused if it refuses this shard."""
-        self.tell(Register(self._number, self._listener.port))
-        for work in (self._listener.run, self._send_heartbeats):
-            threading.Thread(target=work, daemon=True).start()
         try:
+            self._coordinator.begin(self.number, self._replica, self._listener.port)
+            threading.Thread(target=self._listener.run, daemon=True).start()
             while True:
                 order = self._coordinator.receive(self._buffer_for)
                 if isinstance(order, Stop):
                     return
-                if isinstance(order, Refused):
-                    raise ShardRefused(order.reason)
                 self._carry_out(order)
         except ShardRefused:
             raise
@@ -150,16 +130,13 @@ class Shard:
             if self._updates:
                 self._updates.close()
             self._listener.hang_up()
+            if self._backup:
+                self._backup.end()
             self._coordinator.close()
 
     def tell(self, message: Any) -> None:
         """Send a message to the coordinator."""
-        with self._sending, contextlib.suppress(OSError):  # `run` ends when the coordinator is gone
-            self._coordinator.send(message)
-
-    def _send_heartbeats(self) -> None:
-        while not self._stopping.wait(HEARTBEAT_SECONDS):
-            self.tell(Heartbeat())
+        self._coordinator.tell(message)
 
     # Workers; each call comes from the thread of a connection
 
@@ -179,28 +156,61 @@ class Shard:
         updates = self.await_setup()
         store = updates.store
         with self._state:
-            sender = (hello.worker, hello.incarnation)
             try:
-                if store.version < 0 or self._provider:
-                    self._state.wait_for(lambda: self._provider == sender or self._is_over(hello), NAMING_SECONDS)
-                if not store.accepts(hello.worker, hello.incarnation):
-                    raise Fenced
-                if self._provider != sender:
-                    raise WireError("This worker was not asked for the initial weights of the model.")
-                if len(self._provided) == len(store.slices):
-                    return  # sent again, because the answer was lost
+                if not self._needs_weights_from(hello, store):
+                    return
                 store.slices[piece].weights.copy_(buffer)
             finally:
                 store.return_buffer(piece, buffer)
             self._provided.add(piece)
             if len(self._provided) < len(store.slices):
                 return
-            updates.begin()
+            updates.begin(self._first_version)
             self._state.notify_all()
-        self.tell(InitialWeightsReceived(hello.worker, hello.incarnation))
+            reports = not updates.follows
+        if reports:
+            self.tell(InitialWeightsReceived(hello.worker, hello.incarnation))
+
+    def receive_initial_state(self, hello: Hello, part: bytes) -> None:
+        """Take the initial weights and the optimizer's state, in the format of a checkpoint's part, as above."""
+        updates = self.await_setup()
+        store = updates.store
+        with self._state:
+            if not self._needs_weights_from(hello, store):
+                return
+            try:
+                arrays, meta = checkpoint.parse(part)
+                store.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
+            except ValueError as error:
+                raise WireError(f"The loaded state of the optimizer cannot be used: {error}.") from None
+            self._provided.update(range(len(store.slices)))
+            updates.begin(self._first_version, part)
+            self._state.notify_all()
+            reports = not updates.follows
+        if reports:
+            self.tell(InitialWeightsReceived(hello.worker, hello.incarnation))
+
+    def _needs_weights_from(self, hello: Hello, store: Store) -> bool:
+        """Return whether initial weights are still missing. The state is held.
+
+        Raise WireError if they must come from another worker.
+        """
+        sender = (hello.worker, hello.incarnation)
+        if store.version < 0 or self._provider:
+            self._state.wait_for(lambda: self._provider == sender or self._is_over(hello), NAMING_SECONDS)
+        if not store.accepts(hello.worker, hello.incarnation):
+            raise Fenced
+        if self._provider != sender:
+            raise WireError("This worker was not asked for the initial weights of the model.")
+        return len(self._provided) < len(store.slices)  # otherwise they are sent again, because the answer was lost
 
     def _is_over(self, hello: Hello) -> bool:
         return self._stopping.is_set() or not self.await_setup().store.accepts(hello.worker, hello.incarnation)
+
+    def relay_of(self, hello: Hello) -> Relay | None:
+        """Return what passes this worker's updates on to the backup, or None if the shard has no backup."""
+        backup = self._backup
+        return Relay(backup, hello) if backup and backup.is_expected else None
 
     def receive(self, update: Identity, piece: int, held: HeldUpdate, transfer: AdmittedTransfer | None) -> bool:
         """Take a piece of an update. Return True if the worker is to be answered with PushReceived now.
@@ -227,7 +237,7 @@ class Shard:
             try:
                 self._set_up(order)
             except (ValueError, OSError, RuntimeError, MemoryError) as error:  # RuntimeError: torch is out of memory
-                self.tell(ShardFailed(str(error)))
+                self.tell(ShardFailed(str(error), isinstance(error, checkpoint.DamagedError)))
             return
         updates = self.await_setup()
         match order:
@@ -243,6 +253,11 @@ class Shard:
                     self._state.notify_all()
             case SavePart():
                 self._save(updates, order)
+            case ContinueAlone():
+                if self._backup:
+                    self._backup.end()
+            case TakeOver():
+                self._take_over(updates)
             case _:
                 updates.carry_out(order)
         if isinstance(order, AddToSum) and self._alone:
@@ -263,31 +278,51 @@ class Shard:
             pulls = PullServer(store, self._state, self._stopping, _admission(order), threads)
             updates = WholeUpdates(store, self._state, self.tell, pulls)
         if order.checkpoint:
-            arrays, meta = checkpoint.load_shard(Path(order.checkpoint), self._number)
+            arrays, meta = checkpoint.load_shard(Path(order.checkpoint), self.number, order.digest)
             updates.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta, order.version)
         if order.record:
             without_key = msgspec.structs.replace(order, key=b"")
-            updates.record(Path(order.record), without_key, bytes(self._description), self._number)
+            updates.record(Path(order.record), without_key, bytes(self._description), self.number)
+        updates.follows = order.follows
         with self._state:
+            if order.backup:
+                place = self._endpoint.at(*order.backup)
+                self._backup = Backup(place, self._coordinator.generation, self._report_backup)
+            self._loaded = bool(order.checkpoint)
             self._updates, self._listener.key = updates, order.key
+            self._first_version = order.version
             self.push_admission = _admission(order)
             self._alone = order.pieces[-1][1] - order.pieces[0][0] == described.layout.size
             self.receiving.slots = max(MIN_AT_ONCE, AT_ONCE // max(1, 4 * largest))
             self._state.notify_all()
-        if order.checkpoint:
+        if order.checkpoint and not order.follows:
             self.tell(CheckpointLoaded())
+
+    def _take_over(self, updates: Updates) -> None:
+        """Become the primary of the shard. Report again what the lost primary may not have reported."""
+        updates.take_over()
+        with self._state:  # weights that become complete later are reported by the thread that receives them
+            is_complete = len(self._provided) == len(updates.store.slices)
+        if self._loaded:
+            self.tell(CheckpointLoaded())
+        elif is_complete and self._provider:
+            self.tell(InitialWeightsReceived(*self._provider))
+
+    def _report_backup(self, reason: str) -> None:
+        """Tell the coordinator that the backup cannot be reached."""
+        self.tell(BackupUnreachable(reason))
 
     def _save(self, updates: Updates, order: SavePart) -> None:
         """Copy this shard's part of a checkpoint, and write the copy in a thread while the log goes on."""
         arrays, meta = updates.snapshot()
 
         def write() -> None:
-            fault = ""
             try:
-                checkpoint.save_shard(Path(order.folder), self._number, arrays, meta)
-            except (OSError, ValueError, SafetensorError) as error:
-                fault = str(error)
-            self.tell(PartSaved(order.version, fault))
+                saved = checkpoint.save_shard(Path(order.folder), self.number, arrays, meta)
+            except (OSError, ValueError) as error:
+                self.tell(PartSaved(order.version, f"{Path(order.folder).parent}: {cause(error)}"))
+            else:
+                self.tell(PartSaved(order.version, size=saved.size, digest=saved.digest))
 
         threading.Thread(target=write, daemon=True).start()
 
@@ -305,12 +340,17 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--listen", default="127.0.0.1")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--replica", type=int, default=0)
     arguments = parser.parse_args()
     without_compiler()
     token, own = (bytes.fromhex(os.environ.get(name, "")) for name in (TOKEN, SHARD_TOKEN))
     try:
         endpoint = Endpoint(arguments.host, arguments.port, own or token, Tls.from_environment())
-        Shard(arguments.number, endpoint, arguments.listen, token, arguments.threads).run()
+        try:
+            shard = Shard(arguments.number, endpoint, arguments.listen, token, arguments.threads, arguments.replica)
+        except ValueError as error:  # a token of another role, or TLS files that cannot be used
+            sys.exit(f"Shard {arguments.number}: {error}")
+        shard.run()
     except OSError as error:
         is_gone = isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, WireError)
         sys.exit(None if is_gone else f"Shard {arguments.number}: {error}")  # a server that is gone is no error here

@@ -6,7 +6,6 @@ recorded run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import torch
 
 from paceline.model.correction import Correction
 from paceline.model.similarity import Products, products
-from paceline.model.slice import Slice
+from paceline.model.slice import MAX_RATE, NEWEST, Slice
 from paceline.serve.wire.messages import AddToSum, ApplyUpdates, DropUpdate, Identity, KeepUpdate
 
 
@@ -81,16 +80,20 @@ class Store:
         """From now on, accept nothing from this worker that is older than this incarnation."""
         self._fence[worker] = max(incarnation, self._fence.get(worker, 0))
 
-    def fault(self, held: HeldUpdate, piece: int = 0, is_finite: bool = False) -> str | None:
+    def waiting(self) -> tuple[Identity, ...]:
+        """Return the updates that wait for a decision."""
+        return ()
+
+    def fault(self, held: HeldUpdate, piece: int = 0, is_checked: bool = False) -> str | None:
         """Return what is wrong with an update, or None if it may change the model.
 
-        is_finite: the elements are known to be finite, so they are not checked again.
+        is_checked: the elements are known to be finite and not huge, so they are not checked again.
         """
         part = self.slices[piece]
         groups = len(part.spec.settings_of_groups)
-        if len(held.rates) != groups or not all(math.isfinite(rate) and rate >= 0 for rate in held.rates):
-            return f"it must have {groups} learning rates, each 0 or greater; got {list(held.rates)!r:.80}"
-        return None if is_finite else part.check(held.gradient)
+        if len(held.rates) != groups or not all(0 <= rate <= MAX_RATE for rate in held.rates):
+            return f"it must have {groups} learning rates from 0 to {MAX_RATE:.0f}; got {list(held.rates)!r:.80}"
+        return None if is_checked else part.check(held.gradient)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return everything that a checkpoint must hold. The tensors are the live ones, not copies."""
@@ -100,6 +103,11 @@ class Store:
             tensors |= {f"{number}/{name}": tensor for name, tensor in its_tensors.items()}
             pieces.append(meta)
         return tensors, {"pieces": pieces}
+
+    def optimizer_state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+        """Return the part of `state` that the optimizer keeps from one step to the next, without the weights."""
+        tensors, meta = self.state()
+        return {name: each for name, each in tensors.items() if not name.endswith(("/weights", f"/{NEWEST}"))}, meta
 
     def load(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
         """Restore what `state` returned. Raise ValueError if it does not fit this shard."""
@@ -141,6 +149,9 @@ class WholeStore(Store):
         self._newest[update.worker] = (update.incarnation, update.iteration)
         self._waiting[update] = held
         return True
+
+    def waiting(self) -> tuple[Identity, ...]:
+        return tuple(self._waiting)
 
     def is_added(self, update: Identity) -> bool:
         """Return whether the update is part of a running sum."""

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from paceline.model import checkpoint
 from paceline.serve.shard.admission import AdmittedTransfer
 from paceline.serve.shard.store import HeldUpdate, Store
 from paceline.serve.wire.frames import Channel, WireError
-from paceline.serve.wire.messages import Hello, Identity, Setup
+from paceline.serve.wire.messages import Hello, Identity, Setup, UpdateReceived
 
 if TYPE_CHECKING:
     from paceline.serve.shard.worker_connection import WorkerConnection
@@ -33,6 +34,7 @@ class Updates(ABC):
     def __init__(self, store: Store, state: threading.Condition, tell: Callable[[Any], None]) -> None:
         """state: guards the store. tell: sends a message to the coordinator."""
         self.store = store
+        self.follows = False  # is this the shard's backup, which reports nothing that the primary reports?
         self._state, self._tell = state, tell
 
     # Workers; each call comes from the thread of a connection
@@ -47,12 +49,12 @@ class Updates(ABC):
         with self._state:
             self.store.return_buffer(piece, buffer)
 
-    def check(self, held: HeldUpdate, piece: int, is_finite: bool) -> None:
+    def check(self, held: HeldUpdate, piece: int, is_checked: bool) -> None:
         """Raise WireError, and take back the buffer, if an update must not change the model.
 
-        is_finite: the elements are known to be finite, so they are not checked again.
+        is_checked: the elements are known to be finite and not huge, so they are not checked again.
         """
-        fault = self.store.fault(held, piece, is_finite)
+        fault = self.store.fault(held, piece, is_checked)
         if fault:
             self.return_buffer(piece, held.gradient)
             raise WireError(f"The update was refused: {fault}.")
@@ -89,13 +91,24 @@ class Updates(ABC):
     ) -> None:
         """Record every order and its updates in a file, if this way of applying can be recorded."""
 
-    def begin(self) -> None:
-        """Begin from the initial weights, which are complete now. The state is held."""
-        self.store.version = 0
+    def begin(self, version: int, part: bytes | None = None) -> None:
+        """Begin from the initial weights, which are complete now. The state is held.
+
+        version: of these weights. part: this shard's part of a checkpoint that they were loaded from, if they were.
+        """
+        self.store.version = version
 
     @abstractmethod
     def carry_out(self, order: Any) -> None:
         """Carry out an order of the log about updates."""
+
+    def take_over(self) -> None:
+        """Become the primary. Report the updates that are held, because the coordinator may not know of them."""
+        with self._state:
+            self.follows = False
+            waiting = self.store.waiting()
+        for update in waiting:
+            self._tell(UpdateReceived(update))
 
     def snapshot(self) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, object]]:
         """Return a copy of everything that a checkpoint must hold, taken while no update is being applied."""
@@ -103,6 +116,15 @@ class Updates(ABC):
             self._await_quiet()
             tensors, meta = self.store.state()
             return {name: np.array(tensor.numpy()) for name, tensor in tensors.items()}, meta
+
+    def optimizer_state(self) -> tuple[int, bytes]:
+        """Return the version of the model, and the optimizer's state in the format of a checkpoint's part."""
+        with self._state:
+            self._await_quiet()
+            tensors, meta = self.store.optimizer_state()
+            return self.store.version, checkpoint.format_part(
+                {name: tensor.numpy() for name, tensor in tensors.items()}, meta
+            )
 
     def close(self) -> None:  # noqa: B027  # streamed updates cannot be recorded
         """Finish the recording, if there is one."""

@@ -55,7 +55,8 @@ class WholeUpdates(Updates):
                 self._transfers[update] = transfer
             elif transfer:
                 transfer.leave()
-        if is_new:
+            reports = is_new and not self.follows
+        if reports:
             self._tell(UpdateReceived(update))
         return True
 
@@ -65,10 +66,10 @@ class WholeUpdates(Updates):
     def record(self, path: Path, setup: Setup, description: bytes, shard: int) -> None:
         self._recording = Recording(path, setup, description, shard, self.store)
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, version: int, part: bytes | None = None) -> None:
+        super().begin(version)
         if self._recording:
-            self._recording.begin()
+            self._recording.begin(part)
 
     def carry_out(self, order: Any) -> None:
         if self._recording:
@@ -86,7 +87,8 @@ class WholeUpdates(Updates):
             self._recording.close()
 
     def _await_quiet(self) -> None:
-        pass  # the thread that applies updates is the one that saves
+        while self.pulls.is_paused:
+            self._state.wait(1.0)
 
     def _apply(self, order: ApplyUpdates) -> None:
         self.pulls.pause()

@@ -14,6 +14,7 @@ import torch
 
 from paceline.job.saving import MAX_STALENESS
 from paceline.model.half_precision import WIDTH, widen
+from paceline.model.slice import is_bounded
 from paceline.serve.shard.admission import NEARLY_DONE, AdmittedTransfer
 from paceline.serve.shard.store import HeldUpdate
 from paceline.serve.wire.frames import Channel, MessageDecoder, WireError
@@ -21,10 +22,13 @@ from paceline.serve.wire.messages import (
     AllowPush,
     Hello,
     Identity,
+    InitialState,
     InitialWeights,
     InitialWeightsReceived,
+    OptimizerState,
     Proof,
     Pull,
+    PullState,
     Push,
     PushReceived,
     RequestPush,
@@ -33,7 +37,9 @@ from paceline.serve.wire.messages import (
 if TYPE_CHECKING:
     from paceline.serve.shard.shard import Shard
 
-FROM_WORKER = MessageDecoder(Proof | Hello | InitialWeights | RequestPush | Push | Pull)
+FROM_WORKER = MessageDecoder(Proof | Hello | InitialWeights | InitialState | RequestPush | Push | Pull | PullState)
+MAX_STATES = 8  # tensors of the size of the model that an optimizer's state may have; Adam has 2, RMSprop up to 3
+MAX_HEADER = 1 << 24  # bytes of a part's other values
 SUM_ELEMENTS = 1 << 18  # of a gradient that are summed together, while they are in the cache
 MAX_UNREAD = 4  # answers for each piece that may wait to be sent; a worker that reads its answers has 2 at most
 FLUSH_SECONDS = 5.0  # to send what is queued, before the reason follows why the connection ends
@@ -48,12 +54,14 @@ class WorkerConnection:
         self._updates = shard.await_setup()
         self._elements = [part.weights.numel() for part in self._updates.store.slices]  # of each piece
         self._piece = 0  # that is being received
+        self._part = bytearray()  # of a checkpoint, that is being received
         self._buffer: torch.Tensor | None = None  # that the piece is received into
         self._half_precision: memoryview | None = None  # that two-byte elements are received into
-        # The sum of the elements received so far. A finite sum has only finite terms. NaN: it is not computed.
-        self._summed, self._sum = 0, math.nan
+        # The sum of the squares of the elements received so far. NaN: it is not computed.
+        self._summed, self._squares = 0, math.nan
         self._size = self._received = 0  # bytes of the body, and how many of them have arrived
         self._transfer: AdmittedTransfer | None = None  # of the push that is expected or being received
+        self._relay = shard.relay_of(hello)  # if the shard has a backup
         self._out: queue.SimpleQueue[tuple[Any, torch.Tensor | None, Callable[[], None] | None] | None]
         self._out = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
@@ -82,8 +90,17 @@ class WorkerConnection:
                             self._transfer = self._shard.push_admission.enter()
                         self.send(AllowPush())
                     case InitialWeights(piece):
+                        self._finish_relay()
                         self._shard.receive_initial_weights(self._hello, piece, self._take_body("InitialWeights"))
                         self.send(InitialWeightsReceived(self._hello.worker, self._hello.incarnation))
+                    case InitialState():
+                        self._finish_relay()
+                        part, self._part = bytes(self._part), bytearray()
+                        self._shard.receive_initial_state(self._hello, part)
+                        self.send(InitialWeightsReceived(self._hello.worker, self._hello.incarnation))
+                    case PullState():
+                        version, state = self._updates.optimizer_state()
+                        self.send(OptimizerState(version), torch.frombuffer(bytearray(state), dtype=torch.uint8))
                     case _:
                         raise WireError(f"A {type(message).__name__} is out of place here.")
         finally:
@@ -91,6 +108,8 @@ class WorkerConnection:
             self._end_transfer()
             if self._buffer is not None:
                 self._updates.return_buffer(self._piece, self._buffer)
+            if self._relay:
+                self._relay.close()
             if self._sender:
                 self._sender.join(FLUSH_SECONDS)
 
@@ -121,8 +140,30 @@ class WorkerConnection:
             self._transfer.leave()
             self._transfer = None
 
+    def _finish_relay_of(self, held: HeldUpdate, piece: int) -> None:
+        """Wait until the backup has an update too. Take back its buffer if the backup refuses it."""
+        try:
+            self._finish_relay()
+        except BaseException:
+            self._updates.return_buffer(piece, held.gradient)
+            raise
+
+    def _finish_relay(self) -> None:
+        """Wait until the backup has the message too, if there is one."""
+        if self._relay:
+            self._relay.finish()
+
     def _buffer_for(self, message: Any, size: int) -> memoryview:
+        """Return the buffer for a body, which is passed on to the backup as it arrives."""
+        buffer = self._checked_buffer(message, size)
+        if self._relay:
+            self._relay.begin(message, buffer)
+        return buffer
+
+    def _checked_buffer(self, message: Any, size: int) -> memoryview:
         """Return the buffer for a body. Raise WireError if it is not a valid one: nothing of it is read yet."""
+        if isinstance(message, InitialState):
+            return self._buffer_for_state(size)
         if not isinstance(message, Push | InitialWeights):
             raise WireError(f"A {type(message).__name__} has no body.")
         if not 0 <= message.piece < len(self._elements):
@@ -137,7 +178,7 @@ class WorkerConnection:
         if isinstance(message, Push) and not self._transfer:
             self._transfer = self._shard.receiving.enter()  # how long the push takes depends on this worker alone
         self._buffer = self._updates.take_buffer(message.piece)
-        self._summed, self._sum = 0, 0.0 if dtype == "float32" else math.nan
+        self._summed, self._squares = 0, 0.0 if dtype == "float32" else math.nan
         self._size, self._received = expected, 0
         if dtype == "float32":
             return self._buffer.numpy().data.cast("B")
@@ -145,18 +186,28 @@ class WorkerConnection:
             self._half_precision = memoryview(bytearray(expected))
         return self._half_precision[:expected]
 
+    def _buffer_for_state(self, size: int) -> memoryview:
+        largest = WIDTH["float32"] * sum(self._elements) * (1 + MAX_STATES) + MAX_HEADER
+        if size > largest:
+            raise WireError(f"The state of this shard has at most {largest} bytes, not {size}.")
+        self._part = bytearray(size)
+        return memoryview(self._part)
+
     def _on_progress(self, received: int) -> None:
-        """Sum the elements that have arrived while they are still in the cache. received: bytes of the body so far."""
+        """Sum the squares of elements while they are still in the cache. received: bytes of the body so far."""
+        if self._relay:
+            self._relay.arrived(received)
         if self._transfer:
             self._transfer.moved(received - self._received)
             self._received = received
             if self._size - received <= NEARLY_DONE and self._shard.push_admission:
                 self._transfer.leave()
         there = received // WIDTH["float32"]
-        if self._buffer is None or math.isnan(self._sum):
+        if self._buffer is None or math.isnan(self._squares):
             return
         if there - self._summed >= SUM_ELEMENTS or there == self._buffer.numel():
-            self._sum += self._buffer[self._summed : there].sum().item()
+            part = self._buffer[self._summed : there]
+            self._squares += torch.dot(part, part).item()
             self._summed = there
 
     def _take_body(self, name: str) -> torch.Tensor:
@@ -174,7 +225,8 @@ class WorkerConnection:
             widen(self._half_precision[: buffer.numel() * WIDTH[push.dtype]], push.dtype, buffer.numpy())
         update = Identity(self._hello.worker, self._hello.incarnation, push.iteration)
         held = HeldUpdate(buffer, push.rates)
-        self._updates.check(held, push.piece, is_finite=math.isfinite(self._sum))
+        self._updates.check(held, push.piece, is_checked=is_bounded(self._squares))
+        self._finish_relay_of(held, push.piece)
         answer_now = self._shard.receive(update, push.piece, held, self._transfer)
         self._transfer = None
         if answer_now:

@@ -1,32 +1,36 @@
 """A shard's listening socket. Each worker passes the handshake, shows its ticket, and is served by its own thread.
 
-Strangers may connect too. So only a few connections may be in their handshake at a time, each for a limited time. The
-shard identifies a worker by the ticket that the coordinator gave it, not by the number that it sends.
+Strangers may connect too. So one event loop shakes hands with all callers (`doorstep.py`), and only a peer that knows
+the job's token gets a thread. The shard identifies a worker by the ticket that the coordinator gave it, not by the
+number that it sends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from paceline.serve.shard.store import Fenced
 from paceline.serve.shard.worker_connection import FROM_WORKER, WorkerConnection
 from paceline.serve.wire import handshake
-from paceline.serve.wire.endpoint import BACKLOG, answer
+from paceline.serve.wire.caller import Caller
+from paceline.serve.wire.doorstep import BACKLOG, Doorstep
 from paceline.serve.wire.frames import Channel, ConnectionClosed, WireError
+from paceline.serve.wire.link import shard_to_worker
 from paceline.serve.wire.messages import Expelled, Hello, PeerRejected, Refused
+from paceline.serve.wire.tls import shown_certificate
 
 if TYPE_CHECKING:
     from paceline.serve.shard.shard import Shard
 
 log = logging.getLogger(__name__)
 
-MAX_HANDSHAKES = 64  # connections that may be in their handshake at a time
-QUEUE_SECONDS = 0.5  # that one more connection waits for its handshake, before it is closed
 DEAD_LINK_SECONDS = 30.0  # until a dead connection of a worker is ended
 
 
@@ -48,8 +52,8 @@ class WorkerListener:
         self.key = b""  # with which the coordinator signs workers' tickets; known after Setup
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=BACKLOG)
-        self._closed = threading.Event()
-        self._strangers = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self._closing = False
+        self._accepting: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._workers: dict[int, dict[Channel, Hello]] = {}  # worker → its connections
 
     @property
@@ -60,29 +64,28 @@ class WorkerListener:
 
     def run(self) -> None:
         """Accept connections until `close`."""
-        while True:
-            try:
-                sock, _ = self._socket.accept()
-            except OSError:  # the shard is closing, or too many files are open at the moment
-                if self._closed.wait(0.05):
-                    return
-                continue
-            if not self._strangers.acquire(timeout=QUEUE_SECONDS):  # honest workers end their handshakes by then
-                sock.close()
-                continue
-            try:
-                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-            except RuntimeError:
-                log.warning("a worker was turned away: the system allows no more threads; raise `ulimit -u`")
-                self._strangers.release()
-                sock.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._accept())
+
+    async def _accept(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with self._state:
+            self._accepting = (asyncio.get_running_loop(), task)
+            if self._closing:
+                return
+        await Doorstep([self._socket], self._meet).run()
 
     def close(self) -> None:
         """Accept no more connections. Open ones stay open."""
-        self._closed.set()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`, which `close` would not
-        self._socket.close()
+        with self._state:
+            self._closing = True
+            if self._accepting is None:  # `run` has not begun
+                self._socket.close()
+                return
+        loop, task = self._accepting
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            loop.call_soon_threadsafe(task.cancel)
 
     def hang_up(self) -> None:
         """Close all connections."""
@@ -100,21 +103,38 @@ class WorkerListener:
             if hello.incarnation < incarnation:
                 channel.cut()
 
-    def _serve(self, sock: socket.socket) -> None:
-        """Serve one connection, from its handshake until it ends."""
-        channel: Channel | None = None
+    async def _meet(self, sock: socket.socket, trust: Callable[[], None]) -> None:
+        """Shake hands with a caller. If it knows the token, serve it in a thread of its own."""
+        caller = Caller(sock)
+        try:
+            if self._tls:
+                await caller.start_tls(self._tls)
+            await caller.shake_hands(self._token, self._generation, shown_certificate(self._tls))
+            trust()
+            threading.Thread(target=self._serve, args=(caller.channel(FROM_WORKER),), daemon=True).start()
+        except RuntimeError:
+            log.warning("a worker was turned away: the system allows no more threads; raise `ulimit -u`")
+            caller.close()
+        except (OSError, ValueError) as error:
+            log.info("a caller did not pass the handshake: %s", error)
+            caller.close()
+            if isinstance(error, WireError):
+                self._shard.tell(PeerRejected(str(error)))
+        except BaseException:
+            caller.close()
+            raise
+
+    def _serve(self, channel: Channel) -> None:
+        """Serve one connection, from the end of its handshake until it ends."""
         hello: Any = None
         try:
-            try:
-                channel = answer(sock, FROM_WORKER, self._token, self._generation, self._tls)
-                with channel.within(DEAD_LINK_SECONDS):
-                    hello = channel.receive()
-            finally:
-                self._strangers.release()
+            with channel.within(DEAD_LINK_SECONDS):
+                hello = channel.receive()
             if not isinstance(hello, Hello):
                 raise WireError("A worker must send Hello first.")
             channel.set_keepalive(DEAD_LINK_SECONDS)
             self._admit(channel, hello)
+            channel.emulate(shard_to_worker(self._shard.number, hello.worker))
             WorkerConnection(self._shard, channel, hello).run()
         except ConnectionClosed:
             pass
@@ -122,11 +142,9 @@ class WorkerListener:
             log.info("a worker's connection ended: %s", error)
             self._turn_away(channel, error)
         finally:
-            if channel:
-                if isinstance(hello, Hello):
-                    self._forget(channel, hello)
-                channel.close()
-            sock.close()
+            if isinstance(hello, Hello):
+                self._forget(channel, hello)
+            channel.close()
 
     def _admit(self, channel: Channel, hello: Hello) -> None:
         """Take note of a worker's connection. Raise an error if its ticket is wrong or its incarnation is over."""
@@ -147,10 +165,9 @@ class WorkerListener:
             if not channels:
                 self._workers.pop(hello.worker, None)
 
-    def _turn_away(self, channel: Channel | None, error: Exception) -> None:
+    def _turn_away(self, channel: Channel, error: Exception) -> None:
         """Send the reason why a connection ends, and report it to the coordinator if the peer broke the protocol."""
-        if channel:
-            with contextlib.suppress(OSError):
-                channel.send(Expelled(str(error)) if isinstance(error, Fenced) else Refused(str(error)))
+        with contextlib.suppress(OSError):
+            channel.send(Expelled(str(error)) if isinstance(error, Fenced) else Refused(str(error)))
         if isinstance(error, WireError):
             self._shard.tell(PeerRejected(str(error)))

@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from paceline.serve.wire.link import LinkPath
+
 MAGIC = b"pcln"
 VERSION = 1
 PREFIX = struct.Struct("!4sBxHQ")
@@ -113,12 +115,20 @@ class Channel:
         self._prefix = bytearray(PREFIX.size)
         self._deadline: float | None = None
         self._timeout: float | None = None
+        self._path: LinkPath | None = None
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def emulate(self, path: LinkPath | None) -> None:
+        """From now on, send over these emulated links. None: as fast as the system allows."""
+        self._path = path
 
     def send(self, message: msgspec.Struct, body: memoryview | None = None) -> None:
         """Send a frame. The body is sent from where it is in memory, without a copy."""
         head = encode(message, len(body) if body is not None else 0)
+        if self._path:
+            self._send_over(self._path, head, body)
+            return
         if body is None:
             self._socket.sendall(head)
             return
@@ -132,24 +142,50 @@ class Channel:
         for start in range(0, len(body), SEND_CHUNK):  # in chunks, so that a timeout applies to each and not to all
             self._socket.sendall(body[start : start + SEND_CHUNK])
 
+    def send_head(self, message: msgspec.Struct, body_size: int) -> None:
+        """Send a frame up to its body. The body follows with `send_part`."""
+        self._socket.sendall(encode(message, body_size))
+
+    def send_part(self, part: memoryview) -> None:
+        """Send the next bytes of a body whose head was sent with `send_head`."""
+        for start in range(0, len(part), SEND_CHUNK):
+            self._socket.sendall(part[start : start + SEND_CHUNK])
+
+    def _send_over(self, path: LinkPath, head: bytes, body: memoryview | None) -> None:
+        """Send a frame, each piece when the emulated links have carried it."""
+        path.begin(len(head))
+        self._socket.sendall(head)
+        rest = body if body is not None else memoryview(b"")
+        while len(rest):
+            size = path.carry(len(rest))
+            self._socket.sendall(rest[:size])
+            rest = rest[size:]
+
     def send_pieces(self, message: msgspec.Struct, body: PiecedBody, sent: Callable[[int], None] | None = None) -> None:
         """Send a frame whose body may be replaced by a copy of itself meanwhile.
 
         sent: called with the number of bytes that each chunk has sent.
         """
-        self._socket.sendall(encode(message, len(body.rest)))
+        path, carried = self._path, 0  # bytes that the emulated links have carried and the socket has not taken yet
+        head = encode(message, len(body.rest))
+        if path:
+            path.begin(len(head))
+        self._socket.sendall(head)
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         self._socket.setblocking(False)
         try:
             while len(body.rest):
+                if path and not carried:
+                    carried = path.carry(len(body.rest))
                 poll.poll()
                 with body.lock:
                     try:
-                        size = self._socket.send(body.rest[:SEND_CHUNK])
+                        size = self._socket.send(body.rest[: carried or SEND_CHUNK])
                     except BlockingIOError:
                         continue
                     body.rest = body.rest[size:]
+                carried = max(0, carried - size)
                 if sent:
                     sent(size)
         finally:
@@ -198,9 +234,9 @@ class Channel:
         """Wait until the peer has everything that was sent, except about `size` bytes and one round trip's worth.
 
         The kernel buffers far more than the link carries. Without this wait, the buffered bytes would compete with the
-        bytes that are sent to another peer next.
+        bytes that are sent to another peer next. Over emulated links, everything that was sent has arrived.
         """
-        while True:
+        while self._path is None:
             waiting, rate = _unacknowledged(self._socket)
             if waiting <= size:
                 return

@@ -6,6 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from paceline.serve.wire.tokens import Role
+
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # elements of the model: start, stop
 
 
@@ -24,13 +26,14 @@ class Challenge(Message, frozen=True):
 
 
 class Proof(Message, frozen=True):
-    """The caller sends this to the listener to prove that it knows the job's token.
+    """The caller sends this to the listener to prove that it knows a token of the job.
 
     The listener checks the MAC and answers with Accepted or Refused.
     """
 
     nonce: bytes  # 32 random bytes of the caller's own
     mac: bytes
+    role: Role = ""  # of the caller's token; empty: it is the job's own token
 
 
 class Accepted(Message, frozen=True):

@@ -13,13 +13,37 @@ from paceline.serve.wire.message_base import Message, Ranges
 
 
 class Register(Message, frozen=True):
-    """A shard sends this to the coordinator right after the handshake.
+    """A shard sends this to the coordinator right after the handshake, on its first connection and on each new one.
 
-    The coordinator tells workers this port, and sends Setup as soon as it knows the model.
+    The coordinator answers with Registered. It tells workers this port, and sends Setup as soon as it knows the model.
     """
 
     shard: int
     port: int  # where the shard listens for workers
+    secret: bytes  # random bytes that the shard chose when it started; no other process can return in its place
+    generation: str  # of the server that the shard belongs to
+    received: int = 0  # messages of the coordinator that the shard has received over earlier connections
+    replica: int = 0  # which process of the shard this is: 0 is the primary at first, 1 its backup
+    certificate: bytes = b""  # the SHA-256 digest of the certificate that it shows workers; empty: it does not use TLS
+
+
+class Registered(Message, frozen=True):
+    """The coordinator sends this to a shard in answer to Register.
+
+    Both sides then send again what the other has not received.
+    """
+
+    received: int  # messages of the shard that the coordinator has received
+
+
+class ShardHeartbeat(Message, frozen=True):
+    """A shard sends this to the coordinator every second. The coordinator answers with its own.
+
+    Each side then forgets the messages that the other has received. A shard that hears nothing for a few seconds opens
+    a new connection.
+    """
+
+    received: int  # messages of the other side that were received, over all connections
 
 
 class Setup(Message, frozen=True):
@@ -36,6 +60,9 @@ class Setup(Message, frozen=True):
     streamed: bool = False  # are pieces applied as they arrive?
     max_transfers: int = 0  # how many transfers to begin with may run at once in each direction; 0: any number
     correct: Correction = "none"  # how to correct for staleness that is known in advance
+    digest: str = ""  # of the shard's file in the checkpoint; empty: not known
+    follows: bool = False  # is this process the shard's backup? It reports no updates until TakeOver
+    backup: tuple[str, int, bytes] | None = None  # host ("": the coordinator's), port and certificate of the backup
 
 
 class CheckpointLoaded(Message, frozen=True):
@@ -58,10 +85,12 @@ class InitialWeightsFrom(Message, frozen=True):
 class ShardFailed(Message, frozen=True):
     """A shard sends this to the coordinator when it cannot carry out its Setup.
 
-    The coordinator ends the job with this reason, because a new generation would fail in the same way.
+    The coordinator ends the job with this reason, because a new generation would fail in the same way. If the
+    checkpoint is damaged, the server goes back to an older one instead.
     """
 
     reason: str  # one sentence
+    damaged: bool = False  # is the shard's file in the checkpoint damaged?
 
 
 class PeerRejected(Message, frozen=True):
@@ -157,6 +186,26 @@ class Fence(Message, frozen=True):
     incarnation: int  # the oldest one that is accepted
 
 
+# Replicas
+
+
+class BackupUnreachable(Message, frozen=True):
+    """A shard sends this to the coordinator when it cannot reach its backup, and waits for ContinueAlone."""
+
+    reason: str
+
+
+class ContinueAlone(Message, frozen=True):
+    """The coordinator sends this to a shard that has lost its backup. The shard no longer passes updates on."""
+
+
+class TakeOver(Message, frozen=True):
+    """The coordinator sends this to the backup of a shard whose primary is lost.
+
+    The backup becomes the primary. It reports the updates that it holds, because the coordinator may not know of them.
+    """
+
+
 # Checkpoints, and the end
 
 
@@ -175,6 +224,8 @@ class PartSaved(Message, frozen=True):
 
     version: int
     error: str = ""  # why the part cannot be written
+    size: int = 0  # of the file, in bytes
+    digest: str = ""  # of the file
 
 
 class Stop(Message, frozen=True):

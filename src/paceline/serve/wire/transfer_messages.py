@@ -25,8 +25,17 @@ class InitialWeights(Message, frozen=True):
     piece: int = 0  # of this shard's
 
 
+class InitialState(Message, frozen=True):
+    """A worker that received ProvideWeights sends this to a shard in place of InitialWeights, if it has loaded the
+    state of the optimizer too.
+
+    The body is this shard's part of a checkpoint, in the safetensors format: weights and optimizer state. The shard
+    loads it and answers with InitialWeightsReceived.
+    """
+
+
 class InitialWeightsReceived(Message, frozen=True):
-    """A shard sends this to the worker in answer to each InitialWeights.
+    """A shard sends this to the worker in answer to each InitialWeights, and to InitialState.
 
     It sends it to the coordinator when all its pieces have weights. The coordinator starts the job when all shards have
     sent it.
@@ -91,3 +100,16 @@ class Weights(Message, frozen=True):
 
     version: int
     piece: int = 0  # of this shard's
+
+
+class PullState(Message, frozen=True):
+    """A worker sends this to a shard to get its part of the optimizer's state. The answer is OptimizerState."""
+
+
+class OptimizerState(Message, frozen=True):
+    """A shard sends this to a worker in answer to PullState.
+
+    The body is this shard's part of a checkpoint without the weights, in the safetensors format.
+    """
+
+    version: int

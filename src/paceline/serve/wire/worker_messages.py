@@ -40,6 +40,9 @@ class Welcome(Message, frozen=True):
     mixes: bool = False  # does the worker take its own optimizer steps, and push weights instead of gradients?
     asks: bool = False  # must the worker send RequestPush before it pushes, so that workers push one after another?
     streamed: bool = False  # is each piece that the worker pushes applied and returned by itself?
+    workers: int = 1  # that the job starts with; more may join later
+    missing: int = 0  # workers that must still join before the job begins
+    certificates: tuple[bytes, ...] = ()  # the SHA-256 digest of each shard's certificate; empty without TLS
 
 
 class Resumed(Message, frozen=True):
@@ -54,6 +57,35 @@ class ProvideWeights(Message, frozen=True):
 
     That worker sends its weights to all shards as InitialWeights.
     """
+
+
+class OfferWeights(Message, frozen=True):
+    """A worker sends this to the coordinator when its model was changed after it had been pulled.
+
+    The weights of the main worker count: worker 0, or the first one if there is no worker 0. If the main worker sends
+    this before it has trained, or asks to replace the model, a new generation begins, and it provides the weights. If
+    it trains instead, the coordinator answers the other workers with KeepWeights.
+    """
+
+    replace: bool = False  # must the job take these weights, although it has trained already?
+
+
+class KeepWeights(Message, frozen=True):
+    """The coordinator sends this to a worker whose OfferWeights it does not follow. The worker pulls this version."""
+
+    version: int
+
+
+class ShardMoved(Message, frozen=True):
+    """The coordinator sends this to all workers when the backup of a shard has taken over, and again after Resumed.
+
+    The worker uses the new address from now on, and repeats what the shard has not answered.
+    """
+
+    shard: int
+    host: str  # "": the coordinator's
+    port: int
+    certificate: bytes = b""  # the digest of the certificate that it shows there; empty: it does not use TLS
 
 
 # One iteration
@@ -78,7 +110,8 @@ class RequestSamples(Message, frozen=True):
     number: int  # of this request; the worker counts its requests
     count: int  # samples that the worker asks for
     size: int  # samples in the dataset
-    epochs: int
+    epochs: int  # the samples must be of one of these first epochs
+    planned: int | None = None  # epochs that the script will train in all; None: unknown
 
 
 class SampleRange(Message, frozen=True):

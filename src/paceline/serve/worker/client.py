@@ -17,20 +17,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from paceline.serve.environment import JOINED, UPDATED
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import WireError
-from paceline.serve.wire.messages import GrantIteration, ReportMetric, RequestSamples, SampleRange
+from paceline.serve.wire.messages import GrantIteration, OfferWeights, ReportMetric, RequestSamples, SampleRange
 from paceline.serve.wire.tls import Tls
+from paceline.serve.wire.tokens import token_for
 from paceline.serve.worker.gradient import OutgoingGradient
 from paceline.serve.worker.incarnation import LEAVE_SECONDS, Incarnation
+from paceline.serve.worker.notices import tell_launcher
 from paceline.serve.worker.streamed_exchange import Backward
-from paceline.serve.worker.transfers import IncarnationOver, Refusal, retry_pauses
+from paceline.serve.worker.transfers import IncarnationOver, PartOf, Refusal, retry_pauses
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 60.0  # seconds for which a worker retries to reach its server
+NO_SHARDS = (
+    "This job has no server for the model (--servers 0), so it cannot train: use --servers 1, or pace a loop of your "
+    "own with paceline.coordinate()."
+)
 
 
 class Client:
@@ -45,23 +52,41 @@ class Client:
         *,
         tls: Tls | None = None,
         patience: float = PATIENCE,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         """description: of the model, as JSON; empty if the server has no shards and only coordinates.
 
+        token: the job's own, or one for the role of a worker.
+
         patience: seconds for which the worker retries to reach the server or a shard.
+        tell: is called with a line for the user when the worker has joined, and when the job begins.
         """
-        self._endpoint = Endpoint(*address, token, tls)
+        self._endpoint = Endpoint(*address, token_for("worker", token), tls)
         self._description, self._patience = description, patience
         self.joins = 1  # how often this worker has joined; samples of an earlier incarnation belong to others now
         self._taken = 0  # number of the last request for samples
         self._weights: memoryview = memoryview(b"")
+        #: Makes a shard's part of a checkpoint, if this worker has loaded the optimizer's state. It is sent, together
+        #: with the weights, if the coordinator asks this worker for the weights.
+        self.part_of: PartOf | None = None
         self._numbered = worker is not None
+        self._tell = tell or (lambda _: None)
+        self._has_updated = False
         self._incarnation = self._join(worker)
+        if description and not self._incarnation.welcome.shards:
+            self.close()
+            raise WireError(NO_SHARDS)
+        tell_launcher(JOINED)
 
     @property
     def worker(self) -> int:
         """This worker's number."""
         return self._incarnation.welcome.worker
+
+    @property
+    def workers(self) -> int:
+        """The number of workers that the job starts with. More may join later."""
+        return self._incarnation.welcome.workers
 
     @property
     def mixes(self) -> bool:
@@ -90,18 +115,28 @@ class Client:
         return self._incarnation.granted
 
     def begin(self, weights: memoryview) -> GrantIteration:
-        """Wait for the first Grant, and pull the model into `weights`.
+        """Wait for the first Grant, and pull the model into `weights`. If that fails, leave the job.
 
         If the model has no weights yet, the coordinator may ask this worker for them. Then it sends `weights`.
         """
-        return self.go_on(weights)
+        missing = self._incarnation.welcome.missing
+        waiting = f"; waiting for {missing} more worker{'s' if missing > 1 else ''}" if missing else ""
+        self._tell(f"Joined the job as worker {self.worker}{waiting}.")
+        try:
+            granted = self.go_on(weights)
+        except BaseException:
+            self.close()
+            raise
+        if missing:
+            self._tell("All workers have joined; the job begins.")
+        return granted
 
     def go_on(self, weights: memoryview) -> GrantIteration:
         """Wait for the next Grant, and pull the model into `weights`."""
         self._weights = weights
         while True:
             try:
-                return self._incarnation.go_on(weights)
+                return self._incarnation.go_on(weights, self.part_of)
             except IncarnationOver:
                 self._join_again()
 
@@ -131,17 +166,42 @@ class Client:
             self._incarnation.push(outgoing, weights)
         except IncarnationOver:
             self._join_again()
-        return self.go_on(weights)
+        granted = self.go_on(weights)
+        if not self._has_updated:
+            self._has_updated = True
+            tell_launcher(UPDATED)
+        return granted
 
-    def take(self, count: int, size: int, epochs: int) -> SampleRange:
-        """Return samples to train on, now or later; an empty range if there are no more.
+    def take(self, count: int, size: int, epochs: int, planned: int | None = None) -> SampleRange:
+        """Return samples to train on, now or later; an empty range if the first `epochs` epochs have no more.
 
+        planned: the number of epochs that will be trained in all, if it is known.
         If `joins` has increased meanwhile, the model was pulled again, and earlier samples and gradients are void.
         """
         while True:
             self._taken += 1
             try:
-                return self._incarnation.take(RequestSamples(self._taken, count, size, epochs))
+                return self._incarnation.take(RequestSamples(self._taken, count, size, epochs, planned))
+            except IncarnationOver:
+                self._join_again()
+                self.go_on(self._weights)
+
+    def offer(self, weights: memoryview, replace: bool = False) -> None:
+        """Offer `weights` to the job, and pull the model that the job continues with into `weights`.
+
+        Only the main worker's weights count, and only until it has trained. replace: they count later too.
+        """
+        try:
+            self._incarnation.offer(OfferWeights(replace), weights)
+        except IncarnationOver:
+            self._join_again()
+            self.go_on(weights)
+
+    def pull_state(self) -> list[bytes]:
+        """Return each shard's part of the optimizer's state, as it is now."""
+        while True:
+            try:
+                return self._incarnation.pull_state()
             except IncarnationOver:
                 self._join_again()
                 self.go_on(self._weights)
@@ -180,10 +240,17 @@ class Client:
                 self._join(self.worker, LEAVE_SECONDS, self._incarnation.generation).leave()
 
     def _join_again(self) -> None:
-        worker = self.worker if self._numbered else None
+        worker, was_lost = self.worker, self._incarnation.is_lost
         self._incarnation.end(WireError("This incarnation is over."))
-        self._incarnation = self._join(worker)
+        try:
+            self._incarnation = self._join(worker)
+        except Refusal:
+            if self._numbered:
+                raise
+            self._incarnation = self._join(None)  # another worker has this number now
         self.joins += 1
+        if was_lost:
+            log.warning("The server is back, and worker %d has joined again.", self.worker)
 
     def _join(self, worker: int | None, patience: float | None = None, generation: str | None = None) -> Incarnation:
         """Join the job. Retry for a while if the server cannot be reached yet, or has to restart."""
@@ -195,8 +262,9 @@ class Client:
                 raise
             except OSError as error:
                 if lost is None:
-                    where, seconds = f"{self._endpoint.host}:{self._endpoint.port}", self._patience
-                    log.warning("There is no server at %s (%s). Retrying for %.0f s.", where, error, seconds)
+                    where, why = f"{self._endpoint.host}:{self._endpoint.port}", error.strerror or error
+                    log.warning("There is no server at %s (%s). Retrying for %.0f s.", where, why, self._patience)
                 lost = error
                 time.sleep(pause)
-        raise WireError(f"The server at {self._endpoint.host}:{self._endpoint.port} cannot be reached: {lost}.")
+        address, cause = f"{self._endpoint.host}:{self._endpoint.port}", lost and (lost.strerror or lost)
+        raise WireError(f"The server at {address} cannot be reached ({cause}): start it, or correct its address.")

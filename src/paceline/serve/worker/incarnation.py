@@ -27,7 +27,9 @@ from paceline.serve.wire.messages import (
     FinishTraining,
     GrantIteration,
     Heartbeat,
+    KeepWeights,
     Leave,
+    OfferWeights,
     ProvideWeights,
     PushNow,
     Refused,
@@ -35,12 +37,21 @@ from paceline.serve.wire.messages import (
     RequestSamples,
     Resumed,
     SampleRange,
+    ShardMoved,
     TrainingFinished,
     Welcome,
 )
 from paceline.serve.worker import control
 from paceline.serve.worker.gradient import OutgoingGradient
-from paceline.serve.worker.transfers import Ending, IncarnationOver, Refusal, Transfers, raise_if_over, retry_pauses
+from paceline.serve.worker.transfers import (
+    Ending,
+    IncarnationOver,
+    PartOf,
+    Refusal,
+    Transfers,
+    raise_if_over,
+    retry_pauses,
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +63,9 @@ FROM_COORDINATOR = MessageDecoder(
     | Expelled
     | Welcome
     | Resumed
+    | ShardMoved
     | ProvideWeights
+    | KeepWeights
     | PushNow
     | GrantIteration
     | SampleRange
@@ -63,6 +76,9 @@ FROM_COORDINATOR = MessageDecoder(
     | Leave
 )
 LEAVE_SECONDS = 5.0  # to wait for the answer to Leave
+#: Seconds between two attempts to reconnect, from which on the user is told that the server is lost: after about a
+#: second. A server that begins again with loaded weights is back sooner.
+NOTICED_PAUSE = 0.5
 
 
 class Incarnation:
@@ -79,6 +95,7 @@ class Incarnation:
         self.version = 0  # of the model that was last pulled
         self.pull_seconds = 0.0  # that the last pull took
         self.granted: GrantIteration | None = None  # the Grant under which the worker runs
+        self.is_lost = False  # whether the server could not be reached when it was last tried
         self._control, self.generation = endpoint.open(FROM_COORDINATOR)
         try:
             if generation not in (None, self.generation):
@@ -103,10 +120,11 @@ class Incarnation:
         """Why the policy leaves this worker out; empty if it takes part."""
         return self._state.exclusion
 
-    def go_on(self, weights: memoryview) -> GrantIteration:
+    def go_on(self, weights: memoryview, part_of: PartOf | None = None) -> GrantIteration:
         """Wait for the next Grant, and pull the model into `weights`.
 
         If the coordinator asks this worker for the initial weights, send `weights` to the shards first.
+        part_of: makes a shard's part of a checkpoint, if the optimizer's state is to be sent too.
         """
         state = self._state
         while True:
@@ -116,7 +134,7 @@ class Incarnation:
                 granted: GrantIteration | None = None if gives else state.take_grant()
             if granted:
                 break
-            self._transfers.send_initial_weights(weights)
+            self._transfers.send_initial_weights(weights, part_of)
         if granted.pull:
             began = time.perf_counter()
             self.version = self._transfers.pull(granted.version, weights, granted.expected)
@@ -186,6 +204,20 @@ class Incarnation:
         self._say(self._state.request, request)
         given: SampleRange = self._await(lambda: self._state.take_samples(request.number))
         return given
+
+    def offer(self, offer: OfferWeights, weights: memoryview) -> None:
+        """Offer the worker's own weights to the job. If the job keeps others, pull them into `weights`.
+
+        If the job takes the weights of the main worker, this incarnation ends.
+        """
+        assert self.granted is not None
+        self._say(self._state.offer, offer)
+        kept: KeepWeights = self._await(self._state.take_kept)
+        self.version = self._transfers.pull(kept.version, weights, self.granted.expected)
+
+    def pull_state(self) -> list[bytes]:
+        """Return each shard's part of the optimizer's state."""
+        return self._transfers.pull_state()
 
     def finish(self, weights: memoryview) -> None:
         """Wait until the other workers have finished too, and pull the last model."""
@@ -293,12 +325,16 @@ class Incarnation:
                 state.given(message)
             case ProvideWeights():
                 state.weights_requested()
+            case KeepWeights():
+                state.weights_kept(message)
             case Excluded():
                 if not state.exclusion:
                     log.warning("Worker %d is left out: %s.", self.welcome.worker, message.reason)
                 state.excluded(message.reason)
             case TrainingFinished():
                 state.training_finished(message.version)
+            case ShardMoved():
+                self._transfers.move(message)
             case Heartbeat():
                 state.beat_answered()
             case Leave():
@@ -306,6 +342,7 @@ class Incarnation:
 
     def _reconnect(self, lost: OSError) -> None:
         """Open a new control connection for this incarnation, and repeat what was not answered on the old one."""
+        where = f"{self._endpoint.host}:{self._endpoint.port}"
         self._control.close()
         for pause in retry_pauses(self._patience):
             if self._ending.over.is_set():
@@ -320,6 +357,10 @@ class Incarnation:
                 if isinstance(error, Refusal | IncarnationOver | WireError):
                     raise
                 lost = error
+                if not self.is_lost and pause >= NOTICED_PAUSE:
+                    self.is_lost = True
+                    why = error.strerror or error
+                    log.warning("The server at %s is lost (%s). Retrying for %.0f s.", where, why, self._patience)
                 self._ending.over.wait(pause)
                 continue
             channel.limit_silence(self.welcome.lease)
@@ -332,5 +373,8 @@ class Incarnation:
                         channel.send(message)
             if self._ending.over.is_set():  # `end` may have closed the old connection instead of this one
                 channel.close()
+            if self.is_lost:
+                self.is_lost = False
+                log.warning("The server at %s is back.", where)
             return
-        raise WireError(f"The server at {self._endpoint.host}:{self._endpoint.port} can no longer be reached: {lost}.")
+        raise WireError(f"The server at {where} can no longer be reached: {lost}.")

@@ -19,9 +19,11 @@ import os
 import time
 from dataclasses import dataclass
 
-from paceline.serve.environment import CONNECT, TOKEN, address, worker_number
+from paceline.serve.environment import CONNECT, address, job_token, worker_number
 from paceline.serve.wire.tls import Tls
+from paceline.serve.worker import uncaught
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.notices import notice
 
 EMPTY = memoryview(b"")
 
@@ -86,5 +88,6 @@ def coordinate(*, connect: str | None = None, token: str | None = None) -> Pace:
     where = connect or os.environ.get(CONNECT)
     if not where:
         return Pace(None)
-    secret = token.encode() if token is not None else bytes.fromhex(os.environ.get(TOKEN, ""))
-    return Pace(Client(address(where), b"", secret, worker_number(), tls=Tls.from_environment()))
+    uncaught.shorten()
+    secret = token.encode() if token is not None else job_token()
+    return Pace(Client(address(where), b"", secret, worker_number(), tls=Tls.from_environment(), tell=notice))

@@ -38,11 +38,19 @@ class ShardLink:
         self.channel: Channel | None = None
         self.sending = threading.Lock()  # held while a piece is sent, or sent again
         self.version = -1  # of the weights that were last pulled from this shard
+        self.moved = threading.Event()  # set when the shard's backup has taken over at a new endpoint
 
     def piece_of(self, flat: memoryview, piece: int, width: int = ELEMENT) -> memoryview:
         """Return the bytes of a piece in a flat buffer of the whole model. width: bytes of an element."""
         start, stop = self.pieces[piece]
         return flat[start * width : stop * width]
+
+    def move(self, endpoint: Endpoint) -> None:
+        """Use another endpoint from now on. A thread that uses the old connection wakes with an error."""
+        self.endpoint = endpoint
+        self.moved.set()
+        if channel := self.channel:
+            channel.cut()
 
     def hang_up(self) -> None:
         """Close the connection, if there is one."""

@@ -15,23 +15,30 @@ from typing import Any
 
 from paceline.model.half_precision import WIDTH
 from paceline.serve.wire.endpoint import Endpoint
-from paceline.serve.wire.frames import Channel, MessageDecoder, WireError
+from paceline.serve.wire.frames import Channel, ConnectionClosed, MessageDecoder, WireError
+from paceline.serve.wire.link import worker_to_shard
 from paceline.serve.wire.messages import (
     Accepted,
     AllowPush,
     Challenge,
     Expelled,
     Hello,
+    InitialState,
     InitialWeights,
     InitialWeightsReceived,
+    OptimizerState,
     Pull,
+    PullState,
     PushReceived,
+    Ranges,
     Refused,
     RequestPush,
+    ShardMoved,
     UpdatedPiece,
     Weights,
     Welcome,
 )
+from paceline.serve.wire.tls import TlsRefused
 from paceline.serve.worker.gradient import OutgoingGradient
 from paceline.serve.worker.streamed_exchange import Backward, ShardLink, StreamedExchange, push_order
 
@@ -45,8 +52,12 @@ FROM_SHARD = MessageDecoder(
     | PushReceived
     | UpdatedPiece
     | Weights
+    | OptimizerState
 )
+#: Makes a shard's part of a checkpoint from the shard's pieces of the model.
+PartOf = Callable[[Ranges], bytes]
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
+MOVED_SECONDS = 0.1  # after which a thread that waits for a shard looks whether the incarnation has ended
 
 
 class Refusal(ConnectionError):
@@ -91,10 +102,14 @@ class Transfers:
 
     def __init__(self, endpoint: Endpoint, welcome: Welcome, generation: str, patience: float, ending: Ending) -> None:
         """patience: seconds for which the worker retries to reach a shard."""
-        self._welcome, self._generation = welcome, generation
+        self._welcome, self._generation, self._endpoint = welcome, generation, endpoint
         self._patience, self._ending = patience, ending
-        shards = enumerate(welcome.shards)
-        self.parts = [ShardLink(number, endpoint.at(host, port), pieces) for number, (host, port, pieces) in shards]
+        digests = welcome.certificates or (b"",) * len(welcome.shards)
+        shards = enumerate(zip(welcome.shards, digests, strict=True))
+        self.parts = [
+            ShardLink(number, endpoint.at(host, port, digest), pieces)
+            for number, ((host, port, pieces), digest) in shards
+        ]
         self._threads = ThreadPoolExecutor(max(1, len(self.parts)), thread_name_prefix="paceline")
 
     def close(self) -> None:
@@ -103,14 +118,44 @@ class Transfers:
             shard.hang_up()
         self._threads.shutdown(wait=False)
 
-    def send_initial_weights(self, weights: memoryview) -> None:
-        """Send the initial weights of the model to the shards."""
+    def move(self, moved: ShardMoved) -> None:
+        """Use the new address of a shard whose backup has taken over. What it has not answered is repeated there."""
+        endpoint = self._endpoint.at(moved.host, moved.port, moved.certificate)
+        if 0 <= moved.shard < len(self.parts) and self.parts[moved.shard].endpoint != endpoint:
+            self.parts[moved.shard].move(endpoint)
+
+    def send_initial_weights(self, weights: memoryview, part_of: PartOf | None = None) -> None:
+        """Send the initial weights of the model to the shards, with the optimizer's state if `part_of` is given."""
 
         def send(shard: ShardLink) -> None:
+            if part_of:
+                self._send(shard, InitialState(), memoryview(part_of(shard.pieces)))
+                return
             for piece in range(len(shard.pieces)):
                 self._send(shard, InitialWeights(piece), shard.piece_of(weights, piece))
 
         self._on_all_shards(send)
+
+    def pull_state(self) -> list[bytes]:
+        """Return each shard's part of the optimizer's state."""
+        parts: dict[int, bytearray] = {}
+
+        def pull(shard: ShardLink) -> None:
+            def place(message: Any, size: int) -> memoryview:
+                part = bytearray(size)
+                if isinstance(message, OptimizerState):
+                    parts[shard.number] = part
+                return memoryview(part)
+
+            def ask(channel: Channel) -> None:
+                channel.send(PullState())
+                while not isinstance(answer := channel.receive(place), OptimizerState):
+                    raise_if_over(answer)  # or the late answer to a piece that was pushed twice
+
+            self._with_channel(shard, ask)
+
+        self._on_all_shards(pull)
+        return [bytes(parts[number]) for number in sorted(parts)]
 
     def push(self, iteration: int, gradient: OutgoingGradient) -> None:
         """Push a whole gradient to all shards."""
@@ -214,14 +259,18 @@ class Transfers:
         pauses: Iterator[float] | None = None  # begin at the first failure, because a transfer itself may take long
         while True:
             self._ending.check()
+            shard.moved.clear()
+            endpoint = shard.endpoint
             try:
                 if shard.channel is None:
                     shard.channel = self._connect(shard)
+                    if shard.endpoint != endpoint:  # it has moved meanwhile
+                        raise ConnectionClosed("The shard has moved.")
                     if self._ending.error:  # `close` may have run before this connection existed
                         shard.hang_up()
                         raise self._ending.error
                 return use(shard.channel)
-            except (Refusal, IncarnationOver):
+            except (Refusal, IncarnationOver, TlsRefused):
                 raise
             except OSError as error:
                 shard.hang_up()
@@ -230,13 +279,21 @@ class Transfers:
                 if pause is None and not self._ending.error:
                     address = f"{shard.endpoint.host}:{shard.endpoint.port}"
                     raise WireError(f"The shard at {address} can no longer be reached: {error}.") from None
-                self._ending.over.wait(pause or 0.0)
+                self._pause(shard, pause or 0.0)
+
+    def _pause(self, shard: ShardLink, seconds: float) -> None:
+        """Wait until the shard has moved or the incarnation ends, but no longer than `seconds`."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._ending.over.is_set():
+            if shard.moved.wait(min(left, MOVED_SECONDS)):
+                return
 
     def _connect(self, shard: ShardLink) -> Channel:
         channel, generation = shard.endpoint.open(FROM_SHARD)
         if generation != self._generation:
             channel.close()
             raise IncarnationOver("The server is of another generation.")
+        channel.emulate(worker_to_shard(self._welcome.worker, shard.number))
         lease = self._welcome.lease
         channel.set_keepalive(max(1.0, lease))
         channel.limit_silence(lease)  # a shard answers at once, unless its answer was lost on the way
