@@ -27,6 +27,7 @@ from paceline.serve.coordinator import event_loop
 from paceline.serve.wire import handshake, messages
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import Channel
+from paceline.serve.wire.tokens import token_for
 from paceline.serve.worker.incarnation import FROM_COORDINATOR
 from paceline.serve.worker.transfers import FROM_SHARD
 
@@ -40,10 +41,10 @@ TARGET = 1e-3
 
 def work(port: int) -> None:
     """Run one worker, without threads, so that nothing delays its timestamps."""
-    endpoint = Endpoint("127.0.0.1", port)
+    endpoint = Endpoint("127.0.0.1", port, token_for("worker", b""))
     line = socket.create_connection((endpoint.host, endpoint.port))
     control = Channel(line, FROM_COORDINATOR)
-    handshake.call(control, b"")
+    handshake.call(control, endpoint.token)
     layout = Layout((Tensor("w", (ELEMENTS,)),))
     described = Description(layout, OptimizerSpec("SGD", ({"lr": 0.1},))).as_json()
     control.send(messages.Join(), memoryview(described))

@@ -1,7 +1,7 @@
 """Train a small residual network on MNIST, Fashion-MNIST or CIFAR-10.
 
 python examples/images.py data/mnist                                                       # alone
-paceline run --workers 4 --policy r2sp:weights=mean examples/images.py data/fashion-mnist  # four workers
+paceline run --workers 4 --policy r2sp examples/images.py data/fashion-mnist  # four workers
 paceline run --workers 2 examples/images.py data/cifar-10-batches-bin --epochs 10 --amp
 
 The folder contains the published files: the four IDX files of MNIST or Fashion-MNIST (or their .gz files), or the

@@ -14,7 +14,7 @@ import time
 
 from benchmarks.crowd.load import CrowdResult, Load, ServerUsage, allow, started
 from paceline.serve.coordinator import event_loop
-from paceline.serve.wire.endpoint import BACKLOG
+from paceline.serve.wire.doorstep import BACKLOG
 from paceline.serve.wire.frames import CHUNK
 
 

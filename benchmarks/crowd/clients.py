@@ -50,9 +50,11 @@ from paceline.serve.wire.messages import (
     Weights,
     Welcome,
 )
+from paceline.serve.wire.tokens import token_for
 from paceline.serve.worker.incarnation import FROM_COORDINATOR
 from paceline.serve.worker.transfers import FROM_SHARD, retry_pauses
 
+TOKEN = token_for("worker", b"")
 PATIENCE = 60.0  # seconds in which a connection is retried
 LONGEST = 600.0  # seconds in which all clients must connect, pull, or finish their rounds
 SETTLING = 1.0  # seconds between the last push and the last look at memory
@@ -118,9 +120,9 @@ class _Wire:
     async def _with_handshake(cls, wire: _Wire) -> _Wire:
         try:
             challenge = await wire.receive()
-            proof = handshake.proof(b"", challenge)
+            proof = handshake.proof(TOKEN, challenge)
             await wire.send(proof)
-            handshake.verify(b"", challenge, proof, await wire.receive())
+            handshake.verify(TOKEN, challenge, proof, await wire.receive())
         except BaseException:
             wire.close()
             raise

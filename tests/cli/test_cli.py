@@ -54,7 +54,10 @@ KEYS = {
     "events",
     "wall_seconds",
 }
-ADDED = {"simulated_seconds", "warm_up_iterations", "updates_by_worker", "lost", "returned"}
+ADDED = {
+    *("simulated_seconds", "warm_up_iterations", "updates_by_worker", "lost", "returned"),
+    *("seconds", "counts_samples"),
+}
 
 
 class Shell(shell_of.Shell):
@@ -306,7 +309,10 @@ def test_a_full_disk_is_reported_and_leaves_no_file(shell: Shell, monkeypatch: p
     [
         ("small.toml -p bps", "There is no policy 'bps'. Did you mean 'bsp'? Known policies: " + ", ".join(names())),
         ("small.toml -p bsp,asp,nonsense", "There is no policy 'nonsense'. Known policies:"),
-        ("small.toml -p ssp:stale=3", "ssp has no option 'stale'. Its options: staleness, weights."),
+        (
+            "small.toml -p ssp:stale=3",
+            "ssp has no option 'stale'. Did you mean 'staleness'? Its options: staleness, weights.",
+        ),
         ("small.toml -p ssp:staleness=-1", "ssp: staleness must be a whole number"),
         ("small.toml -p ssp:staleness=three", "at least 0, not 'three'"),
         ("small.toml -p r2sp:relax=0", "r2sp: relax must be a number above 0, not '0'"),
@@ -461,9 +467,9 @@ def test_help(shell: Shell) -> None:
     panels = [line.split()[1] for line in alone.out.splitlines() if line.startswith("╭─")]
     assert panels == ["Options", "Train", "Decide", "Research"]
     commands = [line.split()[1] for line in alone.out.splitlines() if line.startswith("│ ") and line[2].isalpha()]
-    assert commands[:6] == ["run", "serve", "work", "watch", "export", "replay"]
+    assert commands[:7] == ["run", "serve", "work", "watch", "token", "export", "replay"]
     assert {"advise", "simulate", "lab", "reproduce", "federate", "collective", "policies", "clusters"} == set(
-        commands[6:]
+        commands[7:]
     )
     assert len(alone.out.splitlines()) <= 32, "it fits one screen"
     simulate = shell("simulate", "--help").out
@@ -545,3 +551,25 @@ def test_the_reader_of_the_output_may_close_it(tmp_path: Path) -> None:
     process.wait(timeout=60)
     assert "Traceback" not in err
     assert "Exception" not in err
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["run", "--apply", "streamed", "-p", "r2sp"], "Streamed updates cannot be replicated yet"),
+        (["run", "-p", "bsp:pipeline=true"], "Streamed updates cannot be replicated yet"),
+        (["run", "--link", "200Mbit"], "--link cannot be used with --replicas yet"),
+        (["serve", "--record-updates", "folder"], "--record-updates cannot be used with --replicas yet"),
+        (["serve", "--colocate"], "needs `paceline run`"),
+        (["lab", "lab-1mb", "--apply", "streamed"], "Streamed updates cannot be replicated yet"),
+        (["simulate", "r2sp-b", "-p", "bsp:pipeline=true"], "Streamed updates cannot be replicated yet"),
+        (["simulate", "r2sp-b", "--colocate", "-p", "bsp"], "cannot be simulated yet"),
+    ],
+)
+def test_replicas_that_cannot_be_had_are_refused(shell: Shell, command: list[str], reason: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    scripts = [str(script)] if command[0] == "run" else []
+    outcome = shell(*command, "--replicas", "1", *scripts)
+    assert outcome.code == 2
+    assert reason in outcome.err

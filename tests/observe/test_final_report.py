@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from paceline.observe.final_report import FEW, FinishedRun, closing, lines, side_by_side
+from paceline.observe.metric_history import Target
 from paceline.observe.summary import Gaps, Report
 
 REPORT = Report(
@@ -96,6 +97,12 @@ def test_a_column_without_values_is_left_out() -> None:
     assert text[3].split()[:2] == ["asp", "0.25"]
 
 
+def test_without_batch_sizes_the_rate_is_one_of_updates() -> None:
+    run = FinishedRun("bsp", replace(REPORT, counts_samples=False), 1.0)
+    assert "updates/s  12,346" in lines(run)
+    assert "updates/s" in rendered(side_by_side([run]))[0] and "samples/s" not in rendered(side_by_side([run]))[0]
+
+
 def test_a_table_without_runs() -> None:
     assert rendered(side_by_side([]))[0] == "policy"
 
@@ -106,3 +113,23 @@ def test_long_names_fit_in_eighty_columns() -> None:
     assert max(len(row) for row in text) <= 80
     assert "…" not in "".join(text)
     assert "".join(row.split(" ")[0] for row in text[2:]) == LONG
+
+
+def test_the_time_to_a_target() -> None:
+    target, curve = Target("accuracy", 0.97), [(3.0, 0.5), (8.25, 0.98)]
+    reached = FinishedRun("r2sp", REPORT, 12.3, 0.1, 0.98, {"accuracy": curve}, target)
+    never = FinishedRun("bsp", REPORT, 12.3, 0.1, 0.96, {"accuracy": curve[:1]}, target)
+    assert "to 97%     8.2 s" in lines(reached)
+    assert "to 97%     never" in lines(never)
+    table = rendered(side_by_side([never, reached]))
+    assert table[0].split()[:4] == ["policy", "to", "97%", "accuracy"]
+    assert table[2].split()[:2] == ["bsp", "never"]
+    assert table[3].split()[:3] == ["r2sp", "8.2", "s"]
+    assert not any("to 97%" in line for line in rendered(side_by_side([replace(never, target=None)] * 2)))
+
+
+def test_a_comparison_with_a_target_fits_a_terminal_of_80_characters() -> None:
+    target = Target("accuracy", 0.97)
+    runs = [FinishedRun(f"{name}:weights=mean", REPORT, 33.6, 0.0374, 0.983, {}, target) for name in ("bsp", "r2sp")]
+    table = rendered(side_by_side(runs))
+    assert any(line.startswith("r2sp:weights=mean ") for line in table), "a name is not broken"

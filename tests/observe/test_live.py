@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 from rich.console import Console, RenderableType
 
-from paceline.observe.live import line, table
+from paceline.observe.live import attendance, line, table
 from paceline.observe.live_state import MAX_METRICS, SMOOTH, Live, LiveWorker
 from paceline.observe.observer import Tee, replay
 from paceline.observe.summary import Summary
@@ -30,7 +30,7 @@ from paceline.observe.trace import (
     Progressed,
     Turned,
 )
-from paceline.policies import make, names
+from paceline.policies import make, names, without_mean_weights
 from paceline.simulate import Cluster, load_cluster
 from paceline.simulate.random_faults import with_random_faults
 
@@ -215,6 +215,21 @@ def test_progress_and_remaining_time() -> None:
     assert live.seconds_left(5.0) == pytest.approx(15.0)
 
 
+def test_without_a_known_size_the_epoch_is_shown_and_no_share() -> None:
+    live = watched(Joined(0, 0), *iteration(0, 1, 0.0), Progressed(4, 2, 250, 0))
+    assert live.progress() is None and live.seconds_left(5.0) is None
+    assert line(live) == "4.0 s  1 update  2 samples/s  waiting 0%  epoch 3  staleness 0.0"
+    assert "epoch 3" in rendered(table(live))[1] and "%  done" not in "".join(rendered(table(live)))
+
+
+def test_if_every_update_counts_as_one_sample_the_rates_are_those_of_updates() -> None:
+    live = watched(Joined(0, 0), *iteration(0, 1, 0.0, samples=1))
+    assert "0 updates/s" in line(live) and "samples/s" not in line(live)
+    assert "updates/s" in rendered(table(live))[2]
+    replay([Arrived(9, 0, 2, 2)], live)
+    assert "samples/s" in line(live)
+
+
 def test_the_remaining_time_of_a_stalled_job_grows() -> None:
     live = watched(Joined(0, 0), *iteration(0, 1, 0.0), Progressed(4, 0, 10, 40))
     assert live.samples_per_second(40.0) < live.samples_per_second(4.0) / 9
@@ -319,10 +334,23 @@ def test_a_table_of_large_numbers_fits_in_eighty_columns() -> None:
     text = rendered(table(live))
     assert "…" not in "".join(text)
     assert text[0] == "r2sp:groups=auto,weights=mean  2 workers  version 7,654,321  123456.7 s"
-    assert text[1] == "2 updates  16,200 samples/s  waiting 0%  staleness 1234.0  loss 0.000123"
-    assert text[2].endswith("0% done, 3429318 h left")
-    assert text[3].split() == ["worker", "state", "iteration", "samples/s", "waiting", "staleness", "loss"]
+    assert text[1] == "2 updates  16,200 samples/s  waiting 0%  staleness 1234.0"
+    assert text[2] == "loss 0.000123"
+    assert text[3].endswith("0% done, 3429318 h left")
+    assert text[4].split() == ["worker", "state", "iteration", "samples/s", "waiting", "staleness", "loss"]
     assert text[-1].split() == ["9999", "waiting", "1,234,567", "8,100", "0%", "1234", "0.000123"]
+
+
+def test_the_time_of_a_job_counts_from_its_first_worker() -> None:
+    live = watched(Joined(30, 0), *iteration(0, 1, 30.0))
+    assert line(live).startswith("4.0 s  "), "as in the final report"
+    assert rendered(table(live))[0].endswith("  4.0 s")
+
+
+def test_the_policy_is_shown_as_its_user_wrote_it() -> None:
+    live = Live(shorten=without_mean_weights)
+    live.began(0.0, "", "r2sp:groups=2,weights=mean", "whole", 0)
+    assert live.policy == "r2sp:groups=2"
 
 
 def test_a_worker_that_has_left_has_no_rate() -> None:
@@ -332,6 +360,20 @@ def test_a_worker_that_has_left_has_no_rate() -> None:
 
 
 # A line
+
+
+def test_a_table_shows_how_many_workers_the_job_waits_for() -> None:
+    live = Live("bsp")
+    live.awaited(1.0, 0, 2)
+    assert attendance(live) == "0 workers, waiting for 2 workers"
+    live.awaited(2.0, 1, 1)
+    assert attendance(live) == "1 worker, waiting for 1 more"
+    assert "waiting for 1 more" in rendered(table(live))[0]
+    live.awaited(3.0, 2, 0)
+    assert attendance(live) == "2 workers"
+    live.joined(3.0, 0)
+    live.joined(3.0, 1)
+    assert attendance(live) == "2 workers"
 
 
 def test_a_line_has_all_known_figures() -> None:

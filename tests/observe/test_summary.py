@@ -11,6 +11,7 @@ from paceline.observe.summary import Gaps, Report, Summary, _Series
 from paceline.observe.trace import (
     Applied,
     Arrived,
+    Began,
     Computed,
     Discarded,
     Event,
@@ -162,10 +163,40 @@ def test_lost_and_returned_workers_are_counted() -> None:
     assert report.updates_by_worker == {0: 1, 1: 0}
 
 
+def test_a_job_that_begins_again_before_its_first_update_has_no_faults() -> None:
+    events: list[Event] = [
+        Joined(0, 0),
+        Joined(0, 1),
+        Began(1, "", "bsp", "whole", 0),
+        Joined(1, 0, 2),
+        Joined(1, 1, 2),
+    ]
+    report = report_of(events)
+    assert (report.lost, report.returned) == (0, 0)
+
+
 def test_a_run_is_measured_from_its_first_member() -> None:
     late: list[Event] = [event._replace(time=event.time + 100.0) for event in TRACE]
     assert report_of(late).samples_per_second == pytest.approx(report_of(TRACE).samples_per_second)
     assert report_of(late).samples_per_second == pytest.approx((10 + 20 + 10 + 20) / 19)
+
+
+def test_the_rate_is_that_of_the_reported_seconds() -> None:
+    for warm_up, samples in ((0, 10 + 20 + 10 + 20), (2, 10 + 20)):
+        report = report_of(TRACE, warm_up)
+        assert report.samples_per_second * report.seconds == pytest.approx(samples)
+    late: list[Event] = [event._replace(time=event.time + 100.0) for event in [*TRACE, Left(30, 0), Left(30, 1)]]
+    assert report_of(late).seconds == pytest.approx(19), "from the first member to the last arrival"
+    assert report_of([]).seconds == 0.0
+
+
+def test_if_every_update_counts_as_one_sample_the_rate_is_one_of_updates() -> None:
+    def unit(*batches: int) -> str:
+        arrivals = [Arrived(number + 1, 0, number + 1, batch) for number, batch in enumerate(batches)]
+        return report_of([Joined(0, 0), *arrivals]).rate_unit
+
+    assert unit(1, 1, 1) == "updates/s"
+    assert unit(8, 1) == unit(1, 8) == unit() == "samples/s", "a small last batch changes nothing"
 
 
 def test_computing_does_not_count_as_communication_if_the_pull_is_reported_late() -> None:

@@ -14,6 +14,7 @@ from paceline.observe.trace import (
     KINDS,
     Applied,
     Arrived,
+    Awaited,
     Began,
     Cancelled,
     Computed,
@@ -37,6 +38,7 @@ from paceline.observe.trace import (
 
 ONE_OF_EACH: list[Event] = [
     Began(0.0, "our lab", "ssp:staleness=5", "whole", 7),
+    Awaited(0.0, 1, 2),
     Joined(0.0, 3),
     Joined(0.05, 3, 2),
     Granted(0.1, 3, None, 0),

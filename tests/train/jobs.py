@@ -75,9 +75,13 @@ def job(
     lease: float = 30.0,
     token: bytes = b"",
     tls: Tls | None = None,
+    shard_tls: Tls | None = None,
     **more: Any,
 ) -> Iterator[Job]:
-    """Serve a job in this process. It starts when `workers` workers have joined."""
+    """Serve a job in this process. It starts when `workers` workers have joined.
+
+    shard_tls: the TLS files of the shards, if they are not the server's.
+    """
     events: list[Event] = []
     started: list[Job] = []
     shard_threads: list[threading.Thread] = []
@@ -91,7 +95,7 @@ def job(
         )
         chosen = make(policy) if isinstance(policy, str) else policy
         coordinator = Coordinator(chosen, config, Recorder(events.append), restored)
-        endpoint = Endpoint("127.0.0.1", await coordinator.listen(), config.shard_token or token, tls)
+        endpoint = Endpoint("127.0.0.1", await coordinator.listen(), config.shard_token or token, shard_tls or tls)
         for number in range(shards):
             shard = threading.Thread(target=run_shard, args=(number, endpoint, token, errors), daemon=True)
             shard_threads.append(shard)

@@ -6,16 +6,18 @@ and its errors to another.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import paceline
 
@@ -25,6 +27,11 @@ SAMPLES, EPOCHS, BATCH = 38, 3, 6  # the last batch of an epoch has 2 samples fo
 def model() -> Any:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def loaded() -> dict[str, Any]:
+    """Return other weights than those of `model`."""
+    return {name: value * 0.5 for name, value in model().state_dict().items()}
 
 
 def dataset() -> TensorDataset:
@@ -39,6 +46,8 @@ def train(net: Any, batch_size: int, case: str = "", rank: int = 0) -> tuple[lis
     scaled = case == "scaled"
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
     with paceline.join(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)) as session:
+        if case == "loads":
+            net.load_state_dict(loaded())
         for step, (x, y, number) in enumerate(session.batches(dataset(), batch_size, EPOCHS)):
             if case == "dies" and rank == 1 and step == 2:
                 os._exit(1)
@@ -49,8 +58,35 @@ def train(net: Any, batch_size: int, case: str = "", rank: int = 0) -> tuple[lis
             scaled_loss.backward()
             session.step(loss, scaler=scaler)
             seen += number.tolist()
-        if case == "logs":
+        if case == "logs":  # two workers of two ranks each
+            assert (session.world_size, session.rank) == (4, 2 * session.worker + rank)
             session.log(rank=rank, samples=len(seen))
+        return seen, session.is_main
+
+
+class Stream(IterableDataset[Any]):
+    """All samples of the dataset but the last, as a stream."""
+
+    def __iter__(self) -> Iterator[Any]:
+        whole: Any = dataset()
+        return itertools.islice(whole, SAMPLES - 1)
+
+
+def train_on_stream(net: Any, batch_size: int) -> tuple[list[int], bool]:
+    """Train on a stream whose parts are unequal, and return the samples that were seen."""
+    seen: list[int] = []
+    with paceline.join(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)) as session:
+        assert (session.world_size, session.rank) == (
+            int(os.environ["PACELINE_RANKS"]),
+            int(os.environ["PACELINE_RANK"]),
+        )
+        loader = session.loader(DataLoader(Stream(), batch_size), EPOCHS)
+        for _ in range(EPOCHS):
+            for x, y, number in loader:
+                loss: Any = F.cross_entropy(net(x), y)
+                loss.backward()
+                session.step()
+                seen += number.tolist()
         return seen, session.is_main
 
 
@@ -63,7 +99,10 @@ def work(rank: int, ranks: int, folder: Path, case: str) -> None:
     if rank:
         with torch.no_grad():
             net[0].weight.zero_()  # only the weights of rank 0 count
-    seen, is_main = train(net, BATCH // ranks, case, rank)
+    if case == "stream":
+        seen, is_main = train_on_stream(net, BATCH // ranks)
+    else:
+        seen, is_main = train(net, BATCH // ranks, case, rank)
     if case == "own group":
         total = torch.tensor([float(rank + 1)])
         distributed.all_reduce(total)

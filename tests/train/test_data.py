@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import paceline
 from paceline.job.samples import Samples
+from paceline.observe.trace import Measured, Progressed
 from paceline.train.backend import AssignedSamples, LocalBackend, SampleSource
 from paceline.train.data import JobBatches, loader_of
 from paceline.train.optimizer import PacedOptimizer
@@ -95,28 +97,12 @@ def test_after_a_break_the_next_loop_continues_where_it_stopped() -> None:
     assert left == [[4, 5, 6, 7], [8, 9, 10, 11], [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        yield 1
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: DataLoader(numbers(9), 3, sampler=WeightedRandomSampler([1.0] * 9, 9)), "no sampler of its own"),
-        (lambda: DataLoader(numbers(9), batch_sampler=[[0, 1], [2]]), "no sampler of its own"),
-        (lambda: DataLoader(numbers(9), batch_size=None), "must have a batch size"),
-        (lambda: DataLoader(Stream(), 3), "it cannot use an IterableDataset"),
-        (lambda: DataLoader(numbers(9), 10), "9 samples, fewer than a batch of 10"),
-    ],
-)
-def test_a_loader_whose_samples_cannot_be_assigned_is_refused(make: Callable[[], Any], sentence: str) -> None:
+def test_a_loader_with_less_than_a_batch_is_refused() -> None:
     with worker() as session:
-        with pytest.raises(ValueError, match=sentence) as caught:
-            session.loader(make())
-        assert "\n" not in str(caught.value)
-        with pytest.raises(ValueError, match=sentence):
-            session.batches(make())
+        with pytest.raises(ValueError, match="9 samples, fewer than a batch of 10"):
+            session.loader(DataLoader(numbers(9), 10))
+        with pytest.raises(ValueError, match="9 samples, fewer than a batch of 10"):
+            session.batches(DataLoader(numbers(9), 10))
 
 
 def test_bad_arguments_are_refused_at_once() -> None:
@@ -125,10 +111,8 @@ def test_bad_arguments_are_refused_at_once() -> None:
             session.batches(numbers(3), batch_size=4)
         with pytest.raises(ValueError, match="batch_size must be a number of at least 1; got None"):
             session.batches(numbers(3))
-        with pytest.raises(ValueError, match="The job assigns samples by number"):
+        with pytest.raises(ValueError, match="Pass a DataLoader, a Dataset with __len__ and __getitem__, or an Iter"):
             session.batches(iter([1, 2, 3]), batch_size=1)
-        with pytest.raises(ValueError, match="The job assigns samples by number"):
-            session.batches(Stream(), batch_size=1)
         with pytest.raises(ValueError, match="leave out batch_size"):
             session.batches(DataLoader(numbers(3), 2), batch_size=3)
 
@@ -164,6 +148,106 @@ def test_together_each_sample_is_trained_on_once_an_epoch(policy: str, processes
         assert Counter(number for mine in seen for number in mine[epoch]) == Counter(range(50))
 
 
+@pytest.mark.parametrize(
+    ("samples", "drop_last", "length"),
+    [(40, False, 5), (41, False, 6), (47, True, 6)],  # 10, 11 and 11 batches of at most 4 samples
+)
+def test_the_length_of_a_loader_is_that_of_each_worker(samples: int, drop_last: bool, length: int) -> None:
+    """A schedule over `len(loader) * epochs` steps ends where it should, and is not stepped too often."""
+
+    def run(address: str) -> tuple[int, int, float]:
+        session = worker(address)
+        loader = session.loader(DataLoader(numbers(samples), 4, drop_last=drop_last), epochs=3)
+        schedule = OneCycleLR(session.optimizer, 1.0, total_steps=len(loader) * 3, cycle_momentum=False)
+        steps = 0
+        for _ in range(3):
+            for batch in loader:
+                train(session, batch)
+                schedule.step()
+                steps += 1
+        session.close()
+        return len(loader), steps, float(schedule.get_last_lr()[0])
+
+    with job("bsp", workers=2) as running:
+        outcomes = running.work(run, run)
+        running.finish()
+    total = -(-samples // 4) - (drop_last and samples % 4 > 0)
+    assert sum(steps for _, steps, _ in outcomes) == 3 * total
+    for own, steps, rate in outcomes:
+        assert own == length
+        assert 3 * length - 2 <= steps <= 3 * length, "one round of an odd number of batches is not full"
+        assert rate < 0.05, "the rate has come down from 1"
+
+
+def test_the_length_counts_the_steps_that_the_ranks_of_a_worker_make_together() -> None:
+    class Ranked(LocalBackend):
+        ranks, workers = 2, 3
+
+    def length(size: int, batch_size: int, drop_last: bool) -> int:
+        net = torch.nn.Linear(1, 1)
+        backend = Ranked()
+        optimizer = PacedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), backend)
+        return len(JobBatches(DataLoader(numbers(size), batch_size, drop_last=drop_last), optimizer, backend))
+
+    assert length(48, 4, False) == 2, "six steps of eight samples for three workers"
+    assert length(49, 4, False) == 3
+    assert length(55, 4, True) == 2
+    assert length(56, 4, True) == 3
+
+
+def progress_of(train_all: Callable[[Any], Any]) -> list[tuple[int, int]]:
+    """Run one worker, and return the samples that are done and those that there are in all after each update."""
+
+    def run(address: str) -> None:
+        with worker(address) as session:
+            train_all(session)
+
+    with job("bsp") as running:
+        running.work(run)
+        running.finish()
+    return [(event.done, event.total) for event in running.events if isinstance(event, Progressed)]
+
+
+def test_the_job_knows_the_planned_epochs_from_the_first_update_on() -> None:
+    def by_loader(session: Any) -> None:
+        loader = session.loader(DataLoader(numbers(8), 4), epochs=3)
+        for _ in range(3):
+            for batch in loader:
+                train(session, batch)
+
+    def by_batches(session: Any) -> None:
+        for batch in session.batches(numbers(8), batch_size=4, epochs=3):
+            train(session, batch)
+
+    assert progress_of(by_loader) == progress_of(by_batches) == [(done, 24) for done in range(4, 25, 4)]
+
+
+def test_without_a_plan_the_job_does_not_guess_its_size() -> None:
+    def by_loader(session: Any) -> None:
+        loader = session.loader(DataLoader(numbers(8), 4))
+        for _ in range(2):
+            for batch in loader:
+                train(session, batch)
+
+    def by_batches(session: Any) -> None:
+        dataset = numbers(8)
+        for _ in range(2):
+            for batch in session.batches(dataset, batch_size=4):
+                train(session, batch)
+
+    assert progress_of(by_loader) == progress_of(by_batches) == [(4, 0), (8, 0), (12, 0), (16, 0)]
+
+
+def test_a_plan_that_proves_wrong_is_dropped() -> None:
+    def more_than_planned(session: Any) -> None:
+        dataset = numbers(8)
+        for _ in range(2):
+            for batch in session.batches(dataset, batch_size=4, epochs=1):
+                train(session, batch)
+
+    assert progress_of(more_than_planned) == [(4, 8), (8, 8), (12, 0), (16, 0)]
+
+
 def test_a_worker_that_joins_late_finds_the_epoch_that_the_others_are_in() -> None:
     """Its script starts with the first epoch like every script, and the epochs that are over have no samples left."""
     dataset = numbers(12)
@@ -181,8 +265,8 @@ def test_a_worker_that_joins_late_finds_the_epoch_that_the_others_are_in() -> No
         assert running.work(late) == [[0, 0, 3, 3]]
 
 
-def test_a_loader_that_knows_its_epochs_leaves_after_the_last() -> None:
-    """No other worker waits while this one tests and saves its model."""
+def test_a_loader_that_knows_its_epochs_finishes_after_the_last() -> None:
+    """No other worker waits while this one tests and saves its model. It can still report how good the model is."""
     with job("bsp") as running:
         session = worker(running.address)
         loader = session.loader(DataLoader(numbers(8), 4), epochs=2)
@@ -190,10 +274,15 @@ def test_a_loader_that_knows_its_epochs_leaves_after_the_last() -> None:
             assert not running.coordinator.done.is_set()
             for batch in loader:
                 train(session, batch)
+        assert session.optimizer.finished
+        session.log(accuracy=0.75)
+        session.close()
         running.finish()
+    measured = [event for event in running.events if isinstance(event, Measured)]
+    assert [(event.kind, event.value) for event in measured] == [("accuracy", 0.75)]
 
 
-def test_a_loader_does_not_leave_before_accumulated_gradients_are_pushed() -> None:
+def test_a_loader_does_not_finish_before_accumulated_gradients_are_pushed() -> None:
     with job("bsp") as running:
         session = worker(running.address)
         for batch in session.loader(DataLoader(numbers(8), 4), epochs=1):
@@ -217,7 +306,7 @@ class InterruptedJob(LocalBackend):
         self.trained: list[int] = []
 
     def sample_source(self) -> SampleSource:
-        def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
+        def take(batch_size: int, size: int, epochs: int, planned: int | None) -> AssignedSamples | None:
             self.number += 1
             taken = self.samples.take(0, self.number, batch_size)
             if taken is None:
@@ -285,7 +374,7 @@ def test_samples_that_return_to_the_job_after_the_loader_found_no_more_are_train
     class SamplesReturn(LocalBackend):
         def sample_source(self) -> SampleSource:
             assigned = [AssignedSamples(1, 1, 0, 0, 4, 4), None, AssignedSamples(2, 1, 0, 2, 4, 2), None, None]
-            return lambda _batch_size, _size, _epochs: assigned.pop(0)
+            return lambda _batch_size, _size, _epochs, _planned: assigned.pop(0)
 
     net = torch.nn.Linear(1, 1)
     backend = SamplesReturn()

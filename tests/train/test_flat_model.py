@@ -43,6 +43,15 @@ def test_pulled_weights_are_in_the_parameters_without_a_copy() -> None:
     assert model.weight.tolist() == [[0, 1, 2], [3, 4, 5]] and model.bias.tolist() == [6, 7]
 
 
+def test_parameters_do_not_look_tied_to_libraries_that_save_them() -> None:
+    """They find tied tensors by their storage, and leave out all but the first."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 3))
+    flat_of(model)
+    storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    assert len(storages) == 4
+    assert [each.untyped_storage().nbytes() for each in model.parameters()] == [24, 8, 24, 12]
+
+
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_other_types_are_copied(dtype: str) -> None:
     model = torch.nn.Linear(3, 2).to(getattr(torch, dtype))

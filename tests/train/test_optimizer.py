@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -236,15 +237,9 @@ def test_hooks_of_either_optimizer_run_once(running: Job, wrap: Wrap, alone: boo
     assert calls == ["inner before", "before", "after"]
 
 
-def test_optimizer_state_that_is_not_sent_gives_a_warning(wrap: Wrap) -> None:
+def test_parameter_groups_are_added_before_joining(wrap: Wrap) -> None:
     net = model()
-    inner = sgd(net)
-    plain(net, inner)
-    saved = inner.state_dict()
-    with pytest.warns(UserWarning, match="state, such as momentum, is not sent"):
-        optimizer = wrap(net, inner)
-    with pytest.warns(UserWarning, match="state, such as momentum, is not sent"):
-        optimizer.load_state_dict(saved)
+    optimizer = wrap(net, sgd(net))
     with pytest.raises(ValueError, match=r"add parameter groups before you call paceline\.join"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
 
@@ -323,3 +318,82 @@ def test_a_step_after_the_session_is_refused(running: Job) -> None:
         pass
     with pytest.raises(ValueError, match="The session is over"):
         session.step(1.0)
+
+
+def test_a_loop_that_forgets_the_sessions_optimizer_trains_in_the_job(running: Job) -> None:
+    net = model()
+    optimizer = sgd(net)
+    before = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    with paceline.join(net, optimizer, connect=running.address) as session:
+        after = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        for x, y in data(3):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            before.step()
+            after.step()
+        assert running.coordinator.state.version == 3
+        assert session.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**4)
+    with pytest.raises(ValueError, match="The session is over"):
+        optimizer.step()
+
+
+def test_a_scaler_steps_the_scripts_own_optimizer(running: Job) -> None:
+    net = model()
+    optimizer = sgd(net)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    paced = paceline.wrap(net, optimizer, connect=running.address)
+    for step, (x, y) in enumerate(data(3)):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(net(x), y) * (float("inf") if step == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert running.coordinator.state.version == 2, "the step that overflowed is skipped"
+    paced.close()
+
+
+def test_data_that_nobody_divides_is_reported_once_by_the_main_worker() -> None:
+    def forgets(address: str) -> list[str]:
+        net = model()
+        with paceline.join(net, sgd(net), connect=address) as session, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert isinstance(session.is_main, bool)  # a script that prints in one process does not divide its data
+            steps(net, session.optimizer)
+        return [str(warning.message) for warning in caught] if session.worker == 0 else []
+
+    with job("bsp", workers=2) as running:
+        first, second = running.work(forgets, forgets)
+        reported = first + second
+    assert len(reported) == 1 and "each worker trains on all the data" in reported[0]
+
+
+@pytest.mark.parametrize("asks", [lambda session: session.rank, lambda session: session.world_size])
+def test_a_script_that_divides_its_data_itself_is_not_warned(asks: Callable[[Any], int]) -> None:
+    def divides(address: str) -> None:
+        net = model()
+        with paceline.join(net, sgd(net), connect=address) as session:
+            asks(session)
+            steps(net, session.optimizer)
+
+    with job("bsp", workers=2) as running:
+        running.work(divides, divides)  # a warning would be an error
+
+
+def test_a_scheduler_that_changes_momentum_is_reported_once(wrap: Wrap) -> None:
+    net = model()
+    optimizer = wrap(net, sgd(net))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    with pytest.warns(UserWarning, match="these changes have no effect: momentum") as caught:
+        for _ in range(3):
+            steps(net, optimizer, 1)
+            schedule.step()
+    assert len(caught) == 1
+
+
+def steps(net: Any, optimizer: Any, count: int = 2) -> None:
+    for x, y in data(count):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()

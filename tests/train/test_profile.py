@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.advise.profile import ScriptProfile, judged, timed
+from paceline.advise.profile import ASSUMED, FIRST, ScriptProfile, disturbance, judged, timed
 from paceline.launch.processes import JobError
 
 Write = Callable[[str], Path]
@@ -54,6 +57,8 @@ def test_a_loop_of_the_script_is_timed_and_ended(write: Write, step: str) -> Non
     assert timing.batch == 8, "samples are counted as they pass through the model"
     assert timing.model_bytes == 4 * (10 * 5 + 5 + 5 + 5 + 5 + 5 + 1), "parameters and statistics"
     assert 1 <= timing.steps <= 12
+    assert timing.cpu_jitter is not None
+    assert (timing.waited is not None) is sys.platform.startswith("linux")
 
 
 def test_a_time_limit_ends_the_script(write: Write) -> None:
@@ -89,9 +94,75 @@ def test_first_steps_and_pauses_are_left_out() -> None:
     assert judged([2.0], [4], 100, "cpu").seconds == 2.0
 
 
+# A busy machine
+
+
+def varying(mean: float, spread: float) -> list[float]:
+    """Forty step times with this relative spread, after the first ones that are left out."""
+    return [mean * (1 + spread * (-1) ** number) for number in range(FIRST + 40)]
+
+
+def timed_as(waited: float | None, wall: float, cpu: float, threads: int = 1, device: str = "cpu") -> ScriptProfile:
+    return judged(varying(1.0, wall), [32], 100, device, varying(0.7, cpu), waited, threads)
+
+
+def test_jitter_that_comes_from_the_load_of_the_machine_is_left_out() -> None:
+    busy = timed_as(waited=0.4, wall=0.32, cpu=0.03, threads=2)
+    assert busy.jitter == pytest.approx(0.03)
+    assert (busy.wall_jitter, busy.cpu_jitter) == pytest.approx((0.32, 0.03))
+    assert timed_as(waited=0.4, wall=0.04, cpu=0.01).jitter == pytest.approx(0.04), "a steady clock is believed"
+
+
+def test_jitter_of_the_script_itself_stays() -> None:
+    assert timed_as(waited=0.0, wall=0.32, cpu=0.03).jitter == pytest.approx(0.32), "it waits for data, not for a core"
+    assert timed_as(waited=None, wall=0.32, cpu=0.03).jitter == pytest.approx(0.32), "the system does not say"
+    assert timed_as(waited=0.4, wall=0.5, cpu=0.3).jitter == pytest.approx(0.3), "the batches differ in size"
+
+
+def test_jitter_is_assumed_if_a_busy_machine_does_not_let_it_be_measured() -> None:
+    several = timed_as(waited=0.4, wall=0.5, cpu=0.4, threads=2)  # threads that wait for each other use CPU time
+    assert several.jitter == ASSUMED
+    on_a_gpu = timed_as(waited=0.4, wall=0.5, cpu=0.01, device="cuda:0")
+    assert on_a_gpu.jitter == ASSUMED
+    assert on_a_gpu.cpu_jitter is None
+    assert timed_as(waited=0.0, wall=0.5, cpu=0.01, device="cuda:0").jitter == pytest.approx(0.5)
+
+
+def test_a_busy_machine_is_reported_with_what_to_do() -> None:
+    assert disturbance(timed_as(waited=0.01, wall=0.32, cpu=0.03), None) is None
+    said = disturbance(timed_as(waited=0.4, wall=0.32, cpu=0.03), None)
+    assert said == (
+        "This machine was busy: the script waited 40% of the time for a core, step times vary by ±32%, CPU time by "
+        "±3%. The advice uses ±3%. Fix another value with --jitter 0.05. The 1 s of a step are too long as well: for a "
+        "clean measurement, close other programs and run `paceline advise` again."
+    )
+    assert "so the advice assumes ±5%" in str(disturbance(timed_as(waited=0.4, wall=0.5, cpu=0.4, threads=2), None))
+    assert "uses ±10%, as --jitter says" in str(disturbance(timed_as(waited=0.4, wall=0.32, cpu=0.03), 0.1))
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts how long threads wait for a core")
+def test_a_loaded_machine_is_noticed(write: Write) -> None:
+    text = LOOP.format(optimizer=WRAPPED, step="closure(); optimizer.step()").replace(
+        "    time.sleep(0.01)", "    sum(range(300_000))"
+    )
+    burning = [sys.executable, "-c", "while True: pass"]
+    # In sessions of their own, since the system shares the cores among sessions first.
+    load = [subprocess.Popen(burning, start_new_session=True) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        timing = run(write(text), steps=40)
+    finally:
+        for process in load:
+            process.kill()
+            process.wait()
+    assert timing.is_disturbed
+    assert timing.jitter < 0.15
+
+
 @pytest.mark.slow
 def test_the_digits_example_is_timed() -> None:
     timing = run(Path(__file__).parents[2] / "examples" / "digits.py", steps=10)
     assert timing.batch == 32
-    assert timing.model_bytes == 39980
+    assert timing.model_bytes > 30_000
     assert 0 < timing.seconds < 1

@@ -190,3 +190,14 @@ def test_frozen_parameters_that_differ_are_found() -> None:
 
     assert described(0).differs_from(described(0)) is None
     assert "frozen" in str(described(0).differs_from(described(1)))
+
+
+def test_a_job_without_servers_refuses_a_training_script() -> None:
+    """It would train nothing, and end as if all had gone well."""
+    mine = model()
+    with job("bsp", shards=0) as running:
+        with pytest.raises(
+            ConnectionError, match=r"^This job has no server for the model \(--servers 0\), so it cannot"
+        ):
+            join(mine, torch.optim.SGD(mine.parameters(), lr=0.1), connect=running.address)
+        running.finish()

@@ -80,7 +80,7 @@ def test_every_checkpoint_holds_one_version_of_all_pieces(
     """Checkpoints are written during training. Each piece holds exactly the samples that the checkpoint counts."""
     monkeypatch.setattr(checkpoint, "KEPT", 1000)
     with job(policy, shards=2, workers=3, streamed=True, saving=CheckpointPlan(tmp_path, updates=3)) as running:
-        running.work(*[lambda where: workers.work(where, 240)] * 3)
+        running.work(*[lambda where: workers.work(where, 720)] * 3)
         running.finish()
     found = [checkpoint.read(folder) for folder in sorted(tmp_path.glob("version-*"))]
     assert len(found) > 3
@@ -88,7 +88,7 @@ def test_every_checkpoint_holds_one_version_of_all_pieces(
         done = each.job["samples"]["trained"] if each.job["samples"] else 0
         for name, tensor in checkpoint.weights(each).items():
             assert np.all(tensor == done), (each.version, name)
-    assert done == 240
+    assert done == 720
 
 
 @pytest.mark.parametrize("policy", ["bsp:pipeline=true", PATIENT, "asp"])
@@ -121,7 +121,7 @@ def test_a_streamed_checkpoint_cannot_be_resumed_with_whole_updates(tmp_path: Pa
     with job("asp", restored=checkpoint.read(tmp_path)) as running:
         wait_until(running.coordinator.failed.is_set)
         assert "resume with as many servers, and --apply, as there were" in running.coordinator.reason
-        assert running.coordinator.failure_is_permanent
+        assert running.coordinator.shards.failure_is_permanent
 
 
 # Workers that die during a push

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 import paceline
 from paceline.cli import job, job_files
 from paceline.cli.advise import advise
 from paceline.cli.collective import collective
 from paceline.cli.federate import federate
+from paceline.cli.interruption import Interrupted
 from paceline.cli.lab import lab
 from paceline.cli.options import THEN_SCRIPT
 from paceline.cli.policies import clusters, policies
 from paceline.cli.reproduce import reproduce
 from paceline.cli.shared import INTERRUPTED, errors, refuse
 from paceline.cli.simulate import simulate
+from paceline.cli.token import token
 from paceline.policies import PolicyError
 from paceline.simulate import ClusterError, SimulationError
 
@@ -28,6 +32,7 @@ app = typer.Typer(
     help="Distributed training over slow networks and unequal machines.",
 )
 
+WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}  # such as a full disk
 #: The base class of typer's errors for a wrong command line. Its module differs between versions of typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
 
@@ -43,13 +48,17 @@ def main() -> None:
         said = error.format_message()
         command = error.ctx.command_path if error.ctx else "paceline"
         refuse(f"{said}{'' if said[-1:] in '.?' else '.'} See `{command} --help`.")
+    except Interrupted as error:
+        errors.print(Text(str(error)))
+        sys.exit(error.code)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:  # such as a full disk
-        refuse(f"{error.filename or 'A file'} cannot be written: {error.strerror}.")
+    except OSError as error:
+        reason = "cannot be written" if error.errno in WRITE_ERRORS else "cannot be used"
+        refuse(f"{error.filename or 'A file'} {reason}: {error.strerror}.")
     if code == INTERRUPTED:
         errors.print("Interrupted; nothing was written.")
     sys.exit(code)
@@ -70,6 +79,7 @@ app.command(rich_help_panel=TRAIN, context_settings=THEN_SCRIPT)(job.run)
 app.command(rich_help_panel=TRAIN)(job.serve)
 app.command(rich_help_panel=TRAIN, context_settings=THEN_SCRIPT)(job.work)
 app.command(rich_help_panel=TRAIN)(job_files.watch)
+app.command(rich_help_panel=TRAIN)(token)
 app.command(rich_help_panel=TRAIN)(job_files.export)
 app.command(rich_help_panel=TRAIN)(job_files.replay)
 app.command(rich_help_panel=DECIDE, context_settings=THEN_SCRIPT)(advise)

@@ -22,7 +22,7 @@ from paceline.advise.candidates import DDP, Candidate
 from paceline.advise.explain import Advice
 from paceline.advise.explain import advise as advise_on
 from paceline.cli import advise_output
-from paceline.cli.options import AsJson, Script, Seed
+from paceline.cli.options import AsJson, Replicas, Script, Seed
 from paceline.cli.shared import check_script, check_target, errors, need, progress_bar, refuse
 from paceline.lab.namespaces import Lab, LabError
 from paceline.launch.processes import JobError
@@ -46,6 +46,7 @@ def advise(
     servers: Annotated[
         int | None, typer.Option(min=1, help="The number of servers, with --link or --hosts; 1 if left out.")
     ] = None,
+    replicas: Replicas = 0,
     cluster: Annotated[
         str | None,
         typer.Option(help="A built-in cluster or a TOML file: its links, and the relative speed of its workers."),
@@ -64,7 +65,7 @@ def advise(
     jitter: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=1.0, help="The relative spread of compute times, if this machine is too busy to measure it."
+            min=0.0, max=1.0, help="Use this relative spread of compute times, not the measured one; 0.05 is ±5%."
         ),
     ] = None,
     iterations: Annotated[int, typer.Option(min=8, help="The number of iterations of each worker to simulate.")] = 200,
@@ -94,7 +95,7 @@ def advise(
     name = Path(script[0]).stem
     try:
         with ExitStack() as stack:
-            built = stack.enter_context(_lab_of(described)) if lab and described else None
+            built = stack.enter_context(_lab_of(described, replicas)) if lab and described else None
             with progress_bar(quiet=as_json) as progress:
                 profiled = _profile(script, steps, seconds, patience, progress)
                 spread = profiled.jitter if jitter is None else jitter
@@ -108,11 +109,14 @@ def advise(
                 else:
                     found = _measure_links(link_measurement.SshAccess(), link_measurement.HERE, host_names, progress)
                     spec = cluster_of(name, step, found.workers, servers or 1, found.server, found.latency)
+                spec = dataclasses.replace(spec, replicas=replicas)
                 _check_workers(current, spec)
                 advice = advise_on(spec, current, iterations, seed, _shown_in(progress), profiled.optimizer)
                 verified = _verify(built, advice, top, seed, progress) if verify and built else []
     except (JobError, LabError) as error:
         refuse(str(error))
+    if note := profile.disturbance(profiled, jitter):
+        errors.print(Text(f"Note: {note}"))
     command = _command(advice, script, hosts)
     toml = as_toml(spec, f"{Path(script[0]).name}: as `paceline advise` measured it.")
     if write:
@@ -172,21 +176,23 @@ def _host_names(hosts: str) -> list[str]:
     return names
 
 
-def _lab_of(described: ClusterSpec) -> Lab:
+def _lab_of(described: ClusterSpec, replicas: int) -> Lab:
     from paceline.lab.hosts import hosts
 
-    return Lab(hosts(described))
+    return Lab(hosts(dataclasses.replace(described, replicas=replicas)))
 
 
 def _profile(
     script: list[str], steps: int, seconds: float, patience: float, progress: Progress
 ) -> profile.ScriptProfile:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > cores:
-        errors.print(f"Note: this machine is busy (load {load:.0f} on {cores} cores), so steps take longer than usual.")
     task = progress.add_task(f"timing {Path(script[0]).name}", total=None)
     profiled = asyncio.run(profile.timed(script, steps, seconds, patience))
     progress.remove_task(task)
+    if profiled.waited is None and load > cores:  # a system that does not count how long threads wait for a core
+        errors.print(
+            f"Note: this machine was busy (load {load:.0f} on {cores} cores); fix the jitter with --jitter 0.05."
+        )
     return profiled
 
 
@@ -256,5 +262,6 @@ def _command(advice: Advice, script: list[str], hosts: str | None) -> str | None
     words = ["paceline", "run", "--workers", str(len(spec.workers)), "--policy", candidate.policy]
     words += ["--apply", "streamed"] if candidate.streamed else []
     words += ["--colocate"] if candidate.colocated else ["--servers", str(spec.servers)]
-    words += ["--hosts", hosts or "HOST,HOST,…"]
+    words += ["--replicas", "1"] if spec.replicas else []
+    words += ["--hosts", hosts or "HOST,HOST,…", "--tls", "auto"]
     return " ".join(words + [shlex.quote(word) for word in script])

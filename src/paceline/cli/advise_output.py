@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +19,7 @@ from paceline.observe.table import duration, ruled
 if TYPE_CHECKING:
     from paceline.advise.verify import VerifiedEstimate
 
+LEGEND = "beside: a server beside each worker. needs: the samples that staleness costs. × {now}: the speed of learning."
 WIDE = 95  # columns that the whole table needs
 WIDE_VERIFIED = 115  # columns that it needs with the measured figures
 
@@ -42,6 +43,7 @@ def show(name: str, profiled: ScriptProfile, advice: Advice, verified: list[Veri
         f"{spec.servers} server{'s' if spec.servers > 1 else ''} with {_bits(spec.server_link)}"
     )
     console.print(table_of(advice, verified, title, console.width))
+    console.print(Text(LEGEND.format(now=advice.now.candidate.policy.partition(":")[0]), style="dim"))
     console.print()
     console.print(Text(_headline(advice), style="bold"))
     for line in (*advice.reasons, *advice.upgrades):
@@ -59,34 +61,46 @@ def _headline(advice: Advice) -> str:
 
 
 def table_of(advice: Advice, verified: list[VerifiedEstimate], title: str, width: int) -> Table:
-    """Return the table of candidates. A narrow one omits samples/s and staleness, which the last columns sum up."""
+    """Return the table of candidates. A narrow one names the place of the servers in the column of schemes."""
     found = {each.expected.candidate: each for each in verified}
     table = ruled(title)
     rows = [_cells(each, advice, found) for each in advice.ranked]
-    narrow = width < (WIDE_VERIFIED if verified else WIDE)
-    shown = [heading for heading in rows[0] if not (narrow and heading in ("samples/s", "staleness"))]
-    for heading in shown:
-        if heading == "scheme":
-            table.add_column(heading, overflow="fold", min_width=10)
-        else:
-            table.add_column(heading, justify="left" if heading == "servers" else "right", no_wrap=True)
+    headings = list(rows[0])
+    room = None  # columns for the scheme; None: as many as it needs
+    if width < (WIDE_VERIFIED if verified else WIDE):
+        headings.remove("servers")
+        table.padding = (0, 0)
+        room = width - sum(1 + len(heading) for heading in headings[1:]) - len("× 1.05") + len("needs")
+    table.add_column("scheme", overflow="fold", min_width=10)
+    for heading in headings[1:]:
+        table.add_column(heading, justify="left" if heading == "servers" else "right", no_wrap=True)
     for each, cells in zip(advice.ranked, rows, strict=True):
-        table.add_row(*(cells[heading] for heading in shown), style="green" if each is advice.chosen else None)
+        chosen = each is advice.chosen
+        scheme = _scheme(each.candidate, "→ " if chosen else "  ", room)
+        table.add_row(scheme, *(cells[heading] for heading in headings[1:]), style="green" if chosen else None)
     return table
 
 
-def _cells(each: Estimate, advice: Advice, found: Mapping[Candidate, VerifiedEstimate]) -> dict[str, RenderableType]:
-    """Return a row of the table, by heading."""
+def _scheme(candidate: Candidate, mark: str, room: int | None) -> Text:
+    """Return the name of a candidate. If there is little room, add the place of its servers, and use two lines."""
+    more = ["streamed"] if candidate.streamed else []
+    if room is not None and candidate.colocated:
+        more.append("beside")
+    line = " ".join((mark + candidate.policy, ", ".join(more))).rstrip()
+    return Text(line if room is None or len(line) <= room else f"{mark}{candidate.policy}\n  {', '.join(more)}")
+
+
+def _cells(each: Estimate, advice: Advice, found: Mapping[Candidate, VerifiedEstimate]) -> dict[str, str]:
+    """Return a row of the table, by heading. The scheme is left out."""
     candidate = each.candidate
-    mark = "→ " if each is advice.chosen else "  "
-    cells: dict[str, RenderableType] = {
-        "scheme": Text(mark + candidate.policy + (" streamed" if candidate.streamed else "")),
+    cells = {
+        "scheme": "",
         "servers": _servers(candidate),
         "iteration": duration(each.iteration_seconds),
         "samples/s": f"{each.samples_per_second:,.0f}",
         "staleness": f"{each.mean_staleness:.1f} ≤{each.max_staleness}",
         "needs": "" if each.price == 1 else f"× {each.price:.4g}",
-        f"× {advice.now.candidate.policy}": f"{each.effective_rate / advice.now.effective_rate:.2f}",
+        f"× {advice.now.candidate.policy.partition(':')[0]}": f"{each.effective_rate / advice.now.effective_rate:.2f}",
     }
     if found:
         measured = found.get(candidate)

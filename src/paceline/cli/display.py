@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, NoReturn
 
 import typer
-from rich.console import Console
-from rich.live import Live as Screen
+from rich.console import RenderableType
 from rich.text import Text
 
+from paceline.cli.output import Output
 from paceline.cli.shared import errors, opened, unfinished, write_event
 from paceline.observe.final_report import FinishedRun, closing
-from paceline.observe.live import line, table
+from paceline.observe.live import attendance, line, table
 from paceline.observe.live_state import Live
+from paceline.observe.metric_history import MetricHistory, Target
 from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.observe.perfetto import Perfetto
 from paceline.observe.summary import Report
+from paceline.policies import without_mean_weights
 
 PERFETTO = ".perfetto.json"
-FRAME, LINE = 0.25, 10.0  # seconds between refreshes of the table on a terminal, and between lines in a log
 
 
-class _Accuracy(Observer):
-    """The accuracy that a worker has reported last."""
+class Display(Output):
+    """A live table on a terminal, or plain lines elsewhere. The trace gets its name when the job is done or stopped."""
 
-    value: float | None = None
-
-    def measured(self, time: float, worker: int, kind: str, value: float) -> None:
-        if kind == "accuracy":
-            self.value = value
-
-
-class Display:
-    """A live table on a terminal, or plain lines elsewhere. The trace gets its name when the job is done."""
-
-    def __init__(self, policy: str, trace: Path | None) -> None:
-        self._policy, self._trace = policy, trace
-        self._live = Live(policy)
-        self._out = Console(highlight=False, soft_wrap=True)
-        self._screen: Screen | None = None
+    def __init__(self, policy: str, trace: Path | None, target: Target | None = None) -> None:
+        super().__init__()
+        self._policy, self._trace, self._target = without_mean_weights(policy), trace, target
+        self._live = Live(self._policy, shorten=without_mean_weights)
+        self._attendance = ""  # as the log shows it
         self._seen = (0.0, time.monotonic())
         self._part = unfinished(trace)
         self._files = ExitStack()
-        self._accuracy = _Accuracy()
-        self.observer: Observer = Tee(self._live, self._accuracy)
+        self._metrics = MetricHistory()
+        self.observer: Observer = Tee(self._live, self._metrics)
 
     def __enter__(self) -> Display:
         file: IO[str] | None = self._files.enter_context(opened(self._part))
@@ -65,30 +52,19 @@ class Display:
         if self._part:
             self._part.unlink(missing_ok=True)
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Show the job for as long as this context lasts."""
-        drawing = asyncio.ensure_future(self._draw() if errors.is_terminal else self._log())
-        try:
-            yield
-        finally:
-            drawing.cancel()
-            await asyncio.gather(drawing, return_exceptions=True)
-
-    def say(self, line: str, *, aside: bool) -> None:
-        """Print a line of a process's output, or (aside) a note about that process."""
-        if aside or (self._screen and sys.stdout.isatty()):  # the live table would overwrite standard output
-            errors.print(Text(line))
-        else:
-            self._out.print(Text(line))
-
-    def finish(self, report: Report, seconds: float, show: bool = True) -> FinishedRun:
-        """The job is done: rename the trace file, and print the final report."""
+    def keep_trace(self) -> Path | None:
+        """Complete the trace file and give it its name. Return its path, or None if there is none."""
         self._files.close()
         if self._part and self._trace:
             self._part.replace(self._trace)
-            errors.print(Text(f"Written: {self._trace}"))
-        run = FinishedRun(self._policy, report, seconds, self._live.loss, self._accuracy.value)
+        return self._trace
+
+    def finish(self, report: Report, seconds: float, show: bool = True) -> FinishedRun:
+        """The job is done: rename the trace file, and print the final report."""
+        if path := self.keep_trace():
+            errors.print(Text(f"Written: {path}"))
+        accuracy, curves = self._metrics.last("accuracy"), self._metrics.curves
+        run = FinishedRun(self._policy, report, seconds, self._live.loss, accuracy, curves, self._target)
         if show:
             self._out.print(closing(run))
         return run
@@ -99,23 +75,16 @@ class Display:
             errors.print(Text(message))
         raise typer.Exit(code)
 
-    async def _draw(self) -> None:
-        with Screen(console=errors, auto_refresh=False, transient=True) as screen:
-            self._screen = screen
-            try:
-                while True:
-                    screen.update(table(self._live, errors.height - 1, self._now()), refresh=True)
-                    await asyncio.sleep(FRAME)
-            finally:
-                self._screen = None
+    def picture(self, height: int) -> RenderableType:
+        """Return the live table."""
+        return table(self._live, height, self._now())
 
-    async def _log(self) -> None:
-        while True:
-            await asyncio.sleep(LINE)
-            if not self._live.updates:
-                continue
-            with contextlib.suppress(BlockingIOError):
-                errors.print(Text(line(self._live, self._now())))
+    def log_line(self) -> str:
+        """Return the job's figures, or before it begins the workers that it waits for, if they have changed."""
+        if self._live.updates:
+            return line(self._live, self._now())
+        before, self._attendance = self._attendance, attendance(self._live) if self._live.missing else ""
+        return self._attendance if self._attendance != before else ""
 
     def _now(self) -> float:
         """The job's time now, which advances even if no event arrives."""

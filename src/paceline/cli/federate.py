@@ -17,10 +17,14 @@ from paceline.cli.options import (
     DataFolder,
     Every,
     Host,
+    Insecure,
     Lease,
+    Patience,
+    PeerTls,
     PolicyName,
     Port,
     ResumeFrom,
+    ServerTls,
     TlsCa,
     TlsCert,
     TlsKey,
@@ -42,11 +46,14 @@ def serve(
     lease: Lease = 60.0,
     checkpoint: CheckpointFolder = None,
     every: Every = None,
+    patience: Patience = None,
     resume: ResumeFrom = None,
     trace: Trace = None,
+    tls: ServerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    insecure: Insecure = False,
 ) -> None:
     """Serve a federation until all clients have left, or until Ctrl-C."""
     job.serve(
@@ -59,11 +66,14 @@ def serve(
         lease=lease,
         checkpoint=checkpoint,
         every=every,
+        patience=patience,
         resume=resume,
         trace=trace,
+        tls=tls,
         tls_cert=tls_cert,
         tls_key=tls_key,
         tls_ca=tls_ca,
+        insecure=insecure,
     )
 
 
@@ -88,6 +98,7 @@ def client(
         int, typer.Option(help="The seed of the network and of the partition; the same for all clients.")
     ] = 0,
     token_file: TokenFile = None,
+    tls: PeerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -117,8 +128,8 @@ def client(
             optimizer=plain_sgd(rate),
             proximal=proximal,
             client=number,
-            token=token_of(token_file),
-            tls=tls_of(tls_cert, tls_key, tls_ca),
+            token=token_of(token_file, "worker"),
+            tls=tls_of(tls, tls_cert, tls_key, tls_ca),
             progress=lambda done, loss: errors.print(
                 Text(f"client {number}: round {done} of {rounds}, loss {loss:.4g}")
             ),
@@ -138,6 +149,7 @@ def blacklist(
     pardon: Annotated[list[int] | None, typer.Option(min=0, help="Readmit this client; may be repeated.")] = None,
     pardon_all: Annotated[bool, typer.Option("--pardon-all", help="Readmit all clients.")] = False,
     token_file: TokenFile = None,
+    tls: PeerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -146,7 +158,8 @@ def blacklist(
     from paceline.cli.connection import endpoint_of, tls_of
     from paceline.serve.watch import inspect
 
-    endpoint = endpoint_of(connect, token_file, tls_of(tls_cert, tls_key, tls_ca))
+    reach = tls_of(tls, tls_cert, tls_key, tls_ca)
+    endpoint = endpoint_of(connect, token_file, reach, "" if pardon or pardon_all else "watch")
     try:
         found = asyncio.run(inspect(endpoint, pardon or (), pardon_all))
     except OSError as error:

@@ -5,44 +5,54 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
+from paceline.cli.checkpoint_options import check_resume, checkpoint_plan
+from paceline.cli.comparison import LinkOption, PlotOption, TargetOption, check_plot, conclude, link_rate, target_of
 from paceline.cli.display import Display
+from paceline.cli.interruption import Interrupted, stop_signals, stopped_job
 from paceline.cli.options import (
+    RESTARTS,
     Apply,
     CheckpointFolder,
     Connect,
     Every,
     Host,
+    Insecure,
     Lease,
+    Patience,
+    PeerTls,
     PolicyName,
     Port,
     ReduceOption,
+    Replicas,
+    Restarts,
     ResumeFrom,
     Script,
+    ServerTls,
     TlsCa,
     TlsCert,
     TlsKey,
     TokenFile,
     Trace,
+    restart_limit,
 )
+from paceline.cli.output import Output
 from paceline.cli.shared import check_script, check_target, errors, need_torch, refuse
 from paceline.model.correction import CorrectionOption, checked
-from paceline.observe.final_report import side_by_side
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
 from paceline.policies import make, split_list
 
 if TYPE_CHECKING:
     from paceline.launch import local
-    from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
     from paceline.serve.job_options import JobOptions
+    from paceline.serve.serve_job import ServedJob
 
 Servers = Annotated[
     int, typer.Option(min=0, help="The number of shards, one process each; 0: the server only paces the workers.")
@@ -61,7 +71,6 @@ Record = Annotated[
     Path | None,
     typer.Option("--record-updates", help="Record every decision and update in this folder, for `replay`."),
 ]
-Restarts = Annotated[int, typer.Option(min=0, help="The number of times that a crashed worker is restarted.")]
 Ranks = Annotated[
     int, typer.Option(min=1, help="Processes that form one worker. They add up their gradients before the push.")
 ]
@@ -73,27 +82,34 @@ def run(
     servers: Servers = 1,
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="A policy with options. Several are compared: bsp,r2sp.")
-    ] = "bsp:weights=mean",
+    ] = "bsp",
     apply: Apply = "whole",
     correct: Correct = "auto",
     colocate: Colocate = False,
+    replicas: Replicas = 0,
     lease: Lease = 30.0,
-    restarts: Restarts = 1,
+    restarts: Restarts = RESTARTS,
     ranks_per_worker: Ranks = 1,
     reduce: ReduceOption = "",
     hosts: Annotated[str | None, typer.Option(help="Start the workers on these machines over ssh: a,b,c.")] = None,
+    link: LinkOption = None,
     host: Annotated[
         str | None,
         typer.Option(help="The address to listen on; loopback if left out, all addresses with --hosts."),
     ] = None,
     checkpoint: CheckpointFolder = None,
     every: Every = None,
+    patience: Patience = None,
     resume: ResumeFrom = None,
     record: Record = None,
     trace: Trace = None,
+    target: TargetOption = None,
+    plot: PlotOption = None,
+    tls: ServerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    insecure: Insecure = False,
 ) -> None:
     """Train a script with several workers, here or over ssh.
 
@@ -101,76 +117,85 @@ def run(
     """
     if servers:
         need_torch()
-    from paceline.cli.connection import tls_of
+    from paceline.cli.connection import server_tls
     from paceline.launch import local
     from paceline.serve.job_options import JobOptions
+    from paceline.serve.last_save import UNSAVED
 
     specs = split_list([policy])
     for spec in specs:
         _check_policy(spec, workers, apply, correct)
+        _check_replicas(replicas, spec, apply, record, link)
     check_script(script[0])
     check_target(trace, "--trace")
     if len(specs) > 1 and any((checkpoint, resume, record, trace)):
         refuse("Several policies run one after the other; write files with one policy at a time.")
-    saving = _checkpoint_plan(checkpoint, every, resume)
-    _check_resume(resume)
+    saving = checkpoint_plan(checkpoint, every, resume, patience)
+    check_resume(resume)
     _check_reduce(reduce, ranks_per_worker)
+    rate, goal = link_rate(link, hosts, workers if colocate else servers), target_of(target)
+    check_plot(plot)
+    listen = host or (local.EVERYWHERE if hosts else "127.0.0.1")
     options = JobOptions(
         policy=specs[0],
         shards=workers if colocate else servers,
         workers=workers,
-        host=host or (local.EVERYWHERE if hosts else "127.0.0.1"),
+        host=listen,
         streamed=apply == "streamed",
         correct=_correction(correct),
         colocate=colocate,
+        replicas=replicas,
         lease=lease,
         saving=saving,
         resume=resume,
+        restarts=restart_limit(restarts),
         record=record,
-        tls=tls_of(tls_cert, tls_key, tls_ca),
+        tls=server_tls(tls, tls_cert, tls_key, tls_ca, None if insecure else listen),
+        insecure=insecure,
     )
     names = [name for name in (hosts or "").split(",") if name]
     runs = []
     for spec in specs:
-        with Display(spec, trace) as display:
-            job = options.with_policy(spec)
+        job = options.with_policy(spec)
+        with Display(job.policy, trace, goal) as display:
             try:
-                outcome = asyncio.run(_run(script, job, display, restarts, ranks_per_worker, reduce, names))
+                outcome = asyncio.run(_run(script, job, display, ranks_per_worker, reduce, names, rate))
             except local.JobError as error:
-                display.fail("" if error.said else str(error))
-            except asyncio.CancelledError:
-                raise typer.Exit(128 + signal.SIGTERM) from None
+                if error.code == UNSAVED:
+                    display.keep_trace()  # the job was trained to its end
+                display.fail("" if error.said else str(error), error.code)
+            except Interrupted as stopped:
+                raise Interrupted(stopped_job(job, display.keep_trace()), stopped.code) from None
             runs.append(display.finish(outcome.report, outcome.seconds, show=len(specs) == 1))
-    if len(runs) > 1:
-        Console(highlight=False).print(side_by_side(runs, f"{Path(script[0]).name} with {workers} workers"))
+    over = f", over {link} links" if link else ""
+    conclude(runs, f"{Path(script[0]).name} with {workers} workers{over}", goal, plot)
 
 
 async def _run(
     script: list[str],
     options: JobOptions,
     display: Display,
-    restarts: int,
     ranks: int,
     reduce: str,
     hosts: list[str],
+    link: float | None,
 ) -> local.JobOutcome:
     """Run one job, and show it. SIGTERM stops the job as Ctrl-C does."""
     from paceline.launch import local
 
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with display.running():
-        return await local.run(
-            script,
-            options,
-            restarts=restarts,
-            ranks=ranks,
-            reduce=reduce,
-            hosts=hosts,
-            observer=display.observer,
-            say=display.say,
-        )
+    with stop_signals() as again:
+        async with display.running():
+            return await local.run(
+                script,
+                options,
+                ranks=ranks,
+                reduce=reduce,
+                hosts=hosts,
+                link=link,
+                observer=display.observer,
+                say=display.say,
+                again=again,
+            )
 
 
 def serve(
@@ -179,33 +204,39 @@ def serve(
         int | None,
         typer.Option(min=1, help="Begin when this many workers have joined; as Slurm or torchrun say, or 1."),
     ] = None,
-    policy: PolicyName = "bsp:weights=mean",
+    policy: PolicyName = "bsp",
     apply: Apply = "whole",
     correct: Correct = "auto",
     colocate: Colocate = False,
+    replicas: Replicas = 0,
     host: Host = "127.0.0.1",
     port: Port = 0,
     token_file: TokenFile = None,
     lease: Lease = 30.0,
+    restarts: Restarts = RESTARTS,
     checkpoint: CheckpointFolder = None,
     every: Every = None,
+    patience: Patience = None,
     resume: ResumeFrom = None,
     record: Record = None,
     trace: Trace = None,
+    tls: ServerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    insecure: Insecure = False,
 ) -> None:
     """Serve a job that workers on any machine can join.
 
     Workers join with `paceline work`. Any script that calls paceline.join can join too, with PACELINE_CONNECT set.
     """
-    from paceline.cli.connection import tls_of, token_of
+    from paceline.cli.connection import server_tls, token_of
     from paceline.model.checkpoint import CheckpointError
     from paceline.serve.coordinator import event_loop
     from paceline.serve.environment import workers_of_launcher
     from paceline.serve.job_options import JobOptions
-    from paceline.serve.serve_job import serve_job
+    from paceline.serve.last_save import UNSAVED
+    from paceline.serve.serve_job import NO_UPDATE, serve_job, unsaved
     from paceline.serve.server import ServerError
 
     if servers:
@@ -213,6 +244,9 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     wanted = workers or workers_of_launcher() or 1
     _check_policy(policy, wanted, apply, correct)
+    _check_replicas(replicas, policy, apply, record)
+    if replicas and colocate:
+        refuse("--replicas with --colocate needs `paceline run`, which starts the backups; leave one of them out.")
     check_target(trace, "--trace")
     options = JobOptions(
         policy=policy,
@@ -223,23 +257,33 @@ def serve(
         streamed=apply == "streamed",
         correct=_correction(correct),
         colocate=colocate,
+        replicas=replicas,
         lease=lease,
-        saving=_checkpoint_plan(checkpoint, every, resume),
+        saving=checkpoint_plan(checkpoint, every, resume, patience),
         resume=resume,
+        restarts=restart_limit(restarts),
         record=record,
-        tls=tls_of(tls_cert, tls_key, tls_ca),
+        tls=server_tls(tls, tls_cert, tls_key, tls_ca),
+        insecure=insecure,
     )
     token, summary = token_of(token_file), Summary()
 
-    async def served(display: Display) -> None:
+    async def served(display: Display) -> ServedJob:
         async with display.running():
-            await serve_job(options, token, typer.echo, Tee(summary, display.observer))
+            announce = partial(display.say, aside=False)
+            return await serve_job(options, token, announce, Tee(summary, display.observer))
 
-    began = time.monotonic()
-    with Display(policy, trace) as display:
+    with Display(options.policy, trace) as display:
         try:
-            event_loop.run(served(display))
-            display.finish(summary.report(), time.monotonic() - began)
+            job = event_loop.run(served(display))
+            if job.is_done and options.shards and not job.version:
+                display.fail(NO_UPDATE)
+            if not job.is_done and job.is_saved:
+                errors.print(Text(stopped_job(options)))
+            report = summary.report()
+            display.finish(report, report.seconds)
+            if not job.is_saved:
+                display.fail(unsaved(options, job.version), code=UNSAVED)
         except (ServerError, CheckpointError, ValueError) as error:
             display.fail(str(error), code=2)
 
@@ -252,29 +296,34 @@ def work(
         bool, typer.Option("--colocate", help="Start a shard beside the worker, for a server with --colocate.")
     ] = False,
     token_file: TokenFile = None,
-    restarts: Restarts = 1,
+    restarts: Restarts = RESTARTS,
     ranks_per_worker: Ranks = 1,
     reduce: ReduceOption = "",
+    tls: PeerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    insecure: Insecure = False,
 ) -> None:
     """Start workers that join a server elsewhere."""
     from paceline.cli.connection import tls_of, token_of
     from paceline.launch.processes import JobError
     from paceline.launch.supervisor import WorkerCommand, WorkerSupervisor
     from paceline.serve.environment import WORKER, address, worker_number
+    from paceline.serve.server import Address
 
     check_script(script[0])
     try:
-        address(connect)
+        host, _ = address(connect)
     except ValueError as error:
         refuse(str(error))
-    tls = tls_of(tls_cert, tls_key, tls_ca)
+    limit, reach = restart_limit(restarts), tls_of(tls, tls_cert, tls_key, tls_ca)
     _check_reduce(reduce, ranks_per_worker)
-    task = WorkerCommand(
-        script, connect, token_of(token_file), tls.as_environment() if tls else {}, ranks_per_worker, reduce
-    )
+    environment = reach.as_environment() if reach else {}
+    token = token_of(token_file, "shard" if colocate else "worker")
+    if colocate and not (reach or insecure or Address(host).is_loopback):
+        refuse("A shard without TLS lets the network read and change the job: give --tls sha256:…, or --insecure.")
+    task = WorkerCommand(script, connect, token, environment, ranks_per_worker, reduce, workers=workers)
     number = worker_number() if workers == 1 else None
     if colocate and number is None:
         refuse(
@@ -282,17 +331,22 @@ def work(
         )
 
     async def worked() -> None:
-        supervisor = WorkerSupervisor(task, restarts, lambda line, aside: typer.echo(line, err=aside))
-        try:
-            await supervisor.keep_all([number] * workers, colocate)
-        finally:
-            await supervisor.stop()
+        output = Output()
+        supervisor = WorkerSupervisor(task, limit, output.say)
+        async with output.running():
+            try:
+                with stop_signals():
+                    await supervisor.keep_all([number] * workers, colocate)
+            finally:
+                await supervisor.stop(signal.SIGINT)  # the workers leave the job, which does not wait for them then
 
     try:
         asyncio.run(worked())
     except JobError as error:
         errors.print(Text(str(error)))
         raise typer.Exit(1) from None
+    except Interrupted as stopped:
+        raise Interrupted("Interrupted; the workers of this machine have left the job.", stopped.code) from None
 
 
 def _check_policy(policy: str, workers: int, apply: str, correct: str) -> None:
@@ -310,22 +364,23 @@ def _check_policy(policy: str, workers: int, apply: str, correct: str) -> None:
         refuse(f"{policy} needs at least {least} workers, and there are {workers}; use --workers {least}.")
 
 
+def _check_replicas(replicas: int, policy: str, apply: str, record: Path | None, link: str | None = None) -> None:
+    """Refuse options that cannot be had with backups yet."""
+    if not replicas:
+        return
+    made = make(policy)
+    if made.pipelined or (apply == "streamed" and made.streamable):
+        refuse("Streamed updates cannot be replicated yet; leave --replicas out, or apply updates whole.")
+    for option, value in (("--record-updates", record), ("--link", link)):
+        if value:
+            refuse(f"{option} cannot be used with --replicas yet; leave one of them out.")
+
+
 def _correction(correct: str) -> CorrectionOption:
     try:
         return checked(correct)
     except ValueError as error:
         refuse(f"--{error}.")
-
-
-def _check_resume(resume: Path | None) -> None:
-    """Refuse a folder without a checkpoint."""
-    if resume is not None:
-        from paceline.model import checkpoint
-
-        try:
-            checkpoint.read(resume)
-        except checkpoint.CheckpointError as error:
-            refuse(str(error))
 
 
 def _check_reduce(text: str, ranks: int) -> None:
@@ -342,26 +397,3 @@ def _check_reduce(text: str, ranks: int) -> None:
         named(text).fits(ranks)
     except (AlgorithmError, TopologyError) as error:
         refuse(f"--reduce: {error}")
-
-
-def _checkpoint_plan(folder: Path | None, every: str | None, resume: Path | None) -> CheckpointPlan | None:
-    """The plan that --checkpoint and --checkpoint-every describe; None without a folder."""
-    from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
-
-    folder = folder or resume
-    if folder is None:
-        if every:
-            refuse("--checkpoint-every needs --checkpoint, the folder to write to.")
-        return None
-    if folder.exists() and not folder.is_dir():
-        refuse(f"--checkpoint: {str(folder)!r} is not a folder.")
-    text = every or "60s"
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    try:
-        if text.isdigit() and int(text):
-            return CheckpointPlan(folder, updates=int(text))
-        if text[-1:] in units and float(text[:-1]) > 0:
-            return CheckpointPlan(folder, seconds=float(text[:-1]) * units[text[-1]])
-    except ValueError:
-        pass
-    refuse(f"--checkpoint-every must be a number of updates (500) or a time (30s, 10m, 1h), not {text!r}.")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from paceline.cli.display import Display
-from paceline.cli.options import TlsCa, TlsCert, TlsKey, TokenFile, Trace
-from paceline.cli.shared import check_target, need_torch, refuse
+from paceline.cli.interruption import Interrupted
+from paceline.cli.options import PeerTls, TlsCa, TlsCert, TlsKey, TokenFile, Trace
+from paceline.cli.shared import check_target, errors, need_torch, refuse
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
 
@@ -20,6 +21,7 @@ def watch(
     connect: Annotated[str, typer.Argument(help="The address of the server, host:port.")],
     token_file: TokenFile = None,
     trace: Trace = None,
+    tls: PeerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -30,7 +32,7 @@ def watch(
     from paceline.serve.watch import watch as events_of
 
     check_target(trace, "--trace")
-    endpoint = endpoint_of(connect, token_file, tls_of(tls_cert, tls_key, tls_ca))
+    endpoint = endpoint_of(connect, token_file, tls_of(tls, tls_cert, tls_key, tls_ca), "watch")
     summary = Summary()
 
     async def watched(display: Display) -> None:
@@ -38,11 +40,16 @@ def watch(
             async for event in events_of(endpoint):
                 show([event], Tee(summary, display.observer))
 
-    began = time.monotonic()
     with Display("", trace) as display:
         try:
             asyncio.run(watched(display))
-            display.finish(summary.report(), time.monotonic() - began)
+            report = summary.report()
+            display.finish(report, report.seconds)
+        except KeyboardInterrupt:
+            written = f" Written: {path}." if (path := display.keep_trace()) else ""
+            raise Interrupted(f"Interrupted; the job goes on.{written}") from None
+        except ConnectionRefusedError:
+            display.fail(f"There is no server at {connect}: start it, or correct its address.", code=2)
         except (OSError, ValueError) as error:
             display.fail(f"{connect} cannot be watched: {error}.", code=2)
 
@@ -60,7 +67,7 @@ def export(
     if target.suffix not in FORMATS:
         refuse(f"The target must be named {' or '.join('*' + each for each in FORMATS)}, not {target.name!r}.")
     try:
-        version, tensors = write(checkpoint, target)
+        version, tensors = write(checkpoint, target, lambda note: errors.print(Text(note)))
     except (CheckpointError, ValueError) as error:
         refuse(str(error))
     typer.echo(f"{target}: {tensors} tensors of version {version}.")

@@ -20,12 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.advise.candidates import DDP
-from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Seed
+from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
 from paceline.cli.shared import check_script, check_target, errors, need, progress_bar, refuse, unfinished, write_event
-from paceline.cli.simulate import cluster_named
+from paceline.cli.simulate import cluster_named, with_replicas
 from paceline.observe.plots import Panel, draw
 from paceline.observe.table import ComparisonRow, comparison
-from paceline.policies import make, split_list
+from paceline.policies import make, split_list, with_mean_weights
 from paceline.simulate import Cluster, ClusterSpec, limit_seconds
 
 if TYPE_CHECKING:
@@ -60,12 +60,14 @@ class LabRequest:
     ddp: bool
     compare: bool
 
-    def as_built(self, share: float, streamed: bool) -> tuple[ClusterSpec, float]:
-        """Return the cluster with the rates that its links reach in the lab, and its floor."""
+    def as_built(
+        self, share: float, streamed: bool, batches: dict[int, int] | None = None
+    ) -> tuple[ClusterSpec, float]:
+        """Return the cluster with the rates that its links reach in the lab, and its floor for these batch sizes."""
         from paceline.lab.hosts import as_built
 
         built = as_built(self.described, share, streamed)
-        return built, limit_seconds(built, streamed, self.plan.overlap)
+        return built, limit_seconds(built, streamed, self.plan.overlap, batches)
 
 
 def lab(
@@ -75,6 +77,7 @@ def lab(
     seed: Seed = 0,
     apply: Apply = "whole",
     colocate: Colocate = False,
+    replicas: Replicas = 0,
     jitter: JitterOption = None,
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Push gradients during the last two thirds of computing.")
@@ -101,10 +104,13 @@ def lab(
     specs = split_list(policy or ["bsp,r2sp"])
     for spec in specs:
         make(spec)  # refuse a wrong policy before the first one runs
-    described = cluster_named(cluster, apply, colocate, jitter)
+    described = with_replicas(cluster_named(cluster, apply, colocate, jitter), replicas, specs, apply)
+    if replicas and colocate and compare:
+        refuse("A backup of a server beside a worker cannot be simulated yet; leave --compare-simulation out.")
     command = tuple(shlex.split(script or ""))
     if command:
         check_script(command[0])
+        specs = [with_mean_weights(spec) for spec in specs]  # it trains, as `paceline run` does
         if overlap or ddp or compare:
             refuse("--script runs real training and cannot be used with --overlap, --ddp or --compare-simulation.")
     for option, path in (("--trace", trace), ("--plot", plot)):
@@ -143,22 +149,23 @@ def _measure(built_lab: Lab, request: LabRequest, share: float, progress: Progre
         task = progress.add_task(spec, total=1.0)
         result = run.run(built_lab, request.described, plan, partial(_advance, progress, task))
         progress.update(task, completed=1.0)
-        built, limit = request.as_built(share, plan.streamed or made.pipelined)
+        built, limit = request.as_built(share, plan.streamed or made.pipelined, result.report.batch_sizes)
+        # A script has a model and compute times of its own, and lost workers leave the links to the others.
+        floor = None if plan.script or built.faults else limit
         simulated = None
         if request.compare:
             predicted = Cluster(built, made, plan.iterations, plan.seed, plan.streamed).run()
             simulated = predicted.report.mean_iteration_seconds
         tuned.setdefault(tuple(result.report.batch_sizes.values()), f"{DDP} (batches of {spec})")
         yield LabLine(
-            ComparisonRow(spec, "streamed" if plan.streamed else "whole", limit, result.report), result, simulated
+            ComparisonRow(spec, "streamed" if plan.streamed else "whole", floor, result.report), result, simulated
         )
     if request.ddp:
-        _, limit = request.as_built(share, streamed=False)
         for batches, title in (tuned | {own: DDP}).items():
             task = progress.add_task(title, total=None)
             result = ddp_run.run(built_lab, request.described, request.plan, batches)
             progress.update(task, total=1.0, completed=1.0)
-            yield LabLine(ComparisonRow(title, "whole", limit, result.report), result)
+            yield LabLine(ComparisonRow(title, "whole", None, result.report), result)  # no server, and so no floor
 
 
 def _advance(progress: Progress, task: TaskID, part: float) -> None:
@@ -217,6 +224,7 @@ def _show(described: ClusterSpec, limit: float, share: float, lines: list[LabLin
         "a server beside each" if described.colocate else f"{described.servers} server" + "s" * (described.servers > 1)
     )
     size = f"{described.model_bytes / 1e6:,.3g} MB"
+    servers += ", each with a backup" if described.replicas else ""
     title = f"{described.name}, measured: {len(described.workers)} workers, {servers}, a model of {size}"
     console.print()
     console.print(comparison([line.row for line in lines], title, console.width))

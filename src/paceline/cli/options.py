@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from paceline.cli.shared import refuse
+
+if TYPE_CHECKING:
+    from paceline.serve.restarts import RestartLimit
 
 ClusterName = Annotated[str, typer.Argument(help="A built-in cluster (see `paceline clusters`) or a TOML file.")]
 PolicyList = Annotated[
@@ -15,6 +20,12 @@ PolicyList = Annotated[
 PolicyName = Annotated[str, typer.Option("--policy", "-p", help="A policy with options; see `paceline policies`.")]
 Apply = Annotated[str, typer.Option(help="Apply updates whole, or streamed: piece by piece as they arrive.")]
 Colocate = Annotated[bool, typer.Option("--colocate", help="Put a server beside each worker.")]
+Replicas = Annotated[
+    int,
+    typer.Option(
+        min=0, max=1, help="Backups of each shard. If a shard is lost, its backup takes over without a rollback."
+    ),
+]
 JitterOption = Annotated[
     float | None, typer.Option("--jitter", help="Add log-normal jitter to every compute time; 0.05 is 5%.")
 ]
@@ -37,19 +48,51 @@ Every = Annotated[
         "--checkpoint-every", help="Take a checkpoint every 500 updates (500) or every 30 s (30s, 10m, 1h).  [60s]"
     ),
 ]
-ResumeFrom = Annotated[Path | None, typer.Option("--resume", help="Start from the last checkpoint in this folder.")]
+Patience = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-patience", help="How long a last checkpoint that fails is tried again (30s, 10m).  [10m]"
+    ),
+]
+ResumeFrom = Annotated[
+    Path | None,
+    typer.Option("--resume", help="Start from the last checkpoint in this folder, or from this one."),
+]
+RESTARTS = "3/10m"  # the default of --restarts
+Restarts = Annotated[
+    str,
+    typer.Option(
+        metavar="N[/TIME]",
+        help="How often processes that were lost are restarted: 5 in the whole job, or 5/10m within any ten minutes "
+        "(30s, 10m, 1h). Workers, the server and lost shards are counted apart.",
+    ),
+]
 Trace = Annotated[
     Path | None,
     typer.Option(help="Write every event to this file as a line of JSON. FILE.perfetto.json opens in Perfetto."),
 ]
-TokenFile = Annotated[Path | None, typer.Option(help="A file with the token that all processes of the job share.")]
+TokenFile = Annotated[Path | None, typer.Option(help="A file with the job's token; see `paceline token`.")]
+ServerTls = Annotated[
+    str | None,
+    typer.Option(
+        "--tls",
+        help="Use TLS with a certificate that the job makes: auto, or a .pem file that keeps it for later jobs.",
+    ),
+]
+PeerTls = Annotated[
+    str | None, typer.Option("--tls", help="The fingerprint of the server's certificate, sha256:…; `serve` prints it.")
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Listen without TLS, although others may reach the address; for safe networks."),
+]
 TlsCert = Annotated[Path | None, typer.Option(help="The certificate of this process, in PEM format.")]
 TlsKey = Annotated[Path | None, typer.Option(help="The private key of --tls-cert.")]
 TlsCa = Annotated[
     Path | None, typer.Option(help="The CA that signs the peers' certificates. A server then requires one.")
 ]
 Connect = Annotated[str, typer.Option(help="The address of the server, host:port.")]
-Host = Annotated[str, typer.Option(help="The address to listen on. Any address but loopback needs a token.")]
+Host = Annotated[str, typer.Option(help="The address to listen on. Any address but loopback needs a token and TLS.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free port.")]
 Script = Annotated[list[str], typer.Argument(help="The training script and its arguments.")]
 ReduceOption = Annotated[
@@ -62,3 +105,13 @@ ReduceOption = Annotated[
 
 #: Everything after the script's name is an argument of the script.
 THEN_SCRIPT = {"allow_interspersed_args": False}
+
+
+def restart_limit(text: str) -> RestartLimit:
+    """Return the limit that --restarts gives. Refuse any other text."""
+    from paceline.serve.restarts import RestartLimit
+
+    try:
+        return RestartLimit.parse(text)
+    except ValueError as error:
+        refuse(f"--restarts must be {error}.")

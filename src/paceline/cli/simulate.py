@@ -15,19 +15,19 @@ from rich.progress import Progress
 from rich.text import Text
 
 from paceline.cli import simulated_training
-from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Seed
+from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
 from paceline.cli.shared import check_target, errors, need, opened, progress_bar, refuse, unfinished, write_event
 from paceline.observe.observer import Recorder, Tee
 from paceline.observe.plots import Panel, draw
 from paceline.observe.table import ComparisonRow, comparison
 from paceline.policies import make, split_list
-from paceline.simulate import Cluster, ClusterSpec, SimulationResult, limit_seconds, load_cluster
+from paceline.simulate import Cluster, ClusterSpec, SimulationResult, limit_seconds, load_cluster, run_limit_seconds
 from paceline.simulate.cluster_reader import MAX_SIGMA
 from paceline.simulate.random_faults import with_random_faults
 
 TRAINING = "With --train"
 #: Options that make sense only without, or only with, --train.
-TIMING_ONLY = ("iterations", "apply", "colocate", "faults", "trace")
+TIMING_ONLY = ("iterations", "apply", "colocate", "replicas", "faults", "trace")
 TRAINING_ONLY = (
     *("dataset", "data", "samples", "optimizer", "rate", "momentum", "nesterov", "correct", "loss", "accuracy"),
     *("rounds", "budget", "device", "precision"),
@@ -42,6 +42,7 @@ def simulate(
     seed: Seed = 0,
     apply: Apply = "whole",
     colocate: Colocate = False,
+    replicas: Replicas = 0,
     jitter: JitterOption = None,
     faults: Annotated[
         int, typer.Option(min=0, help="The number of random kills, pauses, link cuts and rejoins, from the seed.")
@@ -128,7 +129,9 @@ def simulate(
     specs = split_list(policy or ["bsp,asp,ssp,dssp,r2sp"])
     for spec in specs:
         make(spec)  # a mistake in the last one is found before the first one runs
-    described = cluster_named(cluster, apply, colocate, jitter)
+    described = with_replicas(cluster_named(cluster, apply, colocate, jitter), replicas, specs, apply)
+    if replicas and colocate:
+        refuse("A backup of a server beside a worker cannot be simulated yet; measure it with `paceline lab`.")
     if faults:
         described = with_random_faults(described, faults, iterations, seed)
     check_target(trace, "--trace")
@@ -190,6 +193,13 @@ def cluster_named(name: str, apply: str, colocate: bool, jitter: float | None) -
     return described if jitter is None else described.with_jitter(jitter)
 
 
+def with_replicas(described: ClusterSpec, replicas: int, policies: list[str], apply: str) -> ClusterSpec:
+    """The cluster with backups of its servers. Refuse updates that cannot be replicated."""
+    if replicas and (apply == "streamed" or any(make(spec).pipelined for spec in policies)):
+        refuse("Streamed updates cannot be replicated yet; leave --replicas out, or apply updates whole.")
+    return dataclasses.replace(described, replicas=replicas)
+
+
 def _run(
     described: ClusterSpec,
     policy: str,
@@ -219,8 +229,7 @@ def _run(
     result = simulated.run(lambda part: progress.update(task, completed=part))
     if panels is not None:
         panel.iteration_seconds = result.report.mean_iteration_seconds
-    # A pipelined barrier returns slices as they come, so that is its floor too.
-    limit = limit_seconds(described, streamed or made.pipelined)
+    limit = run_limit_seconds(described, made, result)
     return ComparisonRow(policy, "streamed" if streamed else "whole", limit, result.report), result
 
 

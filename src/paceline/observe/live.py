@@ -26,7 +26,8 @@ def line(live: Live, now: float | None = None) -> str:
     """
     now = live.time if now is None else now
     policy = [live.policy] if live.policy else []
-    return "  ".join([f"{now:.1f} s", *policy, *_figures(live, now), *_progress(live, now)])
+    figures = [*_figures(live, now), *_measures(live), *_progress(live, now)]
+    return "  ".join([f"{live.seconds(now):.1f} s", *policy, *figures])
 
 
 def table(live: Live, height: int = 24, now: float | None = None) -> RenderableType:
@@ -35,12 +36,17 @@ def table(live: Live, height: int = 24, now: float | None = None) -> RenderableT
     now: the time to show; that of the last event by default.
     """
     now = live.time if now is None else now
-    members = f"{live.members:,} worker" + ("" if live.members == 1 else "s")
-    title = "  ".join([*([live.policy] if live.policy else []), members, f"version {live.version:,}", f"{now:.1f} s"])
-    parts: list[RenderableType] = [
-        Text(title, style="bold", no_wrap=True, overflow="ellipsis"),
-        Text("  ".join(_figures(live, now)), no_wrap=True, overflow="ellipsis"),
-    ]
+    title = "  ".join(
+        [
+            *([live.policy] if live.policy else []),
+            attendance(live),
+            f"version {live.version:,}",
+            f"{live.seconds(now):.1f} s",
+        ]
+    )
+    lines = (_figures(live, now), _measures(live))
+    parts: list[RenderableType] = [Text(title, style="bold", no_wrap=True, overflow="ellipsis")]
+    parts += [Text("  ".join(line), no_wrap=True, overflow="ellipsis") for line in lines if line]
     share = live.progress()
     if share is not None:
         bar = Table.grid(padding=(0, 2))
@@ -56,10 +62,21 @@ def table(live: Live, height: int = 24, now: float | None = None) -> RenderableT
     return Group(*parts)
 
 
+def attendance(live: Live) -> str:
+    """Return how many workers there are, and how many the job waits for before it begins."""
+    here = _counted(live.members + live.joined_early)
+    more = f"{live.missing:,} more" if live.joined_early else _counted(live.missing)
+    return f"{here}, waiting for {more}" if live.missing else here
+
+
+def _counted(workers: int) -> str:
+    return f"{workers:,} worker" + ("" if workers == 1 else "s")
+
+
 def _workers(live: Live, limit: int, now: float) -> Table:
     """Return a table of the first `limit` workers."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
-    for heading in ("worker", "state", "iteration", "samples/s", "waiting", "staleness", "loss"):
+    for heading in ("worker", "state", "iteration", live.rate_unit, "waiting", "staleness", "loss"):
         shown.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True)
     for number in heapq.nsmallest(limit, list(live.workers)):  # a copy, because another thread may add a worker
         worker = live.workers[number]
@@ -80,16 +97,22 @@ def _workers(live: Live, limit: int, now: float) -> Table:
 def _figures(live: Live, now: float) -> list[str]:
     """Return the known figures of the whole job."""
     figures = [
-        f"{live.updates:,} updates",
-        f"{live.samples_per_second(now):,.0f} samples/s",
+        f"{live.updates:,} update{'' if live.updates == 1 else 's'}",
+        f"{live.samples_per_second(now):,.0f} {live.rate_unit}",
         f"waiting {live.waiting_share(now):.0%}",
     ]
+    if live.done and not live.total:  # the share of the job that is done is unknown
+        figures.append(f"epoch {live.epoch + 1}")
     staleness = live.staleness()
     if staleness is not None:
         figures.append(f"staleness {staleness:.1f}")
-    if live.loss is not None:
-        figures.append(f"loss {live.loss:.3g}")
-    return figures + [f"{name} {value:.3g}" for name, value in list(live.metrics.items())]
+    return figures
+
+
+def _measures(live: Live) -> list[str]:
+    """Return the loss and the metrics, as far as they are known."""
+    loss = [] if live.loss is None else [f"loss {live.loss:.3g}"]
+    return loss + [f"{name} {value:.3g}" for name, value in list(live.metrics.items())]
 
 
 def _progress(live: Live, now: float) -> list[str]:

@@ -7,9 +7,11 @@ number of workers: it takes a few additions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from paceline.observe.observer import Observer
+from paceline.observe.summary import rate_unit
 from paceline.observe.trace import Identity, identities
 
 State = Literal["computing", "waiting", "pushing", "left"]
@@ -124,15 +126,18 @@ class _JobCounts(NamedTuple):
 class Live(Observer):
     """The current state of a job and its workers. When another run begins, it replaces the previous one."""
 
-    def __init__(self, policy: str = "", window: float = 10.0) -> None:
-        """policy: the name of the policy until a Began event gives it. window: in seconds."""
+    def __init__(self, policy: str = "", window: float = 10.0, shorten: Callable[[str], str] = str) -> None:
+        """policy: the name of the policy until a Began event gives it, to be shortened. window: in seconds."""
         self.policy = policy
         self.window = window
+        self._shorten = shorten
         self._reset()
 
     def _reset(self) -> None:
         self.time = 0.0  # of the last event
+        self.began_at: float | None = None  # when the first worker joined
         self.workers: dict[int, LiveWorker] = {}
+        self.joined_early = self.missing = 0  # workers that wait for the job to begin, and those that it waits for
         self.version = 0
         self.updates = 0  # applied or kept
         self.loss: float | None = None
@@ -140,6 +145,7 @@ class Live(Observer):
         self.epoch = self.done = self.total = 0
         self._losses = 0
         self._samples = 0
+        self._largest_batch = 0
         self._stale = self._stale_count = 0
         self._undecided: dict[Identity, int] = {}  # samples of the updates that the policy has not decided about
         self._waiting, self._members = _Integral(), _Integral()
@@ -151,6 +157,15 @@ class Live(Observer):
     def members(self) -> int:
         """The number of workers that are members now."""
         return self._members.count
+
+    @property
+    def rate_unit(self) -> str:
+        """The unit of `samples_per_second`: updates/s if each update counts as one sample."""
+        return rate_unit(self._largest_batch != 1)
+
+    def seconds(self, now: float) -> float:
+        """Return the seconds since the first worker joined, or since the job was started if none has joined yet."""
+        return now - (self.began_at or 0.0)
 
     def samples_per_second(self, now: float) -> float:
         """Return the recent rate of samples whose updates changed the model."""
@@ -178,14 +193,20 @@ class Live(Observer):
     # Events
 
     def began(self, time: float, cluster: str, policy: str, apply: str, seed: int) -> None:
-        self.policy = policy
+        self.policy = self._shorten(policy)
         self._reset()
         self.time = time
 
+    def awaited(self, time: float, joined: int, missing: int) -> None:
+        self._advance(time)
+        self.joined_early, self.missing = joined, missing
+
     def joined(self, time: float, worker: int, incarnation: int = 1) -> None:
         self._advance(time)
+        self.joined_early = self.missing = 0
         if not self.workers:  # rates are measured from the first member on
             self._older = self._newer = self._counts(time)
+            self.began_at = time
         record = self.workers.get(worker)
         if record is None:
             record = self.workers[worker] = LiveWorker(self.window)
@@ -230,6 +251,7 @@ class Live(Observer):
         self._stop_waiting(record, time)
         record.iteration = iteration
         record.arrive(time, batch_size)
+        self._largest_batch = max(self._largest_batch, batch_size)
         self._wait(record, time)
         self._undecided[worker, incarnation, iteration] = batch_size
         if loss is not None:

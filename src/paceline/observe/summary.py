@@ -42,6 +42,18 @@ class Report:
     updates_by_worker: dict[int, int] = field(default_factory=dict)
     lost: int = 0  # how often a worker was lost
     returned: int = 0  # how often a worker joined again
+    seconds: float = 0.0  # that the rates cover: from the first member, or the end of the warm-up, to the last arrival
+    counts_samples: bool = True  # False if each update counts as one sample, because no batch size is known
+
+    @property
+    def rate_unit(self) -> str:
+        """The unit of `samples_per_second`."""
+        return rate_unit(self.counts_samples)
+
+
+def rate_unit(counts_samples: bool) -> str:
+    """Return the unit of a rate of samples. If each update counts as one sample, the rate is one of updates."""
+    return "samples/s" if counts_samples else "updates/s"
 
 
 class _WorkerTotals:
@@ -53,6 +65,7 @@ class _WorkerTotals:
         "computed_at",
         "granted_at",
         "iterations",
+        "lost",
         "turned_at",
         "updates",
     )
@@ -63,6 +76,7 @@ class _WorkerTotals:
         self.batch = 0
         self.blocked = self.communicated = 0.0
         self.iterations = self.updates = 0
+        self.lost = False  # was it given up, or did its connection end without a message?
 
 
 class _Series:
@@ -113,6 +127,7 @@ class Summary(Observer):
         self._ended = 0.0
         self._iterations = 0
         self._samples = 0
+        self._largest_batch = 0
         self._undecided: dict[Identity, int] = {}  # samples of the updates that the policy has not decided about
         self._updates = self._discarded = 0
         self._lost = self._returned = 0
@@ -150,22 +165,27 @@ class Summary(Observer):
             updates_by_worker={number: worker.updates for number, worker in sorted(workers.items())},
             lost=self._lost,
             returned=self._returned,
+            seconds=max(0.0, span),
+            counts_samples=self._largest_batch != 1,
         )
 
     def joined(self, time: float, worker: int, incarnation: int = 1) -> None:
         self._count_members(time, +1)
         if not self._workers and self._began is not None:
             self._began = time
-        if worker in self._workers:
-            self._returned += 1
-            self._workers[worker].arrived_at = None
+        known = self._workers.get(worker)
+        if known:
+            # All workers join once more if a script has loaded other weights. They were not away.
+            self._returned += known.lost or known.iterations > 0
+            known.arrived_at, known.lost = None, False
         else:
             self._workers[worker] = _WorkerTotals()
 
     def left(self, time: float, worker: int, lost: bool = False) -> None:
         self._count_members(time, -1)
         self._lost += lost
-        self._workers[worker].arrived_at = None
+        known = self._workers[worker]
+        known.arrived_at, known.lost = None, lost
 
     def granted(self, time: float, worker: int, batch_size: int | None, progress_gap: int) -> None:
         record = self._workers[worker]
@@ -206,6 +226,8 @@ class Summary(Observer):
         record = self._workers[worker]
         record.arrived_at = self._ended = time
         record.batch = batch_size
+        if batch_size > self._largest_batch:
+            self._largest_batch = batch_size
         self._undecided[worker, incarnation, iteration] = batch_size
         self.arrivals += 1
         if self._began is not None:

@@ -19,7 +19,7 @@ class ComparisonRow:
 
     policy: str
     apply: str
-    limit_seconds: float
+    limit_seconds: float | None  # None: there is no floor to compare the run with
     report: Report
 
 
@@ -61,7 +61,7 @@ def comparison(rows: Sequence[ComparisonRow], title: str, width: int) -> Table:
             duration(seconds),
             Text("█" * max(1, round(10 * seconds / slowest)), style=colour),
             f"{first / seconds:.2f}",
-            f"{seconds / row.limit_seconds:.2f}",
+            f"{seconds / row.limit_seconds:.2f}" if row.limit_seconds else "–",
             f"{report.samples_per_second:,.0f}",
             f"{report.mean_staleness:.1f} ≤{report.max_staleness}",
             duration(report.blocking_seconds),

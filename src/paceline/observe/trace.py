@@ -27,6 +27,14 @@ class Began(NamedTuple):
     seed: int
 
 
+class Awaited(NamedTuple):
+    """A job that has not begun waits for workers."""
+
+    time: float
+    joined: int  # workers that have joined so far
+    missing: int  # workers that must still join
+
+
 class Joined(NamedTuple):
     """A worker became a member. When a worker returns, it is a new incarnation."""
 
@@ -155,7 +163,7 @@ class Progressed(NamedTuple):
     time: float
     epoch: int  # counts from 0
     done: int  # samples whose updates changed the model
-    total: int
+    total: int  # 0 if the job does not know how many epochs there will be
 
 
 class Measured(NamedTuple):
@@ -169,6 +177,7 @@ class Measured(NamedTuple):
 
 Event: TypeAlias = (
     Began
+    | Awaited
     | Joined
     | Granted
     | Pulling
@@ -192,6 +201,7 @@ KINDS: dict[str, Any] = {
     kind.__name__.lower(): kind
     for kind in (
         Began,
+        Awaited,
         Joined,
         Granted,
         Pulling,

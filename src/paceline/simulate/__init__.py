@@ -2,7 +2,8 @@
 
 from paceline.simulate.cluster import Cluster, SimulationError, SimulationResult
 from paceline.simulate.cluster_reader import ClusterError, builtin_names, load_cluster, parse_cluster
-from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec, limit_seconds
+from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec
+from paceline.simulate.floor import limit_seconds, run_limit_seconds
 
 __all__ = [
     "Cluster",
@@ -16,4 +17,5 @@ __all__ = [
     "limit_seconds",
     "load_cluster",
     "parse_cluster",
+    "run_limit_seconds",
 ]

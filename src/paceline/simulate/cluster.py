@@ -43,6 +43,7 @@ class SimulationResult:
     events: int  # taken off the clock's heap
     wall_seconds: float
     simulated_seconds: float
+    pulls_saved: int = 0  # iterations that began without a pull, because the worker had the newest model already
 
 
 class Cluster:
@@ -106,7 +107,10 @@ class Cluster:
         links = [worker.link for worker in self.spec.workers]
         use = self._report_link_use if self.transfer_observer else None
         if not self.spec.colocate:
-            return Star(self.clock, links, {way: self.spec.capacity(way) for way in DIRECTIONS}, use)
+            capacity = {way: self.spec.capacity(way) for way in DIRECTIONS}
+            if self.spec.replicas and self.spec.servers > 1:
+                capacity["in"] /= 2  # with each update, another server's is passed on to a backup beside this server
+            return Star(self.clock, links, capacity, use)
         return Rounds(self.clock, links, use) if in_turn else Mesh(self.clock, links, use)
 
     def _report_link_use(self, direction: Direction, fraction: float) -> None:
@@ -133,7 +137,10 @@ class Cluster:
                 "iterations done; the faults have left too few workers."
             )
         wall_seconds = time.perf_counter() - began
-        return SimulationResult(self.summary.report(), self.streamed, self.clock.pops, wall_seconds, self.clock.now)
+        saved = self._transfer.pulls_saved
+        return SimulationResult(
+            self.summary.report(), self.streamed, self.clock.pops, wall_seconds, self.clock.now, saved
+        )
 
     def stop(self) -> None:
         """End the run now."""

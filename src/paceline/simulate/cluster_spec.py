@@ -1,4 +1,4 @@
-"""The description of a cluster (machines, links, a model), and the lower bound for the time of a round."""
+"""The description of a cluster: machines, links, a model."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ class ClusterSpec:
     colocate: bool = False  # a server beside each worker instead of separate ones
     faults: tuple[Fault, ...] = ()
     server_link_in: float = 0.0  # rate into a server, if it differs from the rate out
+    replicas: int = 0  # backups of each server's shard, on the host of the next server; 0 or 1
 
     def with_jitter(self, sigma: float) -> ClusterSpec:
         """Return the same cluster with log-normal jitter on every worker."""
@@ -109,30 +110,3 @@ class ClusterSpec:
     def apply_seconds(self) -> float:
         """Seconds of one optimizer step on all servers side by side."""
         return self.model_bytes / self.servers / self.apply_rate
-
-
-def limit_seconds(spec: ClusterSpec, streamed: bool, overlap: bool = False) -> float:
-    """Return the floor: the shortest round of any policy that applies every worker's update by itself.
-
-    It is the largest of three: the slowest worker's own path, the busiest link, and the work of the servers
-    (docs/benchmarks.md).
-
-    overlap: gradients are sent while they are computed, in the last two thirds of the compute time. This changes
-    nothing for whole updates.
-    """
-    N, a = len(spec.workers), spec.apply_seconds
-    paths = []
-    for worker in spec.workers:
-        there = spec.one_way(worker)
-        if streamed:
-            compute = worker.compute_seconds()
-            busy = max(compute, compute / 3 + there) if overlap else compute + there
-            paths.append(busy + (there + a) / spec.slices + 4 * spec.latency)
-        else:
-            # The servers' step and the latency of the messages overlap.
-            paths.append(worker.compute_seconds() + 2 * there + max(a, 4 * spec.latency))
-    if spec.colocate:
-        links = max(2 * spec.one_way(worker) for worker in spec.workers)
-    else:
-        links = N * spec.model_bytes / min(spec.capacity("in"), spec.capacity("out"))
-    return max(max(paths), links, N * a)

@@ -6,7 +6,8 @@ import random
 from dataclasses import replace
 
 from paceline.observe.driver import Fault
-from paceline.simulate.cluster_spec import ClusterSpec, limit_seconds
+from paceline.simulate.cluster_spec import ClusterSpec
+from paceline.simulate.floor import limit_seconds
 
 
 def with_random_faults(spec: ClusterSpec, count: int, iterations: int, seed: int) -> ClusterSpec:
@@ -15,7 +16,8 @@ def with_random_faults(spec: ClusterSpec, count: int, iterations: int, seed: int
     A killed worker rejoins after a while. Pauses and cuts last up to twice the lease.
     """
     draw = random.Random(f"{seed}:faults")
-    span = iterations * limit_seconds(spec, streamed=False)
+    slowest = max(spec.workers, key=lambda worker: worker.compute_seconds() + 2 * spec.one_way(worker))
+    span = iterations * limit_seconds(replace(spec, workers=(slowest,) * len(spec.workers)), streamed=False)
     faults: list[Fault] = []
     for _ in range(count):
         time, worker = draw.uniform(0.0, span), draw.randrange(len(spec.workers))

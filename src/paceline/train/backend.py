@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from paceline.serve.worker.client import Client
 from paceline.serve.worker.streamed_exchange import Backward
 from paceline.train.flat_model import FlatModel
+from paceline.train.loading import Loading
 
 
 @dataclass(frozen=True)
 class AssignedSamples:
     """Samples to train on: positions `start` up to `stop` in the order of an epoch.
 
-    number: identifies this assignment.
+    number: identifies this assignment; 0 if the samples do not come from the job.
     joins: how often the worker had joined the job when it received them.
     size: how many of them count. It is 0 for a rank that has no samples and only keeps step with the others.
     """
@@ -29,9 +30,9 @@ class AssignedSamples:
     size: int
 
 
-#: Called with the batch size, the size of the dataset and the number of epochs. Returns the next samples, or None if
-#: there are none left.
-SampleSource: TypeAlias = Callable[[int, int, int], AssignedSamples | None]
+#: Called with the batch size, the size of the dataset, the number of epochs that have begun, and the number of epochs
+#: that are planned, if it is known. Returns the next samples, or None if the epochs that have begun have none left.
+SampleSource: TypeAlias = Callable[[int, int, int, int | None], AssignedSamples | None]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Backend(Protocol):
     joins: int  # samples that were assigned before the last join belong to other workers now
     rank: int  # the number of this process within its worker
     ranks: int  # the number of processes of this worker
+    workers: int  # the number of workers that the job starts with
+    knows_its_part: bool  # whether the script takes its data from the session, or has asked for its rank
 
     @property
     def alone(self) -> bool:
@@ -72,11 +75,23 @@ class Backend(Protocol):
     def sample_source(self) -> SampleSource:
         """Return the function that assigns samples to this process."""
 
+    def sum_over_ranks(self, values: list[float]) -> list[float]:
+        """Return the sums of a few numbers over the ranks of this worker. All of them must call this together."""
+
     def exchange(self, computed: ComputedGradient) -> bool:
         """Push the model's gradients and pull the newest weights.
 
         Return False if the gradients overflowed, in this rank or in another one. Then nothing was pushed.
         """
+
+    def load_weights(self) -> None:
+        """Give the job the weights that the model of the main worker holds. Other workers pull them when they train."""
+
+    def load_optimizer_state(self) -> None:
+        """Give the job the state that was loaded into the script's optimizer, before the next step."""
+
+    def optimizer_state(self) -> dict[int, Any] | None:
+        """Return the server's state of the optimizer, as in torch's state_dict; None if this process cannot get it."""
 
     def finish(self) -> None:
         """Wait until the other workers are done too, and pull the final model."""
@@ -91,12 +106,17 @@ class Backend(Protocol):
 class PushAfterBackward:
     """Base of the backends that push a gradient when all of it has been computed."""
 
+    knows_its_part = False
+
     @property
     def is_pushing(self) -> bool:
         return False
 
     def describe_gradients_with(self, describe: Callable[[], ComputedGradient]) -> None:
         pass
+
+    def sum_over_ranks(self, values: list[float]) -> list[float]:
+        return values
 
 
 class LocalBackend(PushAfterBackward):
@@ -106,6 +126,7 @@ class LocalBackend(PushAfterBackward):
     joins = 1
     rank = 0
     ranks = 1
+    workers = 1
     alone = True
     mixes = False
 
@@ -113,7 +134,7 @@ class LocalBackend(PushAfterBackward):
         """Return a function that assigns all samples of each epoch, in order."""
         number = epoch = position = 0
 
-        def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
+        def take(batch_size: int, size: int, epochs: int, planned: int | None) -> AssignedSamples | None:
             nonlocal number, epoch, position
             if position >= size:
                 epoch, position = epoch + 1, 0
@@ -128,6 +149,15 @@ class LocalBackend(PushAfterBackward):
 
     def exchange(self, computed: ComputedGradient) -> bool:
         raise AssertionError("a local backend has no server to exchange with")
+
+    def load_weights(self) -> None:
+        pass
+
+    def load_optimizer_state(self) -> None:
+        pass
+
+    def optimizer_state(self) -> dict[int, Any] | None:
+        return None
 
     def finish(self) -> None:
         pass
@@ -146,19 +176,20 @@ class JobBackend(PushAfterBackward):
     ranks = 1
     alone = False
 
-    def __init__(self, client: Client, flat: FlatModel) -> None:
-        self._client, self._flat = client, flat
-        client.begin(flat.weights_bytes())
+    def __init__(self, client: Client, flat: FlatModel, loading: Loading) -> None:
+        self._client, self._flat, self._loading = client, flat, loading
+        loading.begin(client)
         flat.scatter()
-        self.worker, self.joins = client.worker, client.joins
+        loading.pulled()
+        self.worker, self.joins, self.workers = client.worker, client.joins, client.workers
         self._pulled_at = time.perf_counter()
 
     def sample_source(self) -> SampleSource:
-        def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
-            samples = self._client.take(self._client.granted.batch_size or batch_size, size, epochs)
-            if self.joins != self._client.joins:  # the worker was given up, joined again and pulled the newest weights
-                self._flat.scatter()
-                self.joins = self._client.joins
+        def take(batch_size: int, size: int, epochs: int, planned: int | None) -> AssignedSamples | None:
+            if not self._client.mixes and self._loading.found_early():
+                self._offer_weights()
+            samples = self._client.take(self._client.granted.batch_size or batch_size, size, epochs, planned)
+            self._notice_rejoin()
             if samples.start == samples.stop:
                 return None
             count = samples.stop - samples.start
@@ -169,23 +200,52 @@ class JobBackend(PushAfterBackward):
     def exchange(self, computed: ComputedGradient) -> bool:
         if self._client.mixes:
             self._flat.gather_weights()
+        elif self._loading.found() and (not self._offer_weights() or computed.taken):
+            return False  # the samples of this gradient belong to other workers now, or it is of another model
         else:
             self._flat.gather()
         self._exchange(computed)
         self._use_pulled_weights()
         return True
 
+    def _offer_weights(self) -> bool:
+        """Offer weights that were loaded here to the job, and pull. Return whether the parameters stay the same."""
+        before = self._loading.parameters_now()
+        self._loading.offer(self._client)
+        self._use_pulled_weights(after_step=False)
+        return self._loading.is_followed(before)
+
+    def _notice_rejoin(self) -> None:
+        """Use the pulled weights if the worker was given up, joined again and pulled the newest ones."""
+        if self.joins != self._client.joins:
+            self._use_pulled_weights(after_step=False)
+
     def _exchange(self, computed: ComputedGradient, backward: Backward | None = None) -> None:
         exchange(self._client, self._flat, computed, self._pulled_at, backward)
 
-    def _use_pulled_weights(self) -> None:
+    def _use_pulled_weights(self, after_step: bool = True) -> None:
         self._flat.scatter()
+        self._loading.pulled()
+        self._loading.has_stepped |= after_step
         self.joins = self._client.joins
         self._pulled_at = time.perf_counter()
 
     @property
     def mixes(self) -> bool:
         return self._client.mixes
+
+    def load_weights(self) -> None:
+        if self.worker == 0 and not self._client.mixes:
+            self._loading.load_weights(self._client)
+            self._use_pulled_weights(after_step=False)
+
+    def load_optimizer_state(self) -> None:
+        self._loading.load_state(is_main=self.worker == 0)
+
+    def optimizer_state(self) -> dict[int, Any] | None:
+        states = self._loading.pull_states(self._client)
+        self._notice_rejoin()
+        return self._loading.packed(states)
 
     def finish(self) -> None:
         while not self._client.finish(self._flat.weights_bytes()):

@@ -1,6 +1,6 @@
 """Batches of the samples that the job assigns: all workers together see each sample once an epoch.
 
-This holds while workers join and leave.
+This holds while workers join and leave. Data that the job cannot assign is in `paceline.train.stream`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     DistributedSampler,
@@ -22,6 +23,26 @@ from torch.utils.data import (
 
 from paceline.train.backend import AssignedSamples, Backend
 from paceline.train.optimizer import PacedOptimizer
+from paceline.train.stream import StreamBatches, settings
+
+
+class EpochBatches(Protocol):
+    """This process's batches of the data, epoch by epoch."""
+
+    epochs: int  # the number of epochs that have begun
+
+    def plan(self, epochs: int) -> None:
+        """Take note that this number of epochs will be trained in all."""
+
+    def batches(self, epochs: int | None = None) -> Iterator[Any]:
+        """Yield the batches of the next `epochs` epochs. None: of one epoch, and nobody knows whether more follow."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether gradients have been accumulated that no step has pushed yet."""
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch for each process of the job."""
 
 
 class JobBatches:
@@ -33,8 +54,9 @@ class JobBatches:
     """
 
     def __init__(self, loader: DataLoader[Any], optimizer: PacedOptimizer, backend: Backend, seed: int = 0) -> None:
-        shuffle, seed = _shuffling(loader, seed)
-        assert loader.batch_size is not None
+        shuffling = _shuffling(loader, seed)
+        assert shuffling is not None and loader.batch_size is not None
+        shuffle, seed = shuffling
         count = len(loader.dataset)  # type: ignore[arg-type]
         unit = loader.batch_size * backend.ranks
         if count < loader.batch_size:
@@ -45,6 +67,7 @@ class JobBatches:
         if self.size > count:
             raise ValueError(f"The dataset has {count} samples, fewer than the {unit} that the ranks use per step.")
         self.epochs = 0  # the number of epochs from which samples may be requested so far
+        self._planned: int | None = None  # the number of epochs in all, if it is known
         self._ahead: deque[AssignedSamples] = deque()  # assigned, but not yet handed to the training loop
 
         @lru_cache(maxsize=2)
@@ -56,12 +79,18 @@ class JobBatches:
 
         self._order = order
         self._loader: DataLoader[Any] = DataLoader(
-            loader.dataset, batch_sampler=_AssignedBatches(self), **_settings(loader)
+            loader.dataset, batch_sampler=_AssignedBatches(self), **settings(loader)
         )
 
-    def batches(self, epochs: int) -> Iterator[Any]:
-        """Yield this worker's batches of the next `epochs` epochs."""
-        self.epochs += epochs
+    def plan(self, epochs: int) -> None:
+        """Take note that this number of epochs will be trained in all. The job shows its progress by it."""
+        self._planned = epochs
+
+    def batches(self, epochs: int | None = None) -> Iterator[Any]:
+        """Yield this worker's batches of the next `epochs` epochs. None: of one epoch, and more may follow."""
+        if epochs is not None and self.epochs == 0:
+            self.plan(epochs)  # a later call continues, and so the plan was wrong: the job notices
+        self.epochs += 1 if epochs is None else epochs
         while True:
             for batch in self._loader:
                 samples = self._ahead.popleft()
@@ -70,7 +99,7 @@ class JobBatches:
                 self._optimizer.trains_on(samples)
                 yield batch
             # The loader found no more samples, but it looks ahead: samples may have been returned to the job since.
-            returned = self._take(self._batch_size, self.size, self.epochs)
+            returned = self._request()
             if returned is None:
                 return
             self._ahead.append(returned)  # `indices` begins with these
@@ -79,9 +108,13 @@ class JobBatches:
         """Yield the sample numbers of one batch after another. Each batch is requested from the job when needed."""
         left = list(self._ahead)  # assigned, but not used because the training loop stopped early
         self._ahead.clear()
-        while samples := left.pop(0) if left else self._take(self._batch_size, self.size, self.epochs):
+        while samples := left.pop(0) if left else self._request():
             self._ahead.append(samples)
             yield self._order(samples.epoch)[samples.start : samples.stop].tolist()
+
+    def _request(self) -> AssignedSamples | None:
+        """Request the samples of one batch. Return None if the epochs that have begun have no more."""
+        return self._take(self._batch_size, self.size, self.epochs, self._planned)
 
     @property
     def pending(self) -> bool:
@@ -89,7 +122,9 @@ class JobBatches:
         return self._optimizer.pending
 
     def __len__(self) -> int:
-        return -(-self.size // self._batch_size)
+        """Return this process's share of an epoch's batches, if all workers are equally fast."""
+        steps = -(-self.size // (self._batch_size * self._backend.ranks))  # the ranks of a worker step together
+        return -(-steps // self._backend.workers)
 
 
 class _AssignedBatches:
@@ -108,19 +143,21 @@ class _AssignedBatches:
 class PacedLoader:
     """A DataLoader that takes part in a job. Each iteration over it yields this worker's batches of one more epoch.
 
-    `len()` counts the batches of an epoch over all workers. Every other attribute is that of the DataLoader.
+    `len()` is this process's share of an epoch's batches. Every other attribute is that of the DataLoader.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], batches: JobBatches, leave: Callable[[], None], epochs: int | None
+        self, loader: DataLoader[Any], batches: EpochBatches, finish: Callable[[], None], epochs: int | None
     ) -> None:
-        """leave: called after the last of `epochs` epochs."""
-        self._loader, self._batches, self._leave, self._epochs = loader, batches, leave, epochs
+        """finish: called after the last of `epochs` epochs."""
+        self._loader, self._batches, self._finish, self._epochs = loader, batches, finish, epochs
+        if epochs is not None:
+            batches.plan(epochs)
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._batches.batches(1)
+        yield from self._batches.batches()
         if self._batches.epochs == self._epochs and not self._batches.pending:
-            self._leave()
+            self._finish()
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -131,55 +168,49 @@ class PacedLoader:
         return getattr(self._loader, name)
 
 
+def batches_of(
+    loader: DataLoader[Any], optimizer: PacedOptimizer, backend: Backend, seed: int, sharded: bool
+) -> EpochBatches:
+    """Return the batches of a loader: assigned by the job if it can number the samples, else a fixed part of them.
+
+    sharded: the loader yields this process's part already.
+    """
+    if sharded or _shuffling(loader, seed) is None:
+        return StreamBatches(loader, optimizer, backend, seed, sharded)
+    return JobBatches(loader, optimizer, backend, seed)
+
+
 def loader_of(data: Any, batch_size: int | None) -> DataLoader[Any]:
-    """Return `data` if it is a DataLoader, or a DataLoader that shuffles it if it is a Dataset."""
+    """Return `data` if it is a DataLoader, or a DataLoader of a Dataset. It shuffles if the Dataset is not a stream."""
     if isinstance(data, DataLoader):
         if batch_size not in (None, data.batch_size):
             raise ValueError("The DataLoader already has a batch size; leave out batch_size.")
         return data
-    if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise ValueError(
-            "The job assigns samples by number; pass a DataLoader, or a Dataset with __len__ and __getitem__."
-        )
+    is_stream = isinstance(data, IterableDataset)
+    if not is_stream and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise ValueError("Pass a DataLoader, a Dataset with __len__ and __getitem__, or an IterableDataset.")
     if batch_size is None or batch_size < 1:
         raise ValueError(f"With a Dataset, batch_size must be a number of at least 1; got {batch_size}.")
     dataset: Dataset[Any] = data
+    if is_stream:
+        return DataLoader(dataset, batch_size)
     if len(data) < batch_size:
         raise ValueError(f"The dataset has {len(data)} samples, fewer than a batch of {batch_size}.")
     return DataLoader(dataset, batch_size, shuffle=True)
 
 
-def _shuffling(loader: DataLoader[Any], seed: int) -> tuple[bool, int]:
-    """Return whether the loader shuffles, and the seed. Its own generator is ignored: it may differ between workers."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            "The job assigns samples by number, so it cannot use an IterableDataset; pass a Dataset with __len__."
-        )
+def _shuffling(loader: DataLoader[Any], seed: int) -> tuple[bool, int] | None:
+    """Return whether the loader shuffles, and the seed; None if its samples are not simply all samples of a dataset.
+
+    The loader's own generator is ignored: it may differ between workers.
+    """
     sampler = loader.sampler
-    plain = type(loader.batch_sampler) is torch.utils.data.BatchSampler
-    if plain and type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset):  # type: ignore[arg-type]
+    if isinstance(loader.dataset, IterableDataset) or type(loader.batch_sampler) is not BatchSampler:
+        return None
+    if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset):  # type: ignore[arg-type]
         return True, seed
-    if plain and type(sampler) is SequentialSampler:
+    if type(sampler) is SequentialSampler:
         return False, seed
-    if plain and type(sampler) is DistributedSampler:
+    if type(sampler) is DistributedSampler:
         return sampler.shuffle, sampler.seed
-    raise ValueError(
-        "The job assigns the samples, so the DataLoader must have a batch size and no sampler of its own; "
-        "select samples with torch.utils.data.Subset instead."
-    )
-
-
-def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the settings of the loader that are independent of which samples it loads."""
-    names = (
-        "num_workers",
-        "collate_fn",
-        "pin_memory",
-        "timeout",
-        "worker_init_fn",
-        "multiprocessing_context",
-        "generator",
-        "persistent_workers",
-        "prefetch_factor",
-    )
-    return {name: getattr(loader, name) for name in names}
+    return None

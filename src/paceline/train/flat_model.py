@@ -61,7 +61,7 @@ class FlatModel:
         for parameter, view in zip(self.parameters, self._weight_views, strict=False):
             view.copy_(parameter.detach())
             if not apart and _can_be_a_view(parameter):
-                parameter.data = view
+                parameter.data = _own_storage(view)
         for (_, owner, key), view in zip(self._statistics, self._weight_views[len(self.parameters) :], strict=True):
             view.copy_(owner[key].detach())
 
@@ -110,6 +110,30 @@ class FlatModel:
                     parameter.copy_(view, non_blocking=True)
             for (_, owner, key), view in zip(self._statistics, self._weight_views[len(self.parameters) :], strict=True):
                 _update_statistic(view, owner[key])
+
+    @property
+    def parameter_elements(self) -> int:
+        """The number of elements of all parameters, without the statistics."""
+        return self._statistics_start
+
+    def store(self) -> None:
+        """Copy the parameters and the statistics of the model to `weights`, as if they had been pulled."""
+        for parameter, view in zip(self.parameters, self._weight_views, strict=False):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter.detach())
+        for (_, owner, key), view in zip(self._statistics, self._weight_views[len(self.parameters) :], strict=True):
+            view.copy_(owner[key].detach())
+
+    def change_counts(self) -> list[int]:
+        """Return torch's count of the changes of each parameter."""
+        return [parameter._version for parameter in self.parameters]
+
+    def differs_from_weights(self, index: int) -> bool:
+        """Return whether a parameter differs from `weights`. A view of them does not."""
+        parameter, view = self.parameters[index], self._weight_views[index]
+        if parameter.data_ptr() == view.data_ptr():
+            return False
+        return not torch.equal(parameter.detach().cpu(), view.to(parameter.dtype))
 
     def gather(self) -> None:
         """Copy gradients and statistics to the buffer that is pushed. A parameter without a gradient counts as zero."""
@@ -249,6 +273,14 @@ def _can_be_a_view(parameter: torch.nn.Parameter) -> bool:
     """
     plain = type(parameter.data) is torch.Tensor and parameter.is_contiguous()
     return plain and parameter.device.type == "cpu" and parameter.dtype == torch.float32
+
+
+def _own_storage(view: torch.Tensor) -> torch.Tensor:
+    """Return a tensor over the same memory with a storage of its own.
+
+    Libraries that save models take tensors of one storage for tied ones, and would leave out all but the first.
+    """
+    return torch.from_numpy(view.numpy())
 
 
 def _copy(source: torch.Tensor, into: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,13 +11,24 @@ from typing import Any
 import torch
 
 from paceline.train.backend import AssignedSamples, Backend, ComputedGradient
+from paceline.train.processes import JobProcess
+
+UNDIVIDED = (
+    "The batches of this loop do not come from session.loader or session.batches, so each worker trains on all the "
+    "data that its script loads. Divide the data by session.rank and session.world_size, or use session.loader."
+)
+CHANGED_SETTINGS = (
+    "The server has the settings that the optimizer had when the worker joined. Only learning rates follow the script, "
+    "so these changes have no effect: {}. Create OneCycleLR with cycle_momentum=False to avoid them."
+)
 
 
-class PacedOptimizer(torch.optim.Optimizer):
+class PacedOptimizer(JobProcess, torch.optim.Optimizer):
     """A torch.optim optimizer that takes part in a job. Its parameter groups and hooks are those of the wrapped one.
 
     Learning rates, schedulers, hooks and gradient scalers therefore work as before, whether they use this optimizer or
-    the wrapped one. The optimizer's state, such as momentum, is on the server. Without a server, `step` is that of the
+    the wrapped one. In a job, the methods of the wrapped optimizer are replaced by those of this one, so a loop may
+    call either. The optimizer's state, such as momentum, is on the server. Without a server, `step` is that of the
     wrapped optimizer.
     """
 
@@ -37,19 +49,32 @@ class PacedOptimizer(torch.optim.Optimizer):
         self._dropped: list[int] = []  # numbers of assignments whose gradient was thrown away
         self._last_batch_size = 1
         self._gradients_before: list[tuple[int, int]] = []  # state of the gradients when the last batch was fetched
+        self._last_state: dict[int, Any] | None = None  # of the server's optimizer, after the last step of the job
+        self._settings: list[list[tuple[str, Any]]] | None = _fixed_settings(inner)  # None: a change was reported
+        self._step_alone, self._zero_grad = inner.step, inner.zero_grad
+        self._own_state_dict, self._load_own_state_dict = inner.state_dict, inner.load_state_dict
         backend.describe_gradients_with(self._describe)
-        if not backend.alone and inner.state:
-            self._warn_of_lost_state()
+        if not backend.alone:
+            self._patch_inner()
+
+    def _patch_inner(self) -> None:
+        """Let the script's own optimizer take part in the job too: a script may use either object."""
+
+        def step(*arguments: Any, **options: Any) -> Any:
+            return self.step(*arguments, **options)
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else a scheduler would wrap it once more
+        inner: Any = self.inner
+        inner.step, inner.zero_grad = step, self.zero_grad
+        inner.state_dict, inner.load_state_dict = self.state_dict, self.load_state_dict
+        inner.add_param_group = self.add_param_group
+        if self._step_supports_amp_scaling:
+            inner._step_supports_amp_scaling = True
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # not set yet, for example while the object is being copied
             raise AttributeError(name)
         return getattr(self.inner, name)
-
-    @property
-    def worker(self) -> int:
-        """The number of this worker; 0 when it trains alone."""
-        return self._backend.worker
 
     @property
     def pending(self) -> bool:
@@ -80,12 +105,34 @@ class PacedOptimizer(torch.optim.Optimizer):
         return f"PacedOptimizer({self.inner!r})"
 
     def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
+        """Return the state as torch does. In a job, the state is pulled from the server.
+
+        After the job, the main worker has the state of the last step.
+        """
+        packed = self._own_state_dict()
+        if self._steps_on_server:
+            has_left = self.finished or self.closed
+            state = self._last_state if has_left else self._backend.optimizer_state()
+            if state is None:
+                reason = "this worker has left the job" if has_left else "only rank 0 of a worker can get it"
+                warnings.warn(
+                    f"The optimizer's state, such as momentum, is on the server, and {reason}: state_dict() has only "
+                    "the parameter groups. Save it in the main process (session.is_main).",
+                    stacklevel=2,
+                )
+            packed["state"] = state or {}
+        return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state_dict)
-        if not self._backend.alone and state_dict["state"]:
-            self._warn_of_lost_state()
+        """Load the state as torch does. In a job, the main worker sends it to the server before the next step."""
+        self._load_own_state_dict(state_dict)
+        if self._steps_on_server and state_dict["state"]:
+            self._backend.load_optimizer_state()
+
+    @property
+    def _steps_on_server(self) -> bool:
+        """Whether the server makes the steps, and has the optimizer's state."""
+        return not (self._backend.alone or self._backend.mixes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not self._backend.alone:
@@ -107,7 +154,7 @@ class PacedOptimizer(torch.optim.Optimizer):
             unused = self._samples[-1:] if self._gradient_versions() == self._gradients_before else []
             self._dropped += [samples.number for samples in self._samples[: len(self._samples) - len(unused)]]
             self._samples = unused
-        self.inner.zero_grad(set_to_none)
+        self._zero_grad(set_to_none)
         self._gradients_before = self._gradient_versions()
 
     def trains_on(self, samples: AssignedSamples) -> None:
@@ -118,7 +165,7 @@ class PacedOptimizer(torch.optim.Optimizer):
         if self._samples and self._samples[-1].joins < samples.joins:
             # The worker was given up in between. Other workers now train on the samples of the gradient so far.
             self._samples, self._dropped = [], []
-            self.inner.zero_grad()
+            self._zero_grad()
         self._samples.append(samples)
         self._gradients_before = self._gradient_versions()
 
@@ -136,7 +183,7 @@ class PacedOptimizer(torch.optim.Optimizer):
             the attribute `batch_size` is not set.
         """
         if self._backend.alone:
-            return self.inner.step() if closure is None else self.inner.step(closure)
+            return self._step_alone() if closure is None else self._step_alone(closure)
         if self.closed or self.finished:
             raise ValueError("The session is over; call step() before session.finish() and session.close().")
         # A scheduler that was created from the wrapped optimizer checks this attribute.
@@ -152,20 +199,40 @@ class PacedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
             loss = result if loss is None else loss
-        scale, overflowed = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
+        # A GradScaler sets these on the object that it was given, this one or the wrapped one.
+        scaled: dict[str, Any] = {**self.inner.__dict__, **self.__dict__}
+        scale, overflowed = scaled.get("grad_scale"), scaled.get("found_inf")
         computed = replace(
             self._describe(batch_size),
             loss=float(loss.detach()) if isinstance(loss, torch.Tensor) else loss,
             scale=1.0 if scale is None else float(scale),
             overflowed=overflowed is not None and bool(overflowed),
         )
+        self._check_loop(batch_size)
         self._last_batch_size = computed.batch_size
         self._samples, self._dropped = [], []
         if self._backend.mixes:
-            self.inner.step()
+            self._step_alone()
         if not self._backend.exchange(computed):
             self._dropped = list(computed.taken)
         return result
+
+    def _check_loop(self, batch_size: int | None) -> None:
+        """Warn of two likely mistakes, each once: data that nobody divides, and settings that change in vain."""
+        backend = self._backend
+        if not (self._samples or batch_size or self.batch_size or backend.knows_its_part):
+            backend.knows_its_part = True
+            if backend.workers * backend.ranks > 1 and backend.worker == backend.rank == 0:
+                warnings.warn(UNDIVIDED, stacklevel=4)
+        if (
+            self._settings is not None
+            and self._steps_on_server
+            and (settings := _fixed_settings(self)) != self._settings
+        ):
+            pairs = (zip(ours, theirs, strict=True) for ours, theirs in zip(settings, self._settings, strict=True))
+            changed = sorted({now[0] for pair in pairs for now, before in pair if now != before})
+            self._settings = None
+            warnings.warn(CHANGED_SETTINGS.format(", ".join(changed)), stacklevel=4)
 
     def _describe(self, batch_size: int | None = None) -> ComputedGradient:
         """Return what is known of a gradient before it is complete: all but its loss and whether it overflowed."""
@@ -175,7 +242,7 @@ class PacedOptimizer(torch.optim.Optimizer):
         return ComputedGradient(
             batch_size=batch_size,
             rates=[float(group["lr"]) for group in self.param_groups],
-            taken=[*self._dropped, *(samples.number for samples in self._samples)],
+            taken=[n for n in (*self._dropped, *(samples.number for samples in self._samples)) if n],
         )
 
     def finish(self) -> None:
@@ -183,6 +250,9 @@ class PacedOptimizer(torch.optim.Optimizer):
         if not self.finished and not self.closed:
             self.finished = True
             self._backend.finish()
+            if self._steps_on_server and self._backend.worker == self._backend.rank == 0:
+                with contextlib.suppress(ConnectionError):  # the server may be gone, and the model is what matters
+                    self._last_state = self._backend.optimizer_state()
 
     def close(self) -> None:
         """Leave the job. A script that ends leaves it automatically."""
@@ -195,10 +265,8 @@ class PacedOptimizer(torch.optim.Optimizer):
         found = (parameter.grad for group in self.param_groups for parameter in group["params"])
         return [(id(gradient), gradient._version) for gradient in found if gradient is not None]
 
-    @staticmethod
-    def _warn_of_lost_state() -> None:
-        warnings.warn(
-            "The optimizer's state, such as momentum, is not sent: the server starts without state, or with that of "
-            "its own checkpoint.",
-            stacklevel=4,
-        )
+
+def _fixed_settings(optimizer: torch.optim.Optimizer) -> list[list[tuple[str, Any]]]:
+    """Return the settings of each parameter group, without the learning rate and what schedulers add."""
+    kept = [name for name in optimizer.defaults if name != "lr"]
+    return [[(name, group.get(name)) for name in kept] for group in optimizer.param_groups]

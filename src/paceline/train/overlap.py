@@ -17,6 +17,7 @@ import torch
 from paceline.serve.worker.client import Client
 from paceline.train.backend import ComputedGradient, JobBackend
 from paceline.train.flat_model import FlatModel
+from paceline.train.loading import Loading
 
 #: Both ends of an error about a loop that overlap=True does not allow.
 BECAUSE = "With overlap=True a gradient is pushed while backward() computes it, so "
@@ -102,12 +103,13 @@ class BackwardPass:
 class OverlappedBackend(JobBackend):
     """A worker of one process that pushes each gradient while the backward pass computes it."""
 
-    def __init__(self, client: Client, flat: FlatModel) -> None:
-        super().__init__(client, flat)
+    def __init__(self, client: Client, flat: FlatModel, loading: Loading) -> None:
+        super().__init__(client, flat, loading)
         self._pass: BackwardPass | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._describe: Callable[[], ComputedGradient] | None = None
+        self._is_withheld = False  # is this gradient pushed in `step`, because other weights were loaded before it?
         self._starting = threading.Lock()  # autograd runs one thread per device, and each may be the first
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._gradient_computed, index))  # type: ignore[no-untyped-call]
@@ -122,7 +124,8 @@ class OverlappedBackend(JobBackend):
         return self._pass is not None
 
     def exchange(self, computed: ComputedGradient) -> bool:
-        if self._pass is None:  # the script set the gradients itself, without a backward pass
+        if self._pass is None:  # it is withheld, or the script set the gradients itself, without a backward pass
+            self._is_withheld = False
             return super().exchange(computed)
         assert self._thread is not None
         self._pass.complete(computed)
@@ -155,8 +158,10 @@ class OverlappedBackend(JobBackend):
 
     def _gradient_computed(self, index: int, _: torch.Tensor) -> None:
         with self._starting:
-            if self._pass is None and self._describe:
-                self._start_pushing(self._describe())
+            if self._pass is None and self._describe and not self._is_withheld:
+                self._is_withheld = self._loading.found_early()
+                if not self._is_withheld:
+                    self._start_pushing(self._describe())
         if self._pass:
             self._pass.gradient_computed(index)
 

@@ -1,5 +1,8 @@
 """Measure how long a training step takes: the script trains alone for a while, is timed, and ends early.
 
+Beside the time on the clock, the CPU time of each step is measured, and how long threads waited for a core. So the
+load of the machine can be told apart from the script's own jitter.
+
 `paceline advise` sets PACELINE_PROBE to the file that receives the result. The script itself runs unchanged, except
 that it ends early, as if it had called sys.exit(0).
 """
@@ -37,13 +40,16 @@ class StepProfiler:
         flat = FlatModel(model, optimizer.inner, buffers=buffers)  # raises what a job would refuse
         self._bytes, self._device = 4 * flat.layout.size, str(flat.device)
         self._seconds: list[float] = []
+        self._cpu_seconds: list[float] = []
         self._batches: list[int] = []
         self._samples_taken = 0  # from the session, up to the last step
         self._samples_forwarded = 0  # through the model, since the last step
         model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         optimizer.inner.register_step_pre_hook(self._before_step)
         optimizer.inner.register_step_post_hook(self._after_step)
-        self._started_at = self._step_ended_at = time.perf_counter()
+        self._started_at = self._step_ended_at = self._waits_since = time.perf_counter()
+        self._step_ended_cpu = time.process_time()
+        self._waits = core_waits()
         self.write()  # shows that the script has joined, even if it never makes a step
 
     def write(self) -> None:
@@ -51,6 +57,9 @@ class StepProfiler:
         part = self._path.with_name(self._path.name + ".part")
         measured = {
             "seconds": self._seconds,
+            "cpu_seconds": self._cpu_seconds,
+            "waited": self._waited_share(),
+            "threads": torch.get_num_threads(),
             "batches": self._batches,
             "model_bytes": self._bytes,
             "device": self._device,
@@ -80,13 +89,34 @@ class StepProfiler:
             self.write()
             raise SystemExit(0)
         self._wait_for_gpu()
-        self._step_ended_at = time.perf_counter()
+        if len(self._seconds) == 1:  # the first step loads and compiles
+            self._waits, self._waits_since = core_waits(), time.perf_counter()
+        self._step_ended_at, self._step_ended_cpu = time.perf_counter(), time.process_time()
 
     def _record(self) -> None:
         self._wait_for_gpu()
         self._seconds.append(time.perf_counter() - self._step_ended_at)
+        self._cpu_seconds.append(time.process_time() - self._step_ended_cpu)
+
+    def _waited_share(self) -> float | None:
+        """Return the share of the time that some thread waited for a core. None if the system does not say."""
+        if not self._waits:
+            return None
+        seconds = max(time.perf_counter() - self._waits_since, 1e-9)
+        return max(now - self._waits.get(thread, 0.0) for thread, now in core_waits().items()) / seconds
 
     def _wait_for_gpu(self) -> None:
         if self._device.startswith("cuda"):
             with contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize(self._device)
+
+
+def core_waits() -> dict[str, float]:
+    """Return the seconds that each thread of this process has waited for a core so far, as Linux counts them."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError, IndexError, ValueError):  # a thread that has just ended
+                words = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
+                found[thread] = int(words[1]) / 1e9
+    return found

@@ -25,6 +25,7 @@ from paceline.serve.environment import RANK, RANKS, REDUCE
 from paceline.serve.worker.client import Client
 from paceline.train.backend import AssignedSamples, ComputedGradient, PushAfterBackward, SampleSource, exchange
 from paceline.train.flat_model import FlatModel
+from paceline.train.loading import Loading
 
 BACKEND = "PACELINE_RANKS_BACKEND"
 TIMEOUT = timedelta(days=7)  # a Grant may take long, and a rank that dies is noticed without a timeout
@@ -141,13 +142,14 @@ class RankedBackend(PushAfterBackward):
 
     alone = False
 
-    def __init__(self, connect: Callable[[], Client], flat: FlatModel, rank: int, ranks: int) -> None:
+    def __init__(self, connect: Callable[[], Client], flat: FlatModel, loading: Loading, rank: int, ranks: int) -> None:
         """connect: joins the job. It is called in rank 0 only."""
-        self._flat, self.rank, self.ranks = flat, rank, ranks
+        self._flat, self._loading, self.rank, self.ranks = flat, loading, rank, ranks
         self._group = RankGroup(rank, ranks, flat.device)
         self._sum = torch.empty(flat.layout.size, device=flat.device)
         self._client: Client | None = None
         self.worker = self.joins = 0
+        self.workers = 1
 
         def begin() -> None:
             self._client = connect()
@@ -155,17 +157,17 @@ class RankedBackend(PushAfterBackward):
                 raise ValueError(
                     "A policy that mixes models cannot have workers of several ranks; use --ranks-per-worker 1."
                 )
-            self._client.begin(flat.weights_bytes())
+            loading.begin(self._client)
 
         self._in_rank_0(begin)
 
     def sample_source(self) -> SampleSource:
-        def take(batch_size: int, size: int, epochs: int) -> AssignedSamples | None:
+        def take(batch_size: int, size: int, epochs: int, planned: int | None) -> AssignedSamples | None:
             if self._client is None:
                 number, joins, epoch, start, stop = map(int, self._group.receive().split())
             else:
                 count = self._client.granted.batch_size or batch_size * self.ranks
-                samples = self._client.take(count, size, epochs)
+                samples = self._client.take(count, size, epochs, planned)
                 number, joins = samples.number, self._client.joins
                 epoch, start, stop = samples.epoch, samples.start, samples.stop
                 self._group.announce(f"{number} {joins} {epoch} {start} {stop}")
@@ -176,14 +178,21 @@ class RankedBackend(PushAfterBackward):
 
         return take
 
+    def sum_over_ranks(self, values: list[float]) -> list[float]:
+        return self._group.sum_numbers(values)
+
     def exchange(self, computed: ComputedGradient) -> bool:
         """Average the gradients over the ranks, weighted by batch size. Rank 0 exchanges the mean with the server."""
         size = computed.batch_size
         size_with_loss = 0.0 if computed.loss is None else float(size)
         numbers = [float(computed.overflowed), size, size_with_loss, (computed.loss or 0.0) * size]
-        overflowed, total, total_with_loss, loss = self._group.sum_numbers(numbers)
+        overflowed, total, total_with_loss, loss, loaded = self._group.sum_numbers(
+            [*numbers, float(self._loading.found())]
+        )
         if overflowed:
             return False  # in all ranks, because each has the same sum
+        if loaded and (not self._offer_weights() or computed.taken):
+            return False
         self._flat.gather_into(self._sum)
         gradients, statistics = self._flat.split(self._sum)
         gradients.mul_(size / total / computed.scale)
@@ -198,7 +207,20 @@ class RankedBackend(PushAfterBackward):
             exchange(client, self._flat, replace(computed, batch_size=int(total), loss=mean_loss), self._pulled_at)
 
         self._in_rank_0(push)
+        self._loading.has_stepped = True
         return True
+
+    def _offer_weights(self) -> bool:
+        """Offer weights that were loaded into rank 0 to the job. Return whether the parameters of all ranks stay."""
+        before = self._loading.parameters_now()
+
+        def offer() -> None:
+            assert self._client is not None
+            self._loading.offer(self._client)
+
+        self._in_rank_0(offer)
+        (others,) = self._group.sum_numbers([float(not self._loading.is_followed(before))])
+        return not others
 
     def _in_rank_0(self, action: Callable[[], None]) -> None:
         """Call the function in rank 0, and then give all ranks the weights that it pulled.
@@ -206,15 +228,15 @@ class RankedBackend(PushAfterBackward):
         If it fails, its error is raised in rank 0, and a ConnectionError in the others.
         """
         error: BaseException | None = None
-        values = [0, 0, 0]
+        values = [0, 0, 0, 0]
         if self.rank == 0:
             try:
                 action()
                 assert self._client is not None
-                values = [1, self._client.worker, self._client.joins]
+                values = [1, self._client.worker, self._client.joins, self._client.workers]
             except BaseException as problem:
                 error = problem
-        succeeded, self.worker, self.joins = self._group.broadcast_numbers(values)
+        succeeded, self.worker, self.joins, self.workers = self._group.broadcast_numbers(values)
         if error is not None:
             raise error
         if not succeeded:
@@ -233,10 +255,30 @@ class RankedBackend(PushAfterBackward):
             if self.rank != 0:
                 self._flat.weights.copy_(self._sum)
         self._flat.scatter()
+        self._loading.pulled()
 
     @property
     def mixes(self) -> bool:
         return False  # such a policy was refused at the start
+
+    def load_weights(self) -> None:
+        """Give the job the weights of rank 0. All ranks of the main worker must call this together."""
+        if self.worker == 0:
+
+            def load() -> None:
+                assert self._client is not None
+                self._loading.load_weights(self._client)
+
+            self._in_rank_0(load)
+
+    def load_optimizer_state(self) -> None:
+        if self._client is not None:
+            self._loading.load_state(is_main=self.worker == 0)
+
+    def optimizer_state(self) -> dict[int, Any] | None:
+        if self._client is None:
+            return None
+        return self._loading.packed(self._loading.pull_states(self._client))
 
     def finish(self) -> None:
         """Wait until the other workers are done too, and pull the final model into all ranks."""

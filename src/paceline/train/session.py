@@ -15,10 +15,8 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -27,34 +25,22 @@ from torch.utils.data import DataLoader
 
 from paceline.model.description import Description
 from paceline.model.optimizer import spec_of
-from paceline.serve.environment import CONNECT, LAUNCHED, REFUSAL, REFUSED, TOKEN, address, worker_number
+from paceline.serve.environment import CONNECT, address, job_token, worker_number
 from paceline.serve.wire.tls import Tls
+from paceline.serve.worker import uncaught
 from paceline.serve.worker.client import Client
-from paceline.serve.worker.transfers import Refusal
+from paceline.serve.worker.notices import is_launched, notice
 from paceline.train import profile, ranks
 from paceline.train.backend import Backend, JobBackend, LocalBackend
-from paceline.train.data import JobBatches, PacedLoader, loader_of
+from paceline.train.data import EpochBatches, PacedLoader, batches_of, loader_of
 from paceline.train.flat_model import FlatModel
+from paceline.train.loading import Loading
 from paceline.train.optimizer import PacedOptimizer
 from paceline.train.overlap import OverlappedBackend
+from paceline.train.processes import JobProcess
 
 GRADIENTS = "PACELINE_GRADIENTS"
 MAX_METRIC_NAME = 80  # characters; the server cuts off the rest
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Under `paceline run`, print an error that the user can fix as one sentence, without a traceback.
-
-    The process then exits with a code that ends the job, because a restart of this worker would fail again.
-    """
-    try:
-        yield
-    except (Refusal, ValueError) as error:
-        if LAUNCHED not in os.environ:
-            raise
-        print(f"{REFUSAL}{error}", file=sys.stderr, flush=True)  # noqa: T201
-        raise SystemExit(REFUSED) from None
 
 
 def join(
@@ -76,15 +62,12 @@ def join(
     overlap: where updates are streamed, push gradients while the backward pass computes them. Each backward() must
         then be followed by step(), without clipping, scaling or accumulating gradients in between.
     """
-    with user_errors():
-        _check_order("join", model, optimizer)
+    server = _server("join", model, optimizer, connect)
     if profile.wanted():
         return _profiled(model, optimizer, buffers)
-    server = connect or os.environ.get(CONNECT)
     if not server:
         return Session(model, optimizer, LocalBackend())
-    with user_errors():
-        return Session(model, optimizer, _connect(model, optimizer, server, token, gradients, buffers, overlap))
+    return Session(model, optimizer, _connect(model, optimizer, server, token, gradients, buffers, overlap))
 
 
 def wrap(
@@ -101,24 +84,29 @@ def wrap(
 
     `optimizer = paceline.wrap(model, optimizer)` is the whole change. The arguments are those of `join`.
     """
-    with user_errors():
-        _check_order("wrap", model, optimizer)
+    _server("wrap", model, optimizer, connect)
     return join(
         model, optimizer, connect=connect, token=token, gradients=gradients, buffers=buffers, overlap=overlap
     ).optimizer
 
 
-def _check_order(function: str, model: object, optimizer: object) -> None:
-    """Raise ValueError if the model and the optimizer are swapped."""
+def _server(function: str, model: object, optimizer: object, connect: str | None) -> str | None:
+    """Return the address of the job's server, or None to train alone. In a job, errors are sentences from now on.
+
+    Raise ValueError if the model and the optimizer are swapped.
+    """
+    server = connect or os.environ.get(CONNECT)
+    if server or is_launched():
+        uncaught.shorten()
     if isinstance(model, torch.optim.Optimizer) or isinstance(optimizer, torch.nn.Module):
         raise ValueError(f"The model comes first, the optimizer second: paceline.{function}(model, optimizer).")
+    return server
 
 
 def _profiled(model: torch.nn.Module, optimizer: torch.optim.Optimizer, buffers: bool) -> Session:
     """Return a session that trains alone and whose steps are timed."""
     session = Session(model, optimizer, LocalBackend())
-    with user_errors():
-        profiler = profile.StepProfiler(model, session.optimizer, buffers)
+    profiler = profile.StepProfiler(model, session.optimizer, buffers)
     atexit.register(profiler.write)  # the script may end before the profiler has seen enough steps
     return session
 
@@ -138,18 +126,20 @@ def _connect(
     overlap = overlap and rank_count == 1
     flat = FlatModel(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers, apart=overlap)
     description = Description(flat.layout, spec_of(optimizer), flat.fixed).as_json()
-    secret = token.encode() if token is not None else bytes.fromhex(os.environ.get(TOKEN, ""))
+    secret = token.encode() if token is not None else job_token()
 
     def connect() -> Client:
-        return Client(server_address, description, secret, worker_number(), tls=Tls.from_environment())
+        return Client(server_address, description, secret, worker_number(), tls=Tls.from_environment(), tell=notice)
 
     if rank_count > 1:
-        return ranks.RankedBackend(connect, flat, rank, rank_count)
-    client = connect()
-    return OverlappedBackend(client, flat) if overlap and client.streamed else JobBackend(client, flat)
+        return ranks.RankedBackend(connect, flat, Loading(flat, optimizer), rank, rank_count)
+    client, loading = connect(), Loading(flat, optimizer)
+    if overlap and client.streamed:
+        return OverlappedBackend(client, flat, loading)
+    return JobBackend(client, flat, loading)
 
 
-class Session:
+class Session(JobProcess):
     """The part of one process in a job, or a training run of its own."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, backend: Backend) -> None:
@@ -157,47 +147,46 @@ class Session:
         #: The optimizer for loops that call step() themselves, and for schedulers, scalers and clipping.
         self.optimizer = PacedOptimizer(optimizer, backend)
         self._backend = backend
-        self._job_batches: dict[int, tuple[Any, JobBatches]] = {}
+        self._job_batches: dict[int, tuple[Any, EpochBatches]] = {}
         atexit.register(self.close)
 
-    @property
-    def worker(self) -> int:
-        """The number of this worker; 0 when it trains alone."""
-        return self._backend.worker
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is the one process of the job that should print, evaluate and save.
-
-        It is True in rank 0 of worker 0, and under plain `python`.
-        """
-        return self._backend.worker == self._backend.rank == 0
-
-    def batches(self, data: Any, batch_size: int | None = None, epochs: int = 1, seed: int = 0) -> Iterator[Any]:
+    def batches(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        seed: int = 0,
+        *,
+        sharded: bool = False,
+    ) -> Iterator[Any]:
         """Yield this worker's batches of a Dataset or a DataLoader. All workers together see each sample once an epoch.
 
         If the policy tunes batch sizes, the batches follow it. Another call with the same data continues with the next
-        epochs.
-        """
-        return self._batches_of(data, batch_size, seed).batches(epochs)
+        epochs. A stream (IterableDataset) and a sampler of your own are divided among the processes in fixed parts:
+        each sample is seen once an epoch if their order is the same in all processes, and if no worker is lost.
 
-    def loader(self, loader: DataLoader[Any], epochs: int | None = None, seed: int = 0) -> PacedLoader:
+        epochs: the number of epochs; 1 by default.
+        sharded: the data is this process's part already. It is used as it is, without dividing it.
+        """
+        return self._batches_of(data, batch_size, seed, sharded).batches(epochs)
+
+    def loader(
+        self, loader: DataLoader[Any], epochs: int | None = None, seed: int = 0, *, sharded: bool = False
+    ) -> PacedLoader:
         """Return a DataLoader that yields this worker's batches of one epoch each time it is iterated over.
 
-        If `epochs` is given, the worker finishes and leaves the job after that number of epochs.
+        If `epochs` is given, training is finished after that number of epochs: the model is the final one then, and
+        metrics of it can be logged. The worker leaves the job when the script ends, or with `close`. `seed` and
+        `sharded` are those of `batches`, which says what is promised.
         """
+        return PacedLoader(loader, self._batches_of(loader, None, seed, sharded), self.finish, epochs)
 
-        def leave() -> None:
-            self.finish()
-            self.close()
-
-        return PacedLoader(loader, self._batches_of(loader, None, seed), leave, epochs)
-
-    def _batches_of(self, data: Any, batch_size: int | None, seed: int) -> JobBatches:
+    def _batches_of(self, data: Any, batch_size: int | None, seed: int, sharded: bool) -> EpochBatches:
         if id(data) not in self._job_batches:
-            with user_errors():
-                batches = JobBatches(loader_of(data, batch_size), self.optimizer, self._backend, seed)
+            loader = loader_of(data, batch_size)
+            batches = batches_of(loader, self.optimizer, self._backend, seed, sharded)
             self._job_batches[id(data)] = data, batches  # holding the data keeps its id from being reused
+            self._backend.knows_its_part = True
         return self._job_batches[id(data)][1]
 
     def step(
@@ -218,6 +207,16 @@ class Session:
             scaler.update()
         self.optimizer.zero_grad()
 
+    def load(self, state_dict: Mapping[str, Any]) -> None:
+        """Load weights into the model of every worker, as `model.load_state_dict(state_dict)` does in one process.
+
+        The main worker's call counts, and other workers may call it too. They get the weights with their next batch or
+        step, and updates that they are computing are discarded. The optimizer's state is kept.
+        """
+        if self._backend.alone or self._backend.worker == 0:
+            self.model.load_state_dict(state_dict)
+            self._backend.load_weights()
+
     def finish(self) -> None:
         """End training: wait until the other workers are done too, and pull the final model.
 
@@ -235,7 +234,8 @@ class Session:
         values = {_metric_name(name): _metric_value(name, value) for name, value in metrics.items()}
         if values and self.optimizer.closed and not self._backend.alone:
             warnings.warn(
-                f"This worker has left the job, so {', '.join(values)} cannot be reported; call session.log() earlier.",
+                f"This worker has left the job, so {', '.join(values)} cannot be reported; call session.log() before "
+                "session.close(), or inside the `with` block after session.finish().",
                 stacklevel=2,
             )
             return

@@ -20,6 +20,7 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 WORKER_FAULTS = frozenset[Kind]({"kill worker", "stop worker", "cut worker", "twin"})
 WEIGHTS = (4, 3, 6, 3, 3, 3, 1, 2, 1)
+RECOVERY_WEIGHTS = (4, 2, 4, 1, 2, 6, 1, 5, 1)  # of faults that follow another one
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,20 @@ def draw_faults(rng: random.Random, workers: int, until: float, lease: float) ->
         seconds = rng.choice((0.1, 0.6, 1.2, 2.5)) * lease * rng.random()
         faults.append(ScheduledFault(rng.uniform(0.0, until), kind, target, seconds))
     return tuple(sorted(faults, key=lambda fault: fault.time))
+
+
+def add_second_faults(
+    rng: random.Random, faults: tuple[ScheduledFault, ...], workers: int, lease: float
+) -> tuple[ScheduledFault, ...]:
+    """Return these faults and others that follow some of them: at the same time, or while the job recovers."""
+    second = []
+    for fault in faults:
+        while rng.random() < 0.4:
+            kind = rng.choices(KINDS, RECOVERY_WEIGHTS)[0]
+            wait = rng.choice((0.0, 0.01, 0.3, 1.0)) * rng.random() * lease
+            if rng.random() < 0.5 and fault.kind in ("kill server", "kill worker"):
+                wait += fault.seconds  # when the process is restarted
+            seconds = rng.choice((0.1, 0.6, 1.2)) * lease * rng.random()
+            fault = ScheduledFault(fault.time + wait, kind, rng.randrange(workers), seconds)
+            second.append(fault)
+    return tuple(sorted((*faults, *second), key=lambda fault: fault.time))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from paceline import policies
 from paceline.job import JobConfig, JobState
@@ -13,7 +13,7 @@ from paceline.job.accounting import Watcher
 from paceline.observe.trace import Event
 from paceline.policies import Policy
 from paceline.simulate.clock import Clock
-from paceline.simulate.protocol.faults import WORKER_FAULTS, ScheduledFault, draw_faults
+from paceline.simulate.protocol.faults import WORKER_FAULTS, ScheduledFault, add_second_faults, draw_faults
 from paceline.simulate.protocol.server import SimulatedServer
 from paceline.simulate.protocol.transport import SimulatedConnection
 from paceline.simulate.protocol.worker import SimulatedWorker
@@ -59,6 +59,8 @@ class Setting:
     save_every: int
     pace: tuple[float, ...]  # factor of each worker's compute time
     loss: float  # fraction of the messages between workers and shards that is lost
+    loads: Literal["", "main", "all"] = ""  # the processes that load other weights after their first pull
+    restore_seconds: float = 0.0  # that a shard takes at most to load its part of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class World:
         self._connections = 0
         self.server: SimulatedServer | None = SimulatedServer(self, random.Random(f"{seed} server"))
         self._starts = 0
+        self._restarts = 0  # of the server that were planned
         self._seed = seed
         self.workers: list[SimulatedWorker] = []
         for number in range(setting.workers):
@@ -168,6 +171,10 @@ class World:
         self._check_parts(version, snapshot, counts)
         self.newest = SimulatedCheckpoint(version, snapshot, counts)
         return ""
+
+    def provided(self, snapshot: Mapping[str, Any], counts: list[list[dict[int, int]]]) -> SimulatedCheckpoint:
+        """Return the state that a job begins again with, after a worker has loaded other weights."""
+        return SimulatedCheckpoint(int(snapshot["version"]), snapshot, counts)
 
     def _check_parts(self, version: int, snapshot: Mapping[str, Any], counts: list[list[dict[int, int]]]) -> None:
         """Check that all parts of a checkpoint agree: each piece counts the samples that are done, and no others."""
@@ -245,7 +252,9 @@ class World:
             case "kill server" if server and self.newest:
                 server.kill()
                 self.server = None
-                self.clock.at(self.clock.now + seconds, self._restart_server)
+                self._plan_restart(seconds)
+            case "kill server" if server is None:  # while it restarts
+                self._plan_restart(seconds)
             case "stop shard" if server and server.shard_processes:
                 server.shard_processes[fault.target % len(server.shard_processes)].process.stop(min(seconds, 5.0))
             case "kill shard" if server and server.shard_processes and self.newest:
@@ -262,7 +271,13 @@ class World:
         for number in range(self.setting.workers):
             self._restart_worker(number)
 
-    def _restart_server(self, _: None) -> None:
+    def _plan_restart(self, seconds: float) -> None:
+        """Restart the server after this time, unless it is killed again before."""
+        self._restarts += 1
+        number = self._restarts
+        self.clock.at(self.clock.now + seconds, lambda _: self._restart_server() if number == self._restarts else None)
+
+    def _restart_server(self) -> None:
         self.server = SimulatedServer(self, random.Random(f"{self._seed} server {self.generations}"))
         self.restart_workers()
 
@@ -301,9 +316,15 @@ def run(
     """Run the job of a seed. make_state: makes the JobState, to test with a faulty one."""
     rng = random.Random(seed)
     drawn = draw_setting(rng)
-    setting = setting or drawn
+    # Drawn apart, so that all else about a seed stays as it was.
+    loads: Literal["", "main", "all"] = random.Random(f"{seed} loads").choice(("", "", "main", "all"))
+    setting = setting or replace(drawn, loads=loads)
     if faults is None:
         faults = draw_faults(rng, setting.workers, rng.choice((5.0, 20.0, 60.0)), setting.lease)
+        again = random.Random(f"{seed} recovery")  # drawn apart, as above
+        if again.random() < 0.5:
+            faults = add_second_faults(again, faults, setting.workers, setting.lease)
+            setting = replace(setting, restore_seconds=again.choice((0.0, 0.5, 4.0)))
     world = World(setting, faults, seed, make_state)
     world.history = history
     try:

@@ -97,9 +97,13 @@ class SimulatedServer:
         self.begin(world.newest, None, {})
 
     def begin(
-        self, restored: SimulatedCheckpoint | None, awaited: frozenset[int] | None, incarnations: Mapping[int, int]
+        self,
+        restored: SimulatedCheckpoint | None,
+        awaited: frozenset[int] | None,
+        incarnations: Mapping[int, int],
+        provider: int | None = None,
     ) -> None:
-        """Begin a generation, restored from a checkpoint or fresh."""
+        """Begin a generation, restored from a checkpoint or fresh. provider: the worker that provides the weights."""
         setting = self.world.setting
         policy = policies.make(setting.policy)
         policy.streamed = setting.streamed and policy.streamable
@@ -115,6 +119,7 @@ class SimulatedServer:
             generation=f"generation {self.world.generations}",
             awaited=awaited,
             incarnations=dict(incarnations),
+            provider=provider,
         )
         trace = self.world.begin_trace(restored.version if restored else 0)
         snapshot = restored.snapshot if restored else None
@@ -132,9 +137,23 @@ class SimulatedServer:
         if restored:
             for shard_process in self.shard_processes:
                 shard_process.shard.version = restored.version
+        if restored and provider is None:
             for number in range(setting.shards):
-                self._tell(events.ShardLoaded(number))
+                self._restore_shard(number, self.rng.uniform(0.0, setting.restore_seconds))
         self._tick(self._generation, self.process.clock.now)
+
+    def _restore_shard(self, number: int, seconds: float) -> None:
+        """Tell the job that a shard has loaded its part of the checkpoint, after this time."""
+        generation = self._generation
+
+        def loaded() -> None:
+            if generation == self._generation:
+                self._tell(events.ShardLoaded(number))
+
+        if seconds:
+            self.process.after(seconds, loaded)
+        else:
+            loaded()
 
     # Events in, instructions out
 
@@ -160,7 +179,8 @@ class SimulatedServer:
             case instructions.OrderInitialWeights():
                 self._to_shards(instruction)
             case instructions.StoreCheckpoint(version):
-                self.process.after(self.rng.uniform(0.0, 0.5), lambda: self._store(version))
+                generation = self._generation
+                self.process.after(self.rng.uniform(0.0, 0.5), lambda: self._store(version, generation))
             case instructions.SetTimer(time):
                 self._wake += 1
                 number, generation = self._wake, self._generation
@@ -168,8 +188,10 @@ class SimulatedServer:
                 self.process.after(wait, lambda: self._woke(number, generation))
             case instructions.JobDone():
                 self._save_and_end(self._generation)
-            case instructions.FailGeneration():
+            case instructions.FailGeneration() | instructions.GiveUpShard():
                 self.restart()
+            case instructions.BeginAgain(provider, snapshot):
+                self._begin_again(provider, snapshot)
             case instructions.LogLine() | instructions.OrderAdd() | instructions.ForgetCheckpoint():
                 pass
             case _ if isinstance(instruction, ORDERS_TO_SHARDS):
@@ -208,7 +230,9 @@ class SimulatedServer:
         if number == self._wake and generation == self._generation:
             self._tell(events.TimerFired())
 
-    def _store(self, version: int) -> None:
+    def _store(self, version: int, generation: int) -> None:
+        if generation != self._generation:
+            return
         error = self.world.store(version, self._snapshot, [self._parts[number] for number in sorted(self._parts)])
         self._tell(events.CheckpointStored(version, error))
 
@@ -270,6 +294,13 @@ class SimulatedServer:
         self._end_generation()
         self.begin(self.world.newest, expected, incarnations)
         self.world.restart_workers()
+
+    def _begin_again(self, provider: int, snapshot: Mapping[str, Any]) -> None:
+        """Begin a new generation with the weights of a worker, which no sample has changed yet."""
+        expected, incarnations = self.state.roster.expected, self.state.incarnations
+        self._end_generation()
+        counts: list[list[dict[int, int]]] = [[] for _ in range(self.world.setting.shards)]
+        self.begin(self.world.provided(snapshot, counts), expected, incarnations, provider)
 
     def _end_generation(self) -> None:
         for shard_process in self.shard_processes:

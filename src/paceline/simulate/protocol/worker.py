@@ -54,6 +54,8 @@ class SimulatedWorker:
         self._heard = 0.0
         self._requests = 0
         self._incarnation = 0
+        self._loads = world.setting.loads == "all" or (world.setting.loads == "main" and number == 0)
+        self._has_loaded = False
         self._script = self._work()
         self.process.do(self._run_script)
 
@@ -75,13 +77,15 @@ class SimulatedWorker:
         yield from self._join()
         world, state = self.world, self._state
         version = yield from self._next_grant()
+        if self._loads and not self._has_loaded:
+            yield from self._load_weights()
         while True:
             self._requests += 1
             number, batch = self._requests, state.newest.batch_size or world.setting.batch
             self._record_and_send(
                 state.request, events.SamplesRequested(0, number, batch, world.setting.samples, world.setting.epochs)
             )
-            given = yield from self._receive_samples(number)
+            given = yield from self._receive(partial(state.take_samples, number))
             samples = tuple(range(given.start, given.stop))
             if not samples:
                 break
@@ -95,17 +99,26 @@ class SimulatedWorker:
         self._record_and_send(state.leave, events.WorkerLeft(0))
         yield from self._until(lambda: state.leave_confirmed)
 
-    def _receive_samples(self, number: int) -> Generator[None, None, instructions.SendSamples]:
-        given: list[instructions.SendSamples] = []
+    def _load_weights(self) -> Iterator[None]:
+        """Load other weights, and offer them to the job. If it keeps its own, pull them."""
+        yield from self._sleep(self.rng.uniform(0.0, 1.0))
+        self._has_loaded = True
+        self._record_and_send(self._state.offer, events.WeightsOffered(0))
+        kept = yield from self._receive(self._state.take_kept)
+        yield from self._pull(kept.version)
 
-        def take() -> bool:
-            answer = self._state.take_samples(number)
+    def _receive(self, take: Callable[[], Any]) -> Generator[None, None, Any]:
+        """Wait until `take` returns an answer, and return it."""
+        answers: list[Any] = []
+
+        def taken() -> bool:
+            answer = take()
             if answer is not None:
-                given.append(answer)
-            return bool(given)
+                answers.append(answer)
+            return bool(answers)
 
-        yield from self._until(take)
-        return given[0]
+        yield from self._until(taken)
+        return answers[0]
 
     def _next_grant(self) -> Generator[None, None, int]:
         state = self._state

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.job import instructions
 from paceline.simulate.machine import NEVER, Machine
+from paceline.simulate.network import DIRECTIONS
 from paceline.simulate.transfer.gate import LinkGate
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ class WholeTransfer:
         self._ledger, self._model, self._observer = cluster.state.ledger, cluster.model, cluster.transfer_observer
         spec = cluster.spec
         self._model_bytes, self._apply_seconds = spec.model_bytes, spec.apply_seconds
+        self._replicas = spec.replicas
         self._push_gate: LinkGate[Machine] | None = None
         self._pull_gate: LinkGate[Machine] | None = None
+        self.pulls_saved = 0  # Grants to workers that had the newest model already
         if in_turn:
             occupies = cluster.network.occupies
             self._push_gate = LinkGate(cluster.clock, occupies(spec.model_bytes, "in"), self._begin_push)
@@ -47,6 +50,7 @@ class WholeTransfer:
     def granted(self, machine: Machine) -> None:
         """Bring the newest model to a granted worker, and let it compute."""
         if machine.version == self._ledger.version:
+            self.pulls_saved += 1
             self._cluster.compute(machine)
             return
         now, busy = self._clock.now, self._servers.busy_until
@@ -93,7 +97,23 @@ class WholeTransfer:
         self._send_gradient(machine)
 
     def _send_gradient(self, machine: Machine) -> None:
-        machine.transfer("in", self._model_bytes, self._cluster.update_arrived)
+        if self._replicas:
+            self._send_to_both(machine)
+        else:
+            machine.transfer("in", self._model_bytes, self._cluster.update_arrived)
+
+    def _send_to_both(self, machine: Machine) -> None:
+        """Carry a gradient to the servers, which pass it on to their backups while it arrives."""
+        left = 2
+
+        def arrived(machine: Machine) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._cluster.update_arrived(machine)
+
+        for direction in DIRECTIONS:  # in to the servers, and out of them to the backups
+            machine.transfer(direction, self._model_bytes, arrived)
 
     def apply(self, order: instructions.OrderApply) -> None:
         """Let the servers apply updates that have arrived, in one optimizer step."""

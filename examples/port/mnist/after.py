@@ -118,7 +118,7 @@ def main():
     model = Net().to(device)
     optimizer = optim.Adadelta(model.parameters(), lr=args.lr)
     session = paceline.join(model, optimizer)
-    optimizer, train_loader = session.optimizer, session.loader(train_loader, args.epochs)
+    train_loader = session.loader(train_loader, args.epochs)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
 
     for epoch in range(1, args.epochs + 1):
