@@ -13,7 +13,7 @@ SAMPLE ?= 24  # cases of the fault matrix in `make test`, drawn at random
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint wheel bench clean
+.PHONY: help setup demo test test-all lint audit wheel bench clean
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -24,12 +24,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "paceline needs Python 3.11 or newer; try: make setup PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing paceline into .venv ..."
+	@echo "installing paceline and its tools into .venv (1.7 GB, a few minutes) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
-demo: setup      ## train handwritten digits with 4 workers, under BSP and under R²SP, for real
-	@$(BIN)/paceline run --workers 4 --policy bsp:weights=mean,r2sp:weights=mean examples/digits.py
+demo: setup      ## train digits with 4 workers over slow links, under BSP and under R²SP: a minute, and a picture
+	@$(BIN)/python scripts/demo.py
 
 test: setup      ## the tests: first on all cores, then those that must run alone
 	@$(SIDE_BY_SIDE) -m 'not alone' --matrix-sample $(SAMPLE)
@@ -47,6 +47,9 @@ lint: setup      ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+audit: setup     ## look for known vulnerabilities in the installed packages; needs the internet
+	@$(BIN)/python scripts/audit.py
+
 bench: setup     ## the benchmarks of the simulator, of decisions and of training, and the lab (root)
 	@$(BIN)/python benchmarks/simulator.py
 	@$(BIN)/python benchmarks/decisions.py
@@ -54,5 +57,5 @@ bench: setup     ## the benchmarks of the simulator, of decisions and of trainin
 	@$(BIN)/python benchmarks/training.py
 	@$(BIN)/python benchmarks/lab.py
 
-clean:           ## remove .venv and caches
-	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache
+clean:           ## remove .venv, caches and the demo's picture
+	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache demo.png

@@ -3,7 +3,7 @@
 Tests marked slow run after all others.
 
 `--matrix-sample N` keeps N of the selected tests that are marked matrix, drawn at random. It prints the seed.
-`--matrix-seed` repeats a draw.
+`--matrix-seed` repeats a draw. `--pairs` and `--pairs-seed` choose the jobs with two random faults (tests/faults).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--matrix-sample", type=int, metavar="N", help="of the tests marked matrix, run only N")
+    parser.addoption("--pairs", type=int, default=300, metavar="N", help="of the pairs of random faults, have N")
+    parser.addoption("--pairs-seed", type=int, default=0, metavar="SEED", help="the seed of the first pair")
     parser.addoption("--matrix-seed", type=int, metavar="SEED", help="draw the same sample as the run with this seed")
 
 

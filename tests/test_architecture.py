@@ -45,7 +45,7 @@ OUTSIDE: dict[str, set[str]] = {
     "workloads": {"numpy", "torch", "transformers"},
     "simulate": {"numpy", "torch"},
     "rlp": {"gymnasium", "numpy", "safetensors", "torch"},
-    "serve": {"msgspec", "numpy", "safetensors", "torch", "uvloop"},
+    "serve": {"cryptography", "msgspec", "numpy", "safetensors", "torch", "uvloop"},
     "collectives": {"numpy", "torch", "matplotlib"},
     "train": {"torch"},
     "federated": {"torch"},

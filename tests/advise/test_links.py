@@ -41,7 +41,7 @@ def test_a_link_on_this_machine() -> None:
 def test_hosts_are_measured_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ssh of this test runs the command on this machine and records it."""
     ssh = tmp_path / "ssh"
-    ssh.write_text(f'#!/bin/sh\necho "$3 $4" >> {tmp_path}/commands\nexec sh -c "$4"\n')
+    ssh.write_text(f'#!/bin/sh\necho "$4 $5" >> {tmp_path}/commands\nexec sh -c "$5"\n')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(links, "SECONDS", 0.1)

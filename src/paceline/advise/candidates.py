@@ -55,6 +55,8 @@ def candidates(spec: ClusterSpec) -> list[Candidate]:
             Candidate("r2sp:tune_batches=true", streamed=True),
             Candidate("r2sp:tune_batches=true"),
         ]
+    if spec.replicas:  # whole updates only, and the simulator knows backups of separate servers
+        found = [each for each in found if not each.colocated and not each.streamed and "pipeline" not in each.policy]
     if len(spec.workers) == 1:
         found = [each for each in found if not each.colocated and each.policy != DDP]
     return [each for each in found if each.policy == DDP or make(each.policy).least_workers <= len(spec.workers)]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.advise.candidates import DDP, Candidate
 from paceline.model.correction import chosen as correction
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.observe.observer import Observer
 from paceline.policies import make
-from paceline.simulate import Cluster, ClusterSpec, limit_seconds
+from paceline.simulate import Cluster, ClusterSpec, run_limit_seconds
 from paceline.simulate.cluster_spec import worker_rng
 
 BUCKET = 25 * 2**20  # DistributedDataParallel's default bucket size, in bytes
@@ -33,7 +33,7 @@ class Estimate:
     mean_staleness: float = 0.0
     max_staleness: int = 0
     busy: tuple[float, float] | None = None  # mean utilization of the servers' links, in and out
-    floor_seconds: float = 0.0
+    floor_seconds: float | None = None  # the least that the cluster allows for an iteration
     price: float = 1.0  # samples that training needs, relative to training without staleness
 
     @property
@@ -56,6 +56,8 @@ def estimate(
     described = spec.colocated() if candidate.colocated else spec
     usage = None if candidate.colocated else _LinkUsage()
     policy = make(candidate.policy)
+    if candidate.colocated or candidate.streamed or policy.pipelined:
+        described = replace(described, replicas=0)  # only whole updates of separate servers are simulated with backups
     result = Cluster(described, policy, iterations, seed, candidate.streamed, usage).run(progress)
     report = result.report
     return Estimate(
@@ -65,7 +67,7 @@ def estimate(
         report.mean_staleness,
         report.max_staleness,
         usage.means(result.simulated_seconds) if usage else None,
-        limit_seconds(described, candidate.streamed or policy.pipelined),
+        run_limit_seconds(described, policy, result),
         staleness_price(candidate.policy, report.mean_staleness, optimizer),
     )
 
@@ -97,7 +99,7 @@ def _all_reduce(spec: ClusterSpec, iterations: int, seed: int) -> Estimate:
     """
     N = len(spec.workers)
     buckets = max(1, math.ceil(spec.model_bytes / BUCKET))
-    compute = _slowest_compute(spec, iterations, seed)
+    compute = slowest_compute(spec, iterations, seed)
     network = 2 * (N - 1) / N * spec.model_bytes / min(worker.link for worker in spec.workers)
     backward = BACKWARD * compute
     seconds = compute - backward + max(backward + network / buckets, backward / buckets + network)
@@ -105,7 +107,7 @@ def _all_reduce(spec: ClusterSpec, iterations: int, seed: int) -> Estimate:
     return Estimate(Candidate(DDP), seconds, sum(worker.batch for worker in spec.workers) / seconds)
 
 
-def _slowest_compute(spec: ClusterSpec, iterations: int, seed: int) -> float:
+def slowest_compute(spec: ClusterSpec, iterations: int, seed: int = 0) -> float:
     """Return the longest compute time among the workers, averaged over the iterations."""
     chances = [worker_rng(number, seed) for number in range(len(spec.workers))]
     total = sum(

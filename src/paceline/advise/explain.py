@@ -6,12 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.advise.candidates import DDP, Candidate, candidates, has_unequal_workers
-from paceline.advise.evaluate import Estimate, estimate
+from paceline.advise.evaluate import Estimate, estimate, slowest_compute
 from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.observe.table import duration
 from paceline.simulate import ClusterSpec
 
 NEAR = 0.03  # a candidate within this share of the best counts as equally good, and staleness decides between them
 LITTLE = 0.1  # if no policy can gain more than this share, the first reason says so
+
+CHANCES = 200  # iterations over which the cost of jitter is averaged
+
+#: How a policy works, by the part of its name that says so. The first that fits is given.
+HOW = {
+    "pipeline=true": "A pipelined barrier returns each piece of the model as soon as all workers have pushed it, so "
+    "pushes and pulls overlap. It has no staleness.",
+    "r2sp": "Workers take turns on the links: while one sends, the others compute, and no two transfers collide.",
+    "bsp": "A barrier has no staleness: it learns like one process with the batches of all workers.",
+    "ssp": "No worker waits, unless it is too far ahead of the slowest.",
+    "asp": "No worker waits for another.",
+}
 
 Progress = Callable[[str, float], None]  # the name of a simulation, and its progress from 0 to 1
 
@@ -49,7 +62,8 @@ def advise(
     ranked = sorted(found, key=lambda each: -each.effective_rate)
     chosen = choose(ranked, order)
     gains = tuple(upgrades(spec, chosen, iterations, seed, progress))
-    return Advice(spec, current, tuple(ranked), chosen, tuple(reasons(spec, current, ranked, chosen)), gains)
+    why = tuple(reasons(spec, current, ranked, chosen, optimizer))
+    return Advice(spec, current, tuple(ranked), chosen, why, gains)
 
 
 def choose(ranked: Sequence[Estimate], order: Sequence[Candidate]) -> Estimate:
@@ -63,11 +77,19 @@ def choose(ranked: Sequence[Estimate], order: Sequence[Candidate]) -> Estimate:
     return min(near, key=lambda each: (round(each.mean_staleness, 1), place.get(each.candidate, len(place))))
 
 
-def reasons(spec: ClusterSpec, now: Estimate, ranked: Sequence[Estimate], chosen: Estimate) -> list[str]:
+def reasons(
+    spec: ClusterSpec,
+    now: Estimate,
+    ranked: Sequence[Estimate],
+    chosen: Estimate,
+    optimizer: OptimizerSpec | None = None,
+) -> list[str]:
     """Return the reasons for a choice, as sentences with the figures of this cluster."""
     found = [_compute_share(spec, now)]
     if has_unequal_workers(spec):
         found.append(_cost_of_barriers(spec))
+    elif wait := _cost_of_jitter(spec):
+        found.append(wait)
     found += _merits(spec, ranked, chosen)
     quickest = max(ranked, key=lambda each: each.samples_per_second)
     more = quickest.samples_per_second / chosen.samples_per_second - 1
@@ -78,6 +100,12 @@ def reasons(spec: ClusterSpec, now: Estimate, ranked: Sequence[Estimate], chosen
         )
     if ranked[0] is not chosen:
         found.append(_why_not_the_fastest(ranked[0], chosen))
+    elif len(ranked) > 1:
+        behind = 1 - ranked[1].effective_rate / chosen.effective_rate
+        slower = "about as fast" if behind < 0.005 else f"{behind:.0%} slower"
+        found.append(f"The next best is {ranked[1].candidate.name}: it would learn {slower}.")
+    if chosen.candidate.policy != DDP:
+        found.append(_learning_rate(chosen.candidate, optimizer))
     return found
 
 
@@ -101,29 +129,48 @@ def _cost_of_barriers(spec: ClusterSpec) -> str:
     )
 
 
+def _cost_of_jitter(spec: ClusterSpec) -> str | None:
+    """Return what chance costs at a barrier of equal workers. None if it is little."""
+    alone = spec.workers[0].compute_seconds()
+    slowest = slowest_compute(spec, CHANCES)
+    if slowest < (1 + LITTLE) * alone:
+        return None
+    return (
+        f"Compute times vary, so at a barrier or in all-reduce the slowest of {len(spec.workers)} workers sets the "
+        f"pace: {duration(slowest)} of computing in an iteration instead of {duration(alone)}."
+    )
+
+
 def _merits(spec: ClusterSpec, ranked: Sequence[Estimate], chosen: Estimate) -> list[str]:
-    """Return what the chosen candidate does better than others."""
+    """Return how the chosen candidate works, and what it does better than others."""
     N, K, candidate = len(spec.workers), spec.servers, chosen.candidate
-    found = []
-    bsp = next((each for each in ranked if each.candidate == Candidate("bsp")), None)
     if candidate.policy == DDP:
         servers = "one server" if K == 1 else f"{K} servers"
-        found.append(
+        return [
             f"All-reduce sends {2 * (N - 1) / N:.2g} times the model over each link in an iteration, without staleness "
             f"and without a server. Through {servers} it would be {N / K:.2g} times the model in each direction."
-        )
-    elif candidate.colocated:
+        ]
+    found = [sentence for key, sentence in HOW.items() if key in candidate.policy][:1]
+    if "tune_batches=true" in candidate.policy:
+        found.append("With tuned batches, a fast worker computes more samples in an iteration instead of waiting.")
+    if candidate.colocated:
         found.append(
             f"A server beside each worker spreads the traffic over {N} links instead of {K}: each carries "
             f"{2 * (N - 1) / N:.2g} times the model in an iteration and direction. The link of a separate server would "
             f"carry {N / K:.2g} times the model."
         )
-        if candidate.streamed:
-            found.append(
-                "When updates are streamed, the first pieces come back while the last are still being pushed, so an "
-                "iteration waits for the network once instead of twice."
-            )
-    elif bsp is not None and bsp.busy and chosen.busy and candidate.policy != "bsp":
+    if candidate.streamed:
+        found.append(
+            "When updates are streamed, the first pieces come back while the last are still being pushed, so an "
+            "iteration waits for the network once instead of twice."
+        )
+    if K > 1 and not candidate.colocated:
+        found.append(
+            f"This assumes {K} servers with a link each. `paceline run --servers {K}` starts all of them on one "
+            "machine, where they share its link."
+        )
+    bsp = next((each for each in ranked if each.candidate == Candidate("bsp")), None)
+    if bsp and bsp.busy and chosen.busy and min(chosen.busy) > (1 + LITTLE) * min(bsp.busy) and max(bsp.busy) > LITTLE:
         found.append(
             f"Under bsp, all workers push and then all pull, so the servers' links are used {bsp.busy[0]:.0%} inwards "
             f"and {bsp.busy[1]:.0%} outwards; under {candidate.name} they are used {chosen.busy[0]:.0%} and "
@@ -131,10 +178,20 @@ def _merits(spec: ClusterSpec, ranked: Sequence[Estimate], chosen: Estimate) -> 
         )
     if chosen.floor_seconds:
         found.append(
-            f"An iteration takes {chosen.iteration_seconds / chosen.floor_seconds:.2f} times the floor that this "
-            "cluster sets for schemes that serve all workers equally."
+            f"Its iteration takes {chosen.iteration_seconds / chosen.floor_seconds:.2f} times the least that these "
+            "links and workers allow under any policy."
         )
     return found
+
+
+def _learning_rate(chosen: Candidate, optimizer: OptimizerSpec | None) -> str:
+    """Return what becomes of the learning rate under a policy, in a real job and thus with weights=mean."""
+    if "bsp" in chosen.policy or optimizer is None or optimizer.name == "SGD":
+        return "Your learning rate can stay: one round of updates moves the model as far as one step of ddp."
+    return (
+        f"{optimizer.name} makes a step of full length for each update, so begin with a learning rate that is divided "
+        "by the number of workers, or of groups."
+    )
 
 
 def _why_not_the_fastest(fastest: Estimate, chosen: Estimate) -> str:

@@ -73,7 +73,7 @@ class SshAccess:
         if host == HERE:
             return [sys.executable, *arguments], {**os.environ, TOKEN: token.hex()}, b""
         remote = remote_command([sys.executable, *arguments], {})
-        return ["ssh", "-o", "BatchMode=yes", host, remote], os.environ, f"{token.hex()}\n".encode()
+        return ["ssh", "-o", "BatchMode=yes", "--", host, remote], os.environ, f"{token.hex()}\n".encode()
 
 
 async def measure_links(

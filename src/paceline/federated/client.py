@@ -18,7 +18,7 @@ import torch
 
 from paceline.model.description import Description
 from paceline.model.optimizer_spec import SUMS
-from paceline.serve.environment import CONNECT, TOKEN, address, worker_number
+from paceline.serve.environment import CONNECT, address, job_token, worker_number
 from paceline.serve.wire.tls import Tls
 from paceline.serve.worker.client import Client as Wire
 from paceline.train.flat_model import FlatModel
@@ -80,7 +80,7 @@ class FederatedClient:
         self._flat = FlatModel(model, torch.optim.SGD(model.parameters(), lr=1.0), apart=True)
         description = Description(self._flat.layout, SUMS, self._flat.fixed).as_json()
         if token is None:
-            token = bytes.fromhex(os.environ.get(TOKEN, ""))
+            token = job_token()
         secret = token.encode() if isinstance(token, str) else token
         number = worker_number() if client is None else client
         self._wire = Wire(address(server), description, secret, number, tls=tls or Tls.from_environment())

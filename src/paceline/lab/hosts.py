@@ -18,12 +18,18 @@ STREAM = 1.5  # seconds of the TCP stream that measures a link
 def hosts(spec: ClusterSpec) -> dict[str, float]:
     """Return the hosts of a cluster with the rates of their links."""
     servers = {} if spec.colocate else {server_host(spec, number): spec.server_link for number in range(spec.servers)}
+    servers |= {backup_host(spec, 0): spec.server_link} if spec.replicas and spec.servers == 1 else {}
     return servers | {worker_host(number): worker.link for number, worker in enumerate(spec.workers)}
 
 
 def server_host(spec: ClusterSpec, shard: int) -> str:
     """Return the host of a shard."""
     return worker_host(shard) if spec.colocate else f"server{shard}"
+
+
+def backup_host(spec: ClusterSpec, shard: int) -> str:
+    """Return the host of a shard's backup: that of the next shard, or one of its own if there is no other shard."""
+    return server_host(spec, (shard + 1) % spec.servers) if spec.servers > 1 else "backup0"
 
 
 def worker_host(number: int) -> str:

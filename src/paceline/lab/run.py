@@ -21,7 +21,7 @@ from typing import Any
 
 from paceline.lab import synthetic_worker
 from paceline.lab.host_process import Command
-from paceline.lab.hosts import server_host, worker_host
+from paceline.lab.hosts import backup_host, server_host, worker_host
 from paceline.lab.namespaces import Lab, LabError
 from paceline.lab.plan import Cost, LabPlan, LabResult
 from paceline.lab.server import coordinate, serve_shard
@@ -70,8 +70,9 @@ class _LabJob:
         """Start the shards and workers, and return the measurements once the job is over."""
         if not self._pipe.poll(STARTING) or self._pipe.recv()[0] != "listening":
             raise LabError("The coordinator did not start.")
-        for number in range(self._spec.servers):
-            self._start_shard(number)
+        for replica in range(1 + self._spec.replicas):
+            for number in range(self._spec.servers):
+                self._start_shard(number, replica)
         for number in range(len(self._spec.workers)):
             self._start_worker(number)
         before = after = self._usage()
@@ -113,9 +114,10 @@ class _LabJob:
                 self._lab.mend(worker_host(number))
         self._lab.stop([self._coordinator, *self._shards, *(process for process, _ in self._workers.values())])
 
-    def _start_shard(self, number: int) -> None:
-        host = server_host(self._spec, number)
-        arguments = number, self._spec.servers, self._address, self._lab.address(host), self._token
+    def _start_shard(self, number: int, replica: int) -> None:
+        host = backup_host(self._spec, number) if replica else server_host(self._spec, number)
+        processes = self._spec.servers * (1 + self._spec.replicas)
+        arguments = number, replica, processes, self._address, self._lab.address(host), self._token
         self._shards.append(self._lab.start(host, serve_shard, *arguments))
 
     def _start_worker(self, number: int) -> None:

@@ -34,12 +34,12 @@ def coordinate(pipe: Connection, address: tuple[str, int], token: bytes, spec: C
         pipe.send(("failed", str(error)))
 
 
-def serve_shard(number: int, of: int, address: tuple[str, int], listen: str, token: bytes) -> None:
+def serve_shard(number: int, replica: int, of: int, address: tuple[str, int], listen: str, token: bytes) -> None:
     """Run one shard. This is the main function of its process."""
     from paceline.serve.shard.shard import Shard
 
     threads = max(1, (os.cpu_count() or 1) // of)  # all shards share the cores of one machine
-    Shard(number, Endpoint(*address, token), listen, threads=threads).run()
+    Shard(number, Endpoint(*address, token), listen, threads=threads, replica=replica).run()
 
 
 class _UpdateGoal(Observer):
@@ -81,9 +81,12 @@ async def _serve(
         lease=spec.lease,
         policy=plan.policy,
         streamed=plan.streamed,
+        replicas=spec.replicas,
     )
     observer = Tee(Tee(summary, goal), Recorder(events.append))
-    server = Server(lambda: make(plan.policy), config, Address(*address), observer=observer, own_shards=False)
+    # The lab's links are private to it.
+    listening = Address(*address, insecure=True)
+    server = Server(lambda: make(plan.policy), config, listening, observer=observer, own_shards=False)
     async with server:
         pipe.send(("listening", 0.0))
         serving = asyncio.ensure_future(server.serve())
