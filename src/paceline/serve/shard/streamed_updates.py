@@ -43,7 +43,9 @@ class StreamedUpdates(Updates):
 
     def connected(self, connection: WorkerConnection, hello: Hello) -> None:
         with self._state:
-            self._connections[hello.worker, hello.incarnation] = connection
+            known = self._connections.get((hello.worker, hello.incarnation))
+            if known is None or known.number < connection.number:  # the thread of an older one may begin later
+                self._connections[hello.worker, hello.incarnation] = connection
 
     def disconnected(self, channel: Channel, hello: Hello) -> None:
         with self._state:

@@ -48,8 +48,9 @@ FLUSH_SECONDS = 5.0  # to send what is queued, before the reason follows why the
 class WorkerConnection:
     """The connection of one worker."""
 
-    def __init__(self, shard: Shard, channel: Channel, hello: Hello) -> None:
-        self.channel = channel
+    def __init__(self, shard: Shard, channel: Channel, hello: Hello, number: int) -> None:
+        """number: of the connection, in the order in which the shard accepted them."""
+        self.channel, self.number = channel, number
         self._shard, self._hello = shard, hello
         self._updates = shard.await_setup()
         self._elements = [part.weights.numel() for part in self._updates.store.slices]  # of each piece

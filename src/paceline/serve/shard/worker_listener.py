@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import socket
 import ssl
@@ -55,6 +56,7 @@ class WorkerListener:
         self._closing = False
         self._accepting: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._workers: dict[int, dict[Channel, Hello]] = {}  # worker → its connections
+        self._numbers = itertools.count(1)  # of the callers, in the order in which they came
 
     @property
     def port(self) -> int:
@@ -105,13 +107,13 @@ class WorkerListener:
 
     async def _meet(self, sock: socket.socket, trust: Callable[[], None]) -> None:
         """Shake hands with a caller. If it knows the token, serve it in a thread of its own."""
-        caller = Caller(sock)
+        caller, number = Caller(sock), next(self._numbers)
         try:
             if self._tls:
                 await caller.start_tls(self._tls)
             await caller.shake_hands(self._token, self._generation, shown_certificate(self._tls))
             trust()
-            threading.Thread(target=self._serve, args=(caller.channel(FROM_WORKER),), daemon=True).start()
+            threading.Thread(target=self._serve, args=(caller.channel(FROM_WORKER), number), daemon=True).start()
         except RuntimeError:
             log.warning("a worker was turned away: the system allows no more threads; raise `ulimit -u`")
             caller.close()
@@ -124,8 +126,8 @@ class WorkerListener:
             caller.close()
             raise
 
-    def _serve(self, channel: Channel) -> None:
-        """Serve one connection, from the end of its handshake until it ends."""
+    def _serve(self, channel: Channel, number: int) -> None:
+        """Serve one connection, from the end of its handshake until it ends. number: of the caller."""
         hello: Any = None
         try:
             with channel.within(DEAD_LINK_SECONDS):
@@ -135,7 +137,7 @@ class WorkerListener:
             channel.set_keepalive(DEAD_LINK_SECONDS)
             self._admit(channel, hello)
             channel.emulate(shard_to_worker(self._shard.number, hello.worker))
-            WorkerConnection(self._shard, channel, hello).run()
+            WorkerConnection(self._shard, channel, hello, number).run()
         except ConnectionClosed:
             pass
         except (OSError, ValueError) as error:
