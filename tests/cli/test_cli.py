@@ -50,6 +50,7 @@ KEYS = {
     "update_gaps",
     "batch_sizes",
     "updates",
+    "clipped",
     "discarded",
     "events",
     "wall_seconds",
@@ -573,3 +574,25 @@ def test_replicas_that_cannot_be_had_are_refused(shell: Shell, command: list[str
     outcome = shell(*command, "--replicas", "1", *scripts)
     assert outcome.code == 2
     assert reason in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--max-norm", "10", "--apply", "streamed", "-p", "r2sp"], "apply updates whole"),
+        (["--max-norm", "10", "-p", "bsp:pipeline=true"], "apply updates whole"),
+        (["--max-norm", "10", "-p", "safa"], "Workers push whole models under safa"),
+        (["--max-norm", "inf"], "a number from 1 up"),
+        (["--max-norm", "nan"], "max-norm"),
+        (["--max-norm", "0.5"], "max-norm"),
+    ],
+)
+def test_updates_that_cannot_be_clipped_are_refused(
+    shell: Shell, options: list[str], reason: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    for command in (["run", *options, str(script)], ["serve", *options]):
+        outcome = shell(*command)
+        assert outcome.code == 2
+        assert reason in outcome.err

@@ -111,6 +111,26 @@ def test_a_failed_checkpoint_is_removed_and_another_is_tried_later(by: str) -> N
     assert [save.version for save in only(instructions.OrderSave, talk.push(0, 3, version=2))] == [3]
 
 
+def test_a_spoiled_model_is_not_saved_and_the_log_says_what_to_do() -> None:
+    talk = Conversation("asp", save=1)
+    talk.begin(1)
+    store(talk, 0)
+    talk.push(0, 1)
+    assert talk.tell(events.ShardSaved(0, 1, "the model holds a NaN in 0/weights", is_spoiled=True)) == [
+        instructions.ForgetCheckpoint(1)
+    ]
+    (line,) = only(instructions.LogLine, talk.unfiltered)
+    assert "Version 1 is not saved: the model holds a NaN" in line.text
+    assert "Lower the learning rate" in line.text
+    checkpoints = talk.state.checkpoints
+    assert checkpoints is not None
+    assert checkpoints.is_spoiled
+    talk.now += RETRY
+    talk.push(0, 2, version=1)
+    store(talk, 2)
+    assert not checkpoints.is_spoiled
+
+
 def test_a_failed_checkpoint_is_logged_once_for_each_reason_and_so_is_its_end() -> None:
     talk = Conversation("asp", save=1)
     talk.begin(1)

@@ -24,7 +24,7 @@ from paceline.model.description import Description
 from paceline.model.export import export
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
-from paceline.model.tensor_file import digest_of, write_tensors
+from paceline.model.tensor_file import SpoiledError, digest_of, write_tensors
 
 DESCRIPTION = json.loads(
     Description(Layout((Tensor("w", (4,)),)), OptimizerSpec("SGD", ({"lr": 1.0},))).as_json().decode()
@@ -128,11 +128,23 @@ def test_a_checkpoint_that_this_user_may_not_read_is_not_damaged(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_weights_that_are_not_finite_are_damage(tmp_path: Path, value: float) -> None:
-    found = write(tmp_path, 1, value)
+    """An earlier version of paceline may have written them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.model.checkpoint.not_finite", lambda _tensors: "")
+        found = write(tmp_path, 1, value)
     with pytest.raises(DamagedError, match=r"shard-0\.safetensors holds an? (NaN|infinite number) in 0/weights"):
         checkpoint.weights(found)
     with pytest.raises(DamagedError):
         export(tmp_path, tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_not_written(tmp_path: Path, value: float) -> None:
+    good = [write(tmp_path, version) for version in (1, 2)]
+    for version in (3, 4, 5):
+        with pytest.raises(SpoiledError, match=r"the model holds an? (NaN|infinite number) in 0/weights"):
+            write(tmp_path, version, value)
+    assert versions(tmp_path) == [found.folder for found in good]
 
 
 def without_digests(found: checkpoint.Checkpoint) -> None:

@@ -38,11 +38,12 @@ def rendered(what: RenderableType, width: int = 80) -> list[str]:
 
 
 def test_every_figure() -> None:
-    report = replace(REPORT, discarded=3, lost=2, returned=1)
+    report = replace(REPORT, discarded=3, lost=2, returned=1, clipped={0: 1, 3: 1_200})
     assert lines(FinishedRun("r2sp", report, 12.34, loss=0.4312, accuracy=0.975)) == [
         "policy     r2sp",
         "updates    1,480, and 3 discarded",
         "by worker  0: 1,000  1: 480",
+        "clipped    1,201 updates: 1 of worker 0, 1,200 of worker 3",
         "seconds    12.3",
         "samples/s  12,346",
         "waiting    12% of the workers' time",
@@ -55,7 +56,7 @@ def test_every_figure() -> None:
 
 def test_figures_without_a_value_are_left_out() -> None:
     text = "\n".join(lines(FinishedRun("bsp", REPORT, 1.0)))
-    for word in ("loss", "accuracy", "faults", "discarded"):
+    for word in ("loss", "accuracy", "faults", "discarded", "clipped"):
         assert word not in text
 
 

@@ -16,6 +16,7 @@ from paceline.cli.checkpoint_options import check_resume, checkpoint_plan
 from paceline.cli.comparison import LinkOption, PlotOption, TargetOption, check_plot, conclude, link_rate, target_of
 from paceline.cli.display import Display
 from paceline.cli.interruption import Interrupted, stop_signals, stopped_job
+from paceline.cli.job_checks import check_max_norm, check_policy, check_reduce, check_replicas, correction
 from paceline.cli.options import (
     RESTARTS,
     Apply,
@@ -25,6 +26,7 @@ from paceline.cli.options import (
     Host,
     Insecure,
     Lease,
+    MaxNorm,
     Patience,
     PeerTls,
     PolicyName,
@@ -44,10 +46,9 @@ from paceline.cli.options import (
 )
 from paceline.cli.output import Output
 from paceline.cli.shared import check_script, check_target, errors, need_torch, refuse
-from paceline.model.correction import CorrectionOption, checked
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
-from paceline.policies import make, split_list
+from paceline.policies import split_list
 
 if TYPE_CHECKING:
     from paceline.launch import local
@@ -87,6 +88,7 @@ def run(
     correct: Correct = "auto",
     colocate: Colocate = False,
     replicas: Replicas = 0,
+    max_norm: MaxNorm = None,
     lease: Lease = 30.0,
     restarts: Restarts = RESTARTS,
     ranks_per_worker: Ranks = 1,
@@ -124,15 +126,16 @@ def run(
 
     specs = split_list([policy])
     for spec in specs:
-        _check_policy(spec, workers, apply, correct)
-        _check_replicas(replicas, spec, apply, record, link)
+        check_policy(spec, workers, apply, correct)
+        check_replicas(replicas, spec, apply, record, link)
+        check_max_norm(max_norm, spec, apply)
     check_script(script[0])
     check_target(trace, "--trace")
     if len(specs) > 1 and any((checkpoint, resume, record, trace)):
         refuse("Several policies run one after the other; write files with one policy at a time.")
     saving = checkpoint_plan(checkpoint, every, resume, patience)
     check_resume(resume)
-    _check_reduce(reduce, ranks_per_worker)
+    check_reduce(reduce, ranks_per_worker)
     rate, goal = link_rate(link, hosts, workers if colocate else servers), target_of(target)
     check_plot(plot)
     listen = host or (local.EVERYWHERE if hosts else "127.0.0.1")
@@ -142,9 +145,10 @@ def run(
         workers=workers,
         host=listen,
         streamed=apply == "streamed",
-        correct=_correction(correct),
+        correct=correction(correct),
         colocate=colocate,
         replicas=replicas,
+        max_norm=max_norm,
         lease=lease,
         saving=saving,
         resume=resume,
@@ -209,6 +213,7 @@ def serve(
     correct: Correct = "auto",
     colocate: Colocate = False,
     replicas: Replicas = 0,
+    max_norm: MaxNorm = None,
     host: Host = "127.0.0.1",
     port: Port = 0,
     token_file: TokenFile = None,
@@ -243,8 +248,9 @@ def serve(
         need_torch()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     wanted = workers or workers_of_launcher() or 1
-    _check_policy(policy, wanted, apply, correct)
-    _check_replicas(replicas, policy, apply, record)
+    check_policy(policy, wanted, apply, correct)
+    check_replicas(replicas, policy, apply, record)
+    check_max_norm(max_norm, policy, apply)
     if replicas and colocate:
         refuse("--replicas with --colocate needs `paceline run`, which starts the backups; leave one of them out.")
     check_target(trace, "--trace")
@@ -255,9 +261,10 @@ def serve(
         host=host,
         port=port,
         streamed=apply == "streamed",
-        correct=_correction(correct),
+        correct=correction(correct),
         colocate=colocate,
         replicas=replicas,
+        max_norm=max_norm,
         lease=lease,
         saving=checkpoint_plan(checkpoint, every, resume, patience),
         resume=resume,
@@ -283,7 +290,7 @@ def serve(
             report = summary.report()
             display.finish(report, report.seconds)
             if not job.is_saved:
-                display.fail(unsaved(options, job.version), code=UNSAVED)
+                display.fail(unsaved(options, job), code=UNSAVED)
         except (ServerError, CheckpointError, ValueError) as error:
             display.fail(str(error), code=2)
 
@@ -318,7 +325,7 @@ def work(
     except ValueError as error:
         refuse(str(error))
     limit, reach = restart_limit(restarts), tls_of(tls, tls_cert, tls_key, tls_ca)
-    _check_reduce(reduce, ranks_per_worker)
+    check_reduce(reduce, ranks_per_worker)
     environment = reach.as_environment() if reach else {}
     token = token_of(token_file, "shard" if colocate else "worker")
     if colocate and not (reach or insecure or Address(host).is_loopback):
@@ -347,53 +354,3 @@ def work(
         raise typer.Exit(1) from None
     except Interrupted as stopped:
         raise Interrupted("Interrupted; the workers of this machine have left the job.", stopped.code) from None
-
-
-def _check_policy(policy: str, workers: int, apply: str, correct: str) -> None:
-    """Refuse a policy that cannot be made or has too few workers. Note options that have no effect."""
-    if apply not in ("whole", "streamed"):
-        refuse(f"--apply must be whole or streamed, not {apply!r}.")
-    asked = _correction(correct)
-    made = make(policy)
-    if made.mixes and asked not in ("auto", "none"):
-        errors.print(f"Note: --correct has no effect, since workers make their own steps under {policy}.")
-    if apply == "streamed" and not (made.streamable or made.pipelined):
-        errors.print(f"Note: {policy} cannot be streamed. Its updates are applied whole.")
-    least = made.least_workers
-    if least > workers:
-        refuse(f"{policy} needs at least {least} workers, and there are {workers}; use --workers {least}.")
-
-
-def _check_replicas(replicas: int, policy: str, apply: str, record: Path | None, link: str | None = None) -> None:
-    """Refuse options that cannot be had with backups yet."""
-    if not replicas:
-        return
-    made = make(policy)
-    if made.pipelined or (apply == "streamed" and made.streamable):
-        refuse("Streamed updates cannot be replicated yet; leave --replicas out, or apply updates whole.")
-    for option, value in (("--record-updates", record), ("--link", link)):
-        if value:
-            refuse(f"{option} cannot be used with --replicas yet; leave one of them out.")
-
-
-def _correction(correct: str) -> CorrectionOption:
-    try:
-        return checked(correct)
-    except ValueError as error:
-        refuse(f"--{error}.")
-
-
-def _check_reduce(text: str, ranks: int) -> None:
-    """Refuse an all-reduce that does not fit the number of ranks, before anything is started."""
-    from paceline.collectives.algorithms import AlgorithmError
-    from paceline.collectives.named import named
-    from paceline.collectives.topology import TopologyError
-
-    if not text:
-        return
-    if ranks == 1:
-        refuse("--reduce joins the ranks of one worker; give their number with --ranks-per-worker.")
-    try:
-        named(text).fits(ranks)
-    except (AlgorithmError, TopologyError) as error:
-        refuse(f"--reduce: {error}")

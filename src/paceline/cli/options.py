@@ -26,6 +26,14 @@ Replicas = Annotated[
         min=0, max=1, help="Backups of each shard. If a shard is lost, its backup takes over without a rollback."
     ),
 ]
+MaxNorm = Annotated[
+    float | None,
+    typer.Option(
+        min=1.0,
+        help="Scale an update down to this many times the usual norm, so that no worker can take the model over; "
+        "10 leaves usual training alone. Off if left out.",
+    ),
+]
 JitterOption = Annotated[
     float | None, typer.Option("--jitter", help="Add log-normal jitter to every compute time; 0.05 is 5%.")
 ]

@@ -17,6 +17,7 @@ class Checkpoints:
         self._shards = shards
         self._missing: set[int] = set()  # shards that have not written their parts
         self._since = 0.0  # when the last checkpoint was begun or failed
+        self.is_spoiled = False  # did it fail because the model holds numbers that are not finite?
         self.error = ""  # why the last attempt failed; empty if it did not
 
     def is_due(self, version: int, now: float) -> bool:
@@ -43,11 +44,11 @@ class Checkpoints:
     def stored(self, version: int) -> None:
         """Record that the whole checkpoint is on disk."""
         if self.writing == version:
-            self.saved, self.writing, self.error = version, None, ""
+            self.saved, self.writing, self.error, self.is_spoiled = version, None, "", False
 
-    def failed(self, version: int, error: str, now: float) -> bool:
+    def failed(self, version: int, error: str, now: float, is_spoiled: bool = False) -> bool:
         """Record that the checkpoint failed; the next attempt comes later. Return False if it had already failed."""
         if self.writing != version:
             return False
-        self.writing, self.error, self._since = None, error, now
+        self.writing, self.error, self._since, self.is_spoiled = None, error, now, is_spoiled
         return True

@@ -27,6 +27,7 @@ class JobConfig:
     awaited: the workers of the previous generation that had not left, or None if they are unknown.
     incarnations: the last incarnation of each worker in earlier generations.
     provider: the worker that provides the weights of a restored job, or None if its checkpoint does.
+    max_norm: an update is scaled down to this many times the usual norm, or None if updates are not limited.
     """
 
     shards: int = 1
@@ -39,3 +40,4 @@ class JobConfig:
     awaited: frozenset[int] | None = None
     incarnations: Mapping[int, int] = field(default_factory=dict)
     provider: int | None = None
+    max_norm: float | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.job.accounting import Ledger, Watcher
+from paceline.job.clipping import Clipping
 from paceline.job.config import JobConfig
 from paceline.job.instructions import Instruction
 from paceline.job.leases import Leases
@@ -23,6 +24,7 @@ class CoreLayer:
         self.roster = Roster(config.workers, config.awaited, restored)
         self.leases = Leases(config.lease)
         self.samples: Samples | None = None
+        self.clipping = Clipping(config.max_norm) if config.max_norm is not None else None
         self.incarnations: dict[int, int] = dict(config.incarnations)  # worker → its last incarnation
         self._shards_with_weights: set[int] = set()  # shards that have their first weights
         # (worker, incarnation) → the newest iteration that was applied. A Member holds its own until it leaves.
@@ -51,6 +53,7 @@ class CoreLayer:
             "incarnations": {str(worker): last for worker, last in self.incarnations.items()},
             "applied": [[*key, iteration] for key, iteration in self._newest_applied().items()],
             "samples": self.samples.as_json() if self.samples else None,
+            "usual_size": self.clipping.as_json() if self.clipping else [],
         }
 
     def _newest_applied(self) -> dict[tuple[int, int], int]:
@@ -70,6 +73,8 @@ class CoreLayer:
             self.ledger.policy.recall(memory)
         self.samples = Samples.from_json(snapshot["samples"]) if snapshot["samples"] else None
         self._applied = {(worker, incarnation): iteration for worker, incarnation, iteration in snapshot["applied"]}
+        if self.clipping:
+            self.clipping.recall(snapshot.get("usual_size", []))
         for worker, last in snapshot["incarnations"].items():
             self.incarnations[int(worker)] = max(last, self.incarnations.get(int(worker), 0))
 

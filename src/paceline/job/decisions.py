@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from paceline import policies
 from paceline.job import instructions
-from paceline.job.identity import identity_of
+from paceline.job.accounting import Watcher
+from paceline.job.clipping import Factors
+from paceline.job.config import JobConfig
+from paceline.job.identity import Identity, identity_of
 from paceline.job.membership import Member, Stage, Transition
 from paceline.job.samples import Samples
 from paceline.job.saving import CheckpointLayer, clamp_staleness
-from paceline.policies import Decision, Update
+from paceline.policies import Decision, Policy, Update
 
+NOT_CLIPPED = Factors()
 GRANT = Transition.GRANT  # a module-level name, because looking up an enum's member is slow
 
 
 class DecisionLayer(CheckpointLayer):
     """Carries out the policy's decisions."""
+
+    def __init__(
+        self, policy: Policy, config: JobConfig, watcher: Watcher, restored: Mapping[str, Any] | None, now: float
+    ) -> None:
+        super().__init__(policy, config, watcher, restored, now)
+        self._factors: dict[Identity, Factors] = {}  # of updates that were clipped and are not applied yet
+        self._clipped: set[int] = set()  # workers whose updates were clipped
+        self._kept: dict[int, Identity] = {}  # slot → the clipped update in it
 
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
@@ -54,7 +66,9 @@ class DecisionLayer(CheckpointLayer):
         self._out.append(instructions.SetTimer(wake.time))
 
     def _add(self, add: policies.Add) -> None:
-        self._out.append(instructions.OrderAdd(identity_of(add.update), add.sum, add.weight))
+        self._out.append(
+            instructions.OrderAdd(identity_of(add.update), add.sum, add.weight * self._factors_of(add.update).weight)
+        )
 
     def _apply(self, apply: policies.Apply) -> None:
         self.ledger.note_applied(apply, self._now)
@@ -62,7 +76,8 @@ class DecisionLayer(CheckpointLayer):
         if not self.config.streams:  # with streaming, the shards have applied the update already
             turns = self._turns_per_round(updates)
             compare = len(updates) > 1 and self.ledger.policy.compares
-        self._out.append(instructions.OrderApply(version, apply, turns, compare))
+        decision, rate_factor = self._clipped_apply(apply) if self._factors else (apply, 1.0)
+        self._out.append(instructions.OrderApply(version, decision, turns, compare, rate_factor))
         training = self.roster.training
         for update in updates:
             member = training.get(update.worker)
@@ -77,6 +92,20 @@ class DecisionLayer(CheckpointLayer):
             for update in updates:
                 self._settle_update(identity_of(update))
 
+    def _factors_of(self, update: Update) -> Factors:
+        return self._factors.get(identity_of(update), NOT_CLIPPED) if self._factors else NOT_CLIPPED
+
+    def _clipped_apply(self, apply: policies.Apply) -> tuple[policies.Apply, float]:
+        """Return an Apply whose weights contain the factors of clipped updates, and the factor of its learning rates.
+
+        Running sums contain the factors already. The shards use the learning rates of the last update.
+        """
+        factors = [self._factors_of(update) for update in apply.updates]
+        weights = tuple(each.weight * weight for each, weight in zip(factors, apply.weights, strict=True))
+        for update in {identity_of(each) for each in apply.updates}.difference(self._kept.values()):
+            self._factors.pop(update, None)
+        return policies.Apply(apply.updates, weights, apply.mix, apply.sums), factors[-1].rate
+
     def _count_trained(self, samples: Samples, updates: Iterable[Update]) -> None:
         """Count the samples of these updates as done, and report the progress."""
         for update in updates:
@@ -89,6 +118,7 @@ class DecisionLayer(CheckpointLayer):
         self.ledger.note_discarded(discard, self._now)
         identity = identity_of(discard.update)
         self._settle_update(identity)
+        self._factors.pop(identity, None)
         self._out.append(instructions.OrderDiscard(discard))
         if self.samples:
             self.samples.dropped(identity)
@@ -96,6 +126,11 @@ class DecisionLayer(CheckpointLayer):
     def _keep(self, keep: policies.Keep) -> None:
         self.ledger.note_kept(keep, self._now)
         self._out.append(instructions.OrderKeep(keep))
+        if self._factors:
+            if old := self._kept.pop(keep.slot, None):
+                self._factors.pop(old, None)
+            if (identity := identity_of(keep.update)) in self._factors:
+                self._kept[keep.slot] = identity
         if self.samples:
             self._count_trained(self.samples, (keep.update,))
 
@@ -115,7 +150,7 @@ class DecisionLayer(CheckpointLayer):
         else:
             holders = [shard for shard in range(self.config.shards) if member.parts >> shard & 1]
             self._out += [instructions.OrderDrop(member.identity, shard) for shard in holders]
-        member.parts = 0
+        member.parts, member.size = 0, None
         if self.samples and member.update is not None:
             self.samples.returned(member.worker, member.taken)
         member.update = None

@@ -157,12 +157,17 @@ class ShardInitialized:
 
 @record
 class UpdateArrived:
-    """A shard received its whole part of an update."""
+    """A shard received its whole part of an update.
+
+    size: the sums of the squares of its gradients and of its statistics, and its largest learning rate, or None if the
+        shard was not asked.
+    """
 
     shard: int
     worker: int
     incarnation: int
     iteration: int
+    size: tuple[float, float, float] | None = None
 
 
 @record
@@ -175,11 +180,15 @@ class UpdatesCompared:
 
 @record
 class ShardSaved:
-    """A shard wrote its part of a checkpoint. If it failed, `error` says why."""
+    """A shard wrote its part of a checkpoint. If it failed, `error` says why.
+
+    is_spoiled: it failed because the model holds numbers that are not finite, and another attempt would fail too.
+    """
 
     shard: int
     version: int
     error: str = ""
+    is_spoiled: bool = False
 
 
 # Events of the driver

@@ -166,12 +166,14 @@ class OrderApply:
 
     turns: the number of Applies that make up a round, if it is known; otherwise 1.
     compare: True if the shards must compare the updates and report the result.
+    rate_factor: the factor of the learning rates. It is 1, or less if they were clipped.
     """
 
     version: int
     decision: policies.Apply
     turns: int = 1
     compare: bool = False
+    rate_factor: float = 1.0
 
 
 @record

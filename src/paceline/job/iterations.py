@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
+from paceline.job.clipping import Clipping, Size
 from paceline.job.config import JobConfig
-from paceline.job.decisions import DecisionLayer
+from paceline.job.decisions import NOT_CLIPPED, DecisionLayer
 from paceline.job.identity import Identity
 from paceline.job.limits import (
     MAX_EPOCHS,
@@ -179,6 +181,10 @@ class IterationLayer(DecisionLayer):
         if member is None or member.incarnation != arrived.incarnation:
             self._drop(arrived)  # the worker has left
         elif iteration == member.iteration and member.stage in RUNNING:
+            if arrived.size and not member.parts >> shard & 1:
+                gradients, statistics, rate = member.size or (0.0, 0.0, 0.0)
+                its = arrived.size
+                member.size = (gradients + its[0], statistics + its[1], max(rate, its[2]))
             member.parts |= 1 << shard
             if member.update is not None:
                 self._count_if_whole(member, member.update)
@@ -199,9 +205,30 @@ class IterationLayer(DecisionLayer):
         member.step(ARRIVE)
         member.update = None
         member.parts = 0
+        if self.clipping and member.size:
+            self._clip(self.clipping, member, member.size, update)
         if self.samples:
             self.samples.arrived(member.worker, member.taken, member.identity)
         self._carry_out(self.ledger.arrived(update, self._now))
+
+    def _clip(self, clipping: Clipping, member: Member, squares: tuple[float, float, float], update: Update) -> None:
+        """Note the factors of an update that is larger than usual. They take effect when the update is applied."""
+        gradients, statistics, rate = squares
+        member.size = None
+        factors = clipping.factors(update.worker, Size(math.sqrt(gradients), math.sqrt(statistics), rate))
+        if factors == NOT_CLIPPED:
+            return
+        worker, factor = update.worker, factors.weight * factors.rate
+        self._factors[member.identity] = factors
+        self.ledger.watcher.clipped(self._now, worker, update.iteration, factor, update.incarnation)
+        if worker not in self._clipped:
+            self._clipped.add(worker)
+            what = "an update" if factors.weight <= factors.rate else "a learning rate"
+            text = (
+                f"worker {worker} sent {what} {clipping.max_norm / min(factors):.3g} times as large as usual; it is "
+                f"scaled down to {clipping.max_norm:g} times (--max-norm), and so are later ones"
+            )
+            self._out.append(instructions.LogLine(text, warns=True))
 
     # Measured values
 

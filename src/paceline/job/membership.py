@@ -84,6 +84,7 @@ class Member:
         "iteration",
         "parts",
         "pull",
+        "size",
         "stage",
         "taken",
         "update",
@@ -105,6 +106,7 @@ class Member:
         self.update: Update | None = None
         self.taken: tuple[int, ...] = ()  # the sample requests that it was computed from
         self.parts = 0  # the shards that have received their parts: bit n is for shard n
+        self.size: tuple[float, float, float] | None = None  # of these parts together, if updates are clipped
         self.applied_iteration = 0  # the newest iteration that was applied
         self.applied_version = -1  # the version that it made
         self.exclusion = ""  # why the policy excludes this worker, if it does

@@ -146,7 +146,7 @@ class CheckpointLayer(CoreLayer):
         if self.checkpoints is None:
             return
         if saved.error:
-            self._give_up_checkpoint(saved.version, saved.error)
+            self._give_up_checkpoint(saved.version, saved.error, saved.is_spoiled)
         elif self.checkpoints.written(saved.shard, saved.version):
             self._out.append(instructions.StoreCheckpoint(saved.version))
 
@@ -161,15 +161,19 @@ class CheckpointLayer(CoreLayer):
                 self._out.append(instructions.LogLine(text, warns=True))
             self.checkpoints.stored(stored.version)
 
-    def _give_up_checkpoint(self, version: int, error: str) -> None:
+    def _give_up_checkpoint(self, version: int, error: str, is_spoiled: bool = False) -> None:
         """Drop a checkpoint that failed. Another one is tried later. Log the reason, if it is not the one before."""
         assert self.checkpoints is not None
         before = self.checkpoints.error
-        if not self.checkpoints.failed(version, error, self._now):
+        if not self.checkpoints.failed(version, error, self._now, is_spoiled):
             return
         if error != before:
-            text = f"The checkpoint of version {version} could not be written: {error}. The next attempt is in "
-            self._out.append(
-                instructions.LogLine(f"{text}{RETRY:.0f} s; free space, or repair the folder.", warns=True)
+            text = (
+                f"Version {version} is not saved: {error}. Earlier checkpoints are kept. Lower the learning rate, or "
+                "clip the gradients."
+                if is_spoiled
+                else f"The checkpoint of version {version} could not be written: {error}. The next attempt is in "
+                f"{RETRY:.0f} s; free space, or repair the folder."
             )
+            self._out.append(instructions.LogLine(text, warns=True))
         self._out.append(instructions.ForgetCheckpoint(version))

@@ -241,6 +241,8 @@ class JobState(WeightsLayer):
         """Clean up after a member that no longer trains, and tell the policy if it knew the member."""
         self._waiting.pop(member.worker, None)
         self._report_awaited(self.ledger.watcher)
+        if self.clipping:
+            self.clipping.forget(member.worker)
         self._departed_staleness[member.worker] = member.expected_staleness
         if member.applied_iteration:
             self._applied[member.worker, member.incarnation] = member.applied_iteration

@@ -30,7 +30,7 @@ from safetensors.numpy import save
 from paceline.model.checkpoint_names import is_checkpoint, job_folder, versions
 from paceline.model.description import Description
 from paceline.model.durable import cause, make_folder, rename, sync, write_file
-from paceline.model.tensor_file import FileDigest, digest_of, new_digest, write_tensors
+from paceline.model.tensor_file import FileDigest, SpoiledError, digest_of, new_digest, not_finite, write_tensors
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,12 @@ def part_of(folder: Path, version: int) -> Path:
 def save_shard(
     folder: Path, number: int, tensors: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]
 ) -> FileDigest:
-    """Write one shard's part of a checkpoint, and wait until it is on disk. Return its size and its digest."""
+    """Write one shard's part of a checkpoint, and wait until it is on disk. Return its size and its digest.
+
+    Raise SpoiledError if a weight is not finite. Such a checkpoint would take the place of a good one.
+    """
+    if fault := not_finite(tensors):
+        raise SpoiledError(f"the model holds {fault}")
     return write_tensors(shard_file(folder, number), tensors, {"paceline": json.dumps(meta)})
 
 
@@ -239,9 +244,8 @@ def load(path: Path, digest: str = "") -> tuple[dict[str, npt.NDArray[Any]], dic
         if isinstance(error, DamagedError):
             raise
         raise DamagedError(path.parent, f"{path.name} cannot be read: {error}") from None
-    for name, array in tensors.items():
-        if fault := _not_finite(name, array):
-            raise DamagedError(path.parent, f"{path.name} holds {fault}")
+    if fault := not_finite(tensors):
+        raise DamagedError(path.parent, f"{path.name} holds {fault}")
     return tensors, meta
 
 
@@ -360,16 +364,6 @@ def _digest(content: bytes) -> str:
     hashed = new_digest()
     hashed.update(content)
     return str(hashed.hexdigest())
-
-
-def _not_finite(name: str, array: npt.NDArray[Any]) -> str:
-    """Return what is wrong with the numbers of a tensor, or an empty string. The optimizer's state may be infinite."""
-    if not array.size or not np.issubdtype(array.dtype, np.floating):
-        return ""
-    least, most = array.min(), array.max()  # NaN if there is one, and no copy of the tensor
-    if np.isnan(least) or np.isnan(most):
-        return f"a NaN in {name}"
-    return f"an infinite number in {name}" if name.endswith("weights") and np.isinf((least, most)).any() else ""
 
 
 def _pieces(meta: Any) -> list[tuple[int, int]]:

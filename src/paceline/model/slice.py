@@ -166,6 +166,14 @@ class Slice:
             return f"there are numbers above {MAX_ELEMENT:.0e} in the values for {tensor.name!r}; {advice}"
         return f"there is NaN or infinity in the values for {tensor.name!r}; {advice}"
 
+    def squares(self, gradient: torch.Tensor) -> tuple[float, float]:
+        """Return the sum of the squares of an update's gradients, and of its statistics."""
+        return self._squares(gradient, self._parts), self._squares(gradient, self._statistics_parts)
+
+    def _squares(self, gradient: torch.Tensor, parts: Sequence[SlicePart]) -> float:
+        flat = (self._part(gradient, part).flatten() for part in parts)
+        return sum(torch.dot(each, each).item() for each in flat)
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return the whole state: tensors for safetensors, and the other values as JSON values.
 

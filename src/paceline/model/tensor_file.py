@@ -35,6 +35,10 @@ TYPES = {
 ALIGNMENT = 8  # bytes
 
 
+class SpoiledError(ValueError):
+    """The model holds numbers that are not finite, so it is not written."""
+
+
 class FileDigest(NamedTuple):
     """The size of a file in bytes, and the digest of its content in hexadecimal."""
 
@@ -85,3 +89,19 @@ def _chunks(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]
     for _, array in ordered:
         if array.nbytes:
             yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def not_finite(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return which number of a shard's part is not finite, or an empty string. The optimizer's state may be infinite.
+
+    No tensor is copied.
+    """
+    for name, array in tensors.items():
+        if not array.size or not np.issubdtype(array.dtype, np.floating):
+            continue
+        least, most = array.min(), array.max()  # NaN if there is one
+        if np.isnan(least) or np.isnan(most):
+            return f"a NaN in {name}"
+        if name.endswith("weights") and np.isinf((least, most)).any():
+            return f"an infinite number in {name}"
+    return ""

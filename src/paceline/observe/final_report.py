@@ -93,6 +93,9 @@ def _figures(run: FinishedRun) -> list[tuple[str, str]]:
     if 1 < len(report.updates_by_worker) <= FEW:
         each = (f"{worker}: {count:,}" for worker, count in report.updates_by_worker.items())
         figures.append(("by worker", "  ".join(each)))
+    if report.clipped:
+        each = (f"{count:,} of worker {worker}" for worker, count in list(report.clipped.items())[:FEW])
+        figures.append(("clipped", f"{sum(report.clipped.values()):,} updates: {', '.join(each)}"))
     figures += [
         ("seconds", f"{run.seconds:.1f}"),
         (report.rate_unit, f"{report.samples_per_second:,.0f}"),

@@ -202,6 +202,10 @@ class Perfetto(Observer):
         self._at(time)
         self._decide((worker, incarnation, iteration), {"discarded": True})
 
+    def clipped(self, time: float, worker: int, iteration: int, factor: float, incarnation: int = 1) -> None:
+        self._at(time)
+        self._decide((worker, incarnation, iteration), {"clipped to": factor})
+
     def cancelled(self, time: float, worker: int) -> None:
         self._abandon(self._workers[worker], self._at(time), "cancelled")
 

@@ -43,6 +43,7 @@ class Report:
     lost: int = 0  # how often a worker was lost
     returned: int = 0  # how often a worker joined again
     seconds: float = 0.0  # that the rates cover: from the first member, or the end of the warm-up, to the last arrival
+    clipped: dict[int, int] = field(default_factory=dict)  # worker → how many of its updates were clipped
     counts_samples: bool = True  # False if each update counts as one sample, because no batch size is known
 
     @property
@@ -131,6 +132,7 @@ class Summary(Observer):
         self._undecided: dict[Identity, int] = {}  # samples of the updates that the policy has not decided about
         self._updates = self._discarded = 0
         self._lost = self._returned = 0
+        self._clipped: dict[int, int] = {}
         self._stale_total = self._stale_count = self._max_staleness = 0
         self._max_progress_gap = 0
         self._gaps = _Series()
@@ -161,6 +163,7 @@ class Summary(Observer):
             batch_sizes={number: worker.batch for number, worker in sorted(workers.items())},
             updates=self._updates,
             discarded=self._discarded,
+            clipped=dict(sorted(self._clipped.items())),
             warm_up_iterations=self.warm_up,
             updates_by_worker={number: worker.updates for number, worker in sorted(workers.items())},
             lost=self._lost,
@@ -272,6 +275,9 @@ class Summary(Observer):
     def discarded(self, time: float, worker: int, iteration: int, incarnation: int = 1) -> None:
         self._discarded += 1
         self._undecided.pop((worker, incarnation, iteration), None)
+
+    def clipped(self, time: float, worker: int, iteration: int, factor: float, incarnation: int = 1) -> None:
+        self._clipped[worker] = self._clipped.get(worker, 0) + 1
 
     def _blocked(self, worker: _WorkerTotals) -> float:
         """Return how long the worker has waited. A wait that has not ended counts up to the end of the run."""

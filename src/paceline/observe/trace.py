@@ -134,6 +134,16 @@ class Discarded(NamedTuple):
     incarnation: int = 1
 
 
+class Clipped(NamedTuple):
+    """An update was much larger than usual, and is scaled down by this factor."""
+
+    time: float
+    worker: int
+    iteration: int
+    factor: float
+    incarnation: int = 1
+
+
 class Cancelled(NamedTuple):
     """A worker's iteration was cancelled."""
 
@@ -189,6 +199,7 @@ Event: TypeAlias = (
     | Applied
     | Kept
     | Discarded
+    | Clipped
     | Cancelled
     | Left
     | Used
@@ -213,6 +224,7 @@ KINDS: dict[str, Any] = {
         Applied,
         Kept,
         Discarded,
+        Clipped,
         Cancelled,
         Left,
         Used,

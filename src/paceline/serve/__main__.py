@@ -27,7 +27,7 @@ def main() -> None:
         options = JobOptions.from_json(sys.stdin.buffer.readline())
         job = event_loop.run(serve_job(options, token, print, parent=os.getppid()))
         if not job.is_saved:
-            sys.stderr.write(f"{unsaved(options, job.version)}\n")
+            sys.stderr.write(f"{unsaved(options, job)}\n")
             sys.exit(UNSAVED)
     except (ServerError, CheckpointError, ValueError) as error:
         sys.stderr.write(f"{error}\n")

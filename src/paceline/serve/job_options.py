@@ -31,6 +31,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     streamed: bool = False  # apply each piece of an update as it arrives, if the policy allows that
     correct: CorrectionOption = "auto"  # the correction for staleness that is known in advance
     replicas: int = 0  # backups of each shard: 0 or 1
+    max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: no limit
     colocate: bool = False  # the shards are started beside the workers, not by the server
     lease: float = 30.0  # seconds without a heartbeat before a worker is given up
     saving: CheckpointPlan | None = None
@@ -57,6 +58,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             streamed=self.streamed,
             correct=self.correct,
             replicas=self.replicas,
+            max_norm=self.max_norm,
         )
 
     def with_policy(self, policy: str) -> JobOptions:

@@ -33,7 +33,10 @@ class LastSave:
         while not await coordinator.save():
             now = time.monotonic()
             end = end or now + self._patience
-            error = coordinator.state.checkpoints.error if coordinator.state.checkpoints else ""
+            checkpoints = coordinator.state.checkpoints
+            error = checkpoints.error if checkpoints else ""
+            if checkpoints and checkpoints.is_spoiled:  # the model will not change any more
+                return False
             if coordinator.failed.is_set() or self._given_up.is_set() or now >= end:
                 return False
             if error != self._said:

@@ -31,6 +31,7 @@ class ServedJob(NamedTuple):
     is_done: bool  # whether all workers have left; False if a signal has stopped the server
     version: int  # of the model: the number of updates that changed it
     is_saved: bool  # whether the last checkpoint is written, or none was asked for
+    is_spoiled: bool = False  # whether it is not, because the model holds numbers that are not finite
 
 
 async def serve_job(
@@ -70,15 +71,21 @@ async def serve_job(
                 serving.cancel()
                 await asyncio.gather(serving, return_exceptions=True)
                 is_saved = await server.save()
-            return ServedJob(is_done, server.coordinator.state.version, is_saved)
+            checkpoints = server.coordinator.state.checkpoints
+            is_spoiled = checkpoints is not None and checkpoints.is_spoiled
+            return ServedJob(is_done, server.coordinator.state.version, is_saved, is_spoiled)
         finally:
             await server.stop()
 
 
-def unsaved(options: JobOptions, version: int) -> str:
+def unsaved(options: JobOptions, job: ServedJob) -> str:
     """Return the error of a job whose last checkpoint could not be written."""
+    version = job.version
     folder = options.saving.folder if options.saving else None
     found = checkpoint.newest(folder, quick=True) if folder else None
+    if job.is_spoiled:
+        again = f", and continue from version {found.version} with --resume {folder}" if found else ""
+        return f"The model of version {version} holds numbers that are not finite; lower the learning rate{again}."
     told = f"The model of version {version} is lost, because its last checkpoint could not be written"
     if found is None:
         return f"{told}; give --checkpoint a folder with enough space."

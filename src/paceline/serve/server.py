@@ -114,6 +114,8 @@ class Server:
             )
         if config.replicas:
             _check_replicas(config, made)
+        if config.max_norm is not None:
+            _check_max_norm(config, made)
         if config.record and config.streams(made):
             instead = "leave pipeline=true out" if made.pipelined else "leave --apply at whole"
             raise ServerError(f"Streamed updates cannot be recorded yet: {instead}.")
@@ -292,6 +294,23 @@ def _check_replicas(config: ServerConfig, policy: Policy) -> None:
         raise ServerError("A job with --replicas cannot be recorded yet: leave --record-updates out.")
     if not config.shards:
         raise ServerError("--replicas needs shards to replicate: give --servers 1 or more.")
+
+
+def _check_max_norm(config: ServerConfig, policy: Policy) -> None:
+    """Raise ServerError if the updates of this job cannot be clipped."""
+    if config.streams(policy):
+        instead = "leave pipeline=true out" if policy.pipelined else "leave --apply at whole"
+        raise ServerError(
+            "--max-norm compares whole updates, and streamed ones are applied before they are whole: "
+            f"{instead}, or leave --max-norm out."
+        )
+    if policy.mixes:
+        raise ServerError(
+            "--max-norm compares gradients, and workers push whole models under this policy: leave it out, "
+            "and use the policy's own filter."
+        )
+    if not config.shards:
+        raise ServerError("--max-norm needs shards that receive the updates: give --servers 1 or more.")
 
 
 def _describe_exit(code: int) -> str:

@@ -32,6 +32,7 @@ class ServerConfig:
     provider: int | None = None  # the worker that provides the weights of a restored job; None: the checkpoint does
     shard_token: bytes = b""  # of the server's own shards; empty: shards use the job's token
     replicas: int = 0  # backups of each shard: 0 or 1
+    max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: any update counts
     correct: CorrectionOption = "auto"  # how to correct for known staleness; auto: as the optimizer allows
 
     def __post_init__(self) -> None:
@@ -54,4 +55,5 @@ class ServerConfig:
             awaited=self.awaited,
             incarnations=self.incarnations,
             provider=self.provider,
+            max_norm=self.max_norm,
         )

@@ -232,20 +232,20 @@ class ShardConnections:
                 silent = replicas.beat(replica)
                 if silent is not None:
                     self.lose(shard, f"A process of shard {shard} has been silent for {SHARD_SILENCE:g} s.", silent)
-            case UpdateReceived(update):
+            case UpdateReceived(update, size):
                 if replicas.is_news(update):
-                    self._tell(events.UpdateArrived(shard, *update))
+                    self._tell(events.UpdateArrived(shard, *update, size))
             case CheckpointLoaded():
                 self._tell(events.ShardLoaded(shard))
             case InitialWeightsReceived(worker, incarnation):
                 self._tell(events.ShardInitialized(shard, worker, incarnation))
             case UpdateProducts():
                 self._add_products(shard, message)
-            case PartSaved(version, error, size, digest):
+            case PartSaved(version, error, size, digest, is_spoiled):
                 replicas.saving = None
                 if not error:
                     self._saved[shard] = (version, FileDigest(size, digest))
-                self._tell(events.ShardSaved(shard, version, error))
+                self._tell(events.ShardSaved(shard, version, error, is_spoiled))
             case PeerRejected(reason):
                 refusals.warning("Shard %d refused a peer: %s", shard, reason)
                 self.faults += 1

@@ -52,7 +52,8 @@ def _apply_updates(apply: instructions.OrderApply) -> Message:
     decision = apply.decision
     updates = tuple([identity_of(update) for update in decision.updates])
     weights, mix, sums = decision.weights, decision.mix, decision.sums
-    return messages.ApplyUpdates(apply.version, updates, weights, mix, apply.turns, apply.compare, sums)
+    how = (mix, apply.turns, apply.compare, sums, apply.rate_factor)
+    return messages.ApplyUpdates(apply.version, updates, weights, *how)
 
 
 def _keep_update(keep: instructions.OrderKeep) -> Message:

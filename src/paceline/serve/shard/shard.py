@@ -31,6 +31,7 @@ from paceline.model.description import Description
 from paceline.model.durable import cause
 from paceline.model.optimizer import without_compiler
 from paceline.model.slice import Slice
+from paceline.model.tensor_file import SpoiledError
 from paceline.serve.environment import SHARD_TOKEN, TOKEN
 from paceline.serve.shard.admission import Admission, AdmittedTransfer
 from paceline.serve.shard.coordinator_session import CoordinatorSession, ShardRefused
@@ -283,7 +284,7 @@ class Shard:
         if order.record:
             without_key = msgspec.structs.replace(order, key=b"")
             updates.record(Path(order.record), without_key, bytes(self._description), self.number)
-        updates.follows = order.follows
+        updates.follows, updates.measures = order.follows, order.measure
         with self._state:
             if order.backup:
                 place = self._endpoint.at(*order.backup)
@@ -319,6 +320,8 @@ class Shard:
         def write() -> None:
             try:
                 saved = checkpoint.save_shard(Path(order.folder), self.number, arrays, meta)
+            except SpoiledError as error:
+                self.tell(PartSaved(order.version, str(error), is_spoiled=True))
             except (OSError, ValueError) as error:
                 self.tell(PartSaved(order.version, f"{Path(order.folder).parent}: {cause(error)}"))
             else:

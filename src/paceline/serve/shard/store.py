@@ -30,6 +30,7 @@ class HeldUpdate(NamedTuple):
 
     gradient: torch.Tensor
     rates: tuple[float, ...]
+    size: tuple[float, float, float] | None = None  # as in UpdateReceived
 
 
 @dataclass
@@ -80,9 +81,9 @@ class Store:
         """From now on, accept nothing from this worker that is older than this incarnation."""
         self._fence[worker] = max(incarnation, self._fence.get(worker, 0))
 
-    def waiting(self) -> tuple[Identity, ...]:
+    def waiting(self) -> Mapping[Identity, HeldUpdate]:
         """Return the updates that wait for a decision."""
-        return ()
+        return {}
 
     def fault(self, held: HeldUpdate, piece: int = 0, is_checked: bool = False) -> str | None:
         """Return what is wrong with an update, or None if it may change the model.
@@ -150,8 +151,8 @@ class WholeStore(Store):
         self._waiting[update] = held
         return True
 
-    def waiting(self) -> tuple[Identity, ...]:
-        return tuple(self._waiting)
+    def waiting(self) -> Mapping[Identity, HeldUpdate]:
+        return dict(self._waiting)
 
     def is_added(self, update: Identity) -> bool:
         """Return whether the update is part of a running sum."""
@@ -173,7 +174,8 @@ class WholeStore(Store):
         self.products = products(gradients, weights) if order.compare and not order.sums else None
         if order.mix is None:
             correct = step_correction(self.correct, order.turns)
-            self.slice.step(gradients, weights, parts[-1].rates, correct, order.turns, sum(order.weights))
+            rates = tuple(rate * order.rate_factor for rate in parts[-1].rates)
+            self.slice.step(gradients, weights, rates, correct, order.turns, sum(order.weights))
         else:
             self.slice.mix(gradients, weights, order.mix)
 

@@ -35,6 +35,7 @@ class Updates(ABC):
         """state: guards the store. tell: sends a message to the coordinator."""
         self.store = store
         self.follows = False  # is this the shard's backup, which reports nothing that the primary reports?
+        self.measures = False  # must the coordinator be told the size of each update?
         self._state, self._tell = state, tell
 
     # Workers; each call comes from the thread of a connection
@@ -107,8 +108,8 @@ class Updates(ABC):
         with self._state:
             self.follows = False
             waiting = self.store.waiting()
-        for update in waiting:
-            self._tell(UpdateReceived(update))
+        for update, held in waiting.items():
+            self._tell(UpdateReceived(update, held.size))
 
     def snapshot(self) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, object]]:
         """Return a copy of everything that a checkpoint must hold, taken while no update is being applied."""

@@ -49,6 +49,8 @@ class WholeUpdates(Updates):
         pass
 
     def receive(self, update: Identity, piece: int, held: HeldUpdate, transfer: AdmittedTransfer | None) -> bool:
+        if self.measures:
+            held = held._replace(size=(*self.store.slice.squares(held.gradient), max(held.rates)))
         with self._state:
             is_new = self.store.put(update, held)
             if transfer and is_new:
@@ -57,7 +59,7 @@ class WholeUpdates(Updates):
                 transfer.leave()
             reports = is_new and not self.follows
         if reports:
-            self._tell(UpdateReceived(update))
+            self._tell(UpdateReceived(update, held.size))
         return True
 
     def pull(self, connection: WorkerConnection, version: int, expected: int | None) -> None:

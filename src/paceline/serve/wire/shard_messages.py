@@ -60,6 +60,7 @@ class Setup(Message, frozen=True):
     streamed: bool = False  # are pieces applied as they arrive?
     max_transfers: int = 0  # how many transfers to begin with may run at once in each direction; 0: any number
     correct: Correction = "none"  # how to correct for staleness that is known in advance
+    measure: bool = False  # must UpdateReceived contain the size of an update?
     digest: str = ""  # of the shard's file in the checkpoint; empty: not known
     follows: bool = False  # is this process the shard's backup? It reports no updates until TakeOver
     backup: tuple[str, int, bytes] | None = None  # host ("": the coordinator's), port and certificate of the backup
@@ -109,6 +110,8 @@ class UpdateReceived(Message, frozen=True):
     """
 
     update: Identity
+    # The sums of the squares of its gradients and statistics, and its largest learning rate, if Setup asks for them.
+    size: tuple[float, float, float] | None = None
 
 
 class AddToSum(Message, frozen=True):
@@ -132,6 +135,7 @@ class ApplyUpdates(Message, frozen=True):
     turns: int = 1  # the number of ApplyUpdates that make up a round, if it is known
     compare: bool = False  # must the shard answer with UpdateProducts?
     sums: tuple[tuple[int, float], ...] = ()  # apply these running sums, times these factors, in place of the updates
+    rate_factor: float = 1.0  # of the learning rates that came with the last update
 
 
 class UpdateProducts(Message, frozen=True):
@@ -226,6 +230,7 @@ class PartSaved(Message, frozen=True):
     error: str = ""  # why the part cannot be written
     size: int = 0  # of the file, in bytes
     digest: str = ""  # of the file
+    is_spoiled: bool = False  # does the model hold numbers that are not finite?
 
 
 class Stop(Message, frozen=True):

@@ -1,0 +1,74 @@
+"""Checks of the options of a job, before anything is started. Each refuses in one sentence."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from paceline.cli.shared import errors, refuse
+from paceline.model.correction import CorrectionOption, checked
+from paceline.policies import make
+
+
+def check_policy(policy: str, workers: int, apply: str, correct: str) -> None:
+    """Refuse a policy that cannot be made or has too few workers. Note options that have no effect."""
+    if apply not in ("whole", "streamed"):
+        refuse(f"--apply must be whole or streamed, not {apply!r}.")
+    asked = correction(correct)
+    made = make(policy)
+    if made.mixes and asked not in ("auto", "none"):
+        errors.print(f"Note: --correct has no effect, since workers make their own steps under {policy}.")
+    if apply == "streamed" and not (made.streamable or made.pipelined):
+        errors.print(f"Note: {policy} cannot be streamed. Its updates are applied whole.")
+    least = made.least_workers
+    if least > workers:
+        refuse(f"{policy} needs at least {least} workers, and there are {workers}; use --workers {least}.")
+
+
+def check_replicas(replicas: int, policy: str, apply: str, record: Path | None, link: str | None = None) -> None:
+    """Refuse options that cannot be had with backups yet."""
+    if not replicas:
+        return
+    made = make(policy)
+    if made.pipelined or (apply == "streamed" and made.streamable):
+        refuse("Streamed updates cannot be replicated yet; leave --replicas out, or apply updates whole.")
+    for option, value in (("--record-updates", record), ("--link", link)):
+        if value:
+            refuse(f"{option} cannot be used with --replicas yet; leave one of them out.")
+
+
+def check_max_norm(max_norm: float | None, policy: str, apply: str) -> None:
+    """Refuse --max-norm if updates are never whole, or are not gradients."""
+    if max_norm is None:
+        return
+    if math.isinf(max_norm):
+        refuse("--max-norm must be a number from 1 up, such as 10.")
+    made = make(policy)
+    if made.pipelined or (apply == "streamed" and made.streamable):
+        refuse("Streamed updates are applied before they are whole; leave --max-norm out, or apply updates whole.")
+    if made.mixes:
+        refuse(f"Workers push whole models under {policy}; leave --max-norm out, and use the policy's own filter.")
+
+
+def correction(correct: str) -> CorrectionOption:
+    """Return the correction that --correct names. Refuse any other name."""
+    try:
+        return checked(correct)
+    except ValueError as error:
+        refuse(f"--{error}.")
+
+
+def check_reduce(text: str, ranks: int) -> None:
+    """Refuse an all-reduce that does not fit the number of ranks, before anything is started."""
+    from paceline.collectives.algorithms import AlgorithmError
+    from paceline.collectives.named import named
+    from paceline.collectives.topology import TopologyError
+
+    if not text:
+        return
+    if ranks == 1:
+        refuse("--reduce joins the ranks of one worker; give their number with --ranks-per-worker.")
+    try:
+        named(text).fits(ranks)
+    except (AlgorithmError, TopologyError) as error:
+        refuse(f"--reduce: {error}")
