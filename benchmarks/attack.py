@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from benchmarks import environment
 from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
@@ -79,7 +81,7 @@ def serving(folder: Path, encrypted: bool) -> Iterator[Where]:
     try:
         assert server.stdout is not None
         for line in server.stdout:
-            if found := re.search(r"Listening on .*:(\d+)\.", line):
+            if found := re.search(r"Listening on \S*:(\d+)\b", line):
                 yield Where(int(found[1]), token, tls)
                 return
         sys.exit("The server did not start.")
