@@ -70,7 +70,13 @@ def test_a_worker_with_another_model_is_refused() -> None:
 def test_a_wrong_token_is_refused() -> None:
     mine = model()
     with job("asp", token=b"secret") as running, pytest.raises(ConnectionError, match="token is wrong"):
-        join(mine, torch.optim.SGD(mine.parameters(), lr=0.1), connect=running.address, token="guess")
+        join(mine, torch.optim.SGD(mine.parameters(), lr=0.1), connect=running.address, token="a guess of a token")
+
+
+def test_a_token_that_could_be_guessed_is_refused() -> None:
+    mine = model()
+    with pytest.raises(ValueError, match="The token in the argument token is too short to be safe"):
+        join(mine, torch.optim.SGD(mine.parameters(), lr=0.1), connect="127.0.0.1:1", token="guess")
 
 
 @pytest.mark.parametrize("policy", ["bsp", "bsp:weights=mean"])

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from paceline.model.description import Description
 from paceline.model.optimizer import spec_of
-from paceline.serve.environment import CONNECT, address, job_token, worker_number
+from paceline.serve.environment import CONNECT, address, check_token, job_token, worker_number
 from paceline.serve.wire.tls import Tls
 from paceline.serve.worker import uncaught
 from paceline.serve.worker.client import Client
@@ -127,6 +127,8 @@ def _connect(
     flat = FlatModel(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers, apart=overlap)
     description = Description(flat.layout, spec_of(optimizer), flat.fixed).as_json()
     secret = token.encode() if token is not None else job_token()
+    if token:
+        check_token(secret, "the argument token")
 
     def connect() -> Client:
         return Client(server_address, description, secret, worker_number(), tls=Tls.from_environment(), tell=notice)
