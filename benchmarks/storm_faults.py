@@ -131,8 +131,8 @@ class Storm:
                 _limit_files(pid, size)
 
     def _damage_newest(self) -> bool:
-        """Truncate a file of the newest checkpoint, or flip a bit of it. Return False if there are fewer than two."""
-        found = sorted(path for path in self._checkpoints.glob("version-*[0-9]") if path.is_dir())
+        """Truncate a file of the newest checkpoint, or flip a bit of it. Return False if it is the only one."""
+        found = sorted(path.parent for path in self._checkpoints.glob("version-*[0-9]/job.json"))
         if len(found) < 2:
             return False
         with contextlib.suppress(OSError):  # it may be removed at this moment

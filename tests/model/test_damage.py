@@ -147,6 +147,17 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path: Path, value: floa
     assert versions(tmp_path) == [found.folder for found in good]
 
 
+def test_an_interrupted_removal_leaves_no_damaged_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in (1, 2):
+        write(tmp_path, version)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_arguments, **_options: None)  # the process was killed just before
+        write(tmp_path, 3)
+    assert [path.name for path in versions(tmp_path)] == ["version-000000002", "version-000000003"]
+    write(tmp_path, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-000000003", "version-000000004"]
+
+
 def without_digests(found: checkpoint.Checkpoint) -> None:
     """Turn a checkpoint into one of the format before."""
     path = found.folder / "job.json"

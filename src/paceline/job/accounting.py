@@ -102,6 +102,10 @@ class Ledger:
             self.watcher.measured(now, worker, kind, value)
         return self.policy.measured(kind, subject, value, now)
 
+    def own_batch(self, worker: WorkerId, batch_size: int, now: float) -> list[Decision]:
+        """Tell the policy the batch size that a worker computes if a Grant names none, and return its decisions."""
+        return self.policy.measured("own_batch", worker, float(batch_size), now)
+
     def left(self, worker: WorkerId, now: float, lost: bool = False) -> list[Decision]:
         """Report that a worker left or was lost, and return the policy's decisions."""
         if worker in self._new:

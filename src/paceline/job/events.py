@@ -64,12 +64,16 @@ class SamplesRequested:
 
 @record
 class GradientBegun:
-    """A worker began to compute a gradient and can push its first pieces. GradientComputed follows."""
+    """A worker began to compute a gradient and can push its first pieces. GradientComputed follows.
+
+    taken: the numbers of the sample requests that it is computed from.
+    """
 
     connection: int
     iteration: int
     base_version: int
     batch_size: int
+    taken: tuple[int, ...] = ()
 
 
 @record

@@ -107,7 +107,8 @@ class IterationLayer(DecisionLayer):
         if iteration == member.iteration and member.stage is Stage.COMPUTING:
             if not 0 <= begun.base_version <= self.version:
                 raise Violation(f"There is no version {begun.base_version} to compute an update from.")
-            self._announce(member, begun.base_version, self._counted(member, batch_size), None)
+            self._report_own_batch(member, begun.taken)
+            self._announce(member, begun.base_version, self._counted(member, batch_size, begun.taken or None), None)
 
     def _gradient_computed(self, computed: events.GradientComputed) -> None:
         """Build the Update that is handed on from here: to the policy, its decisions, and the orders to the shards."""
@@ -131,6 +132,7 @@ class IterationLayer(DecisionLayer):
             raise Violation(f"There is no version {base_version} to compute an update from.")
         if seconds is None:
             raise Violation(f"A gradient takes 0 to {MAX_SECONDS:.0f} s to compute, not {computed.compute_seconds}.")
+        self._report_own_batch(member, computed.taken)
         batch_size, loss = self._counted(member, batch_size, computed.taken), loss_of(computed.loss)
         update = Update(member.worker, iteration, base_version, batch_size, seconds, loss, member.incarnation)
         member.update, member.taken = update, computed.taken
@@ -153,6 +155,16 @@ class IterationLayer(DecisionLayer):
         if given and taken is not None:
             self._largest_given = max(self._largest_given, counted)
         return counted
+
+    def _report_own_batch(self, member: Member, taken: tuple[int, ...]) -> None:
+        """Tell the policy a member's own batch size, once: the samples that it requested for a Grant without a batch.
+
+        It may have got fewer. Its first samples may be the last of an epoch, or those that another worker returned.
+        """
+        if self.samples and not member.own_batch and member.batch_size is None:
+            member.own_batch = min(self.samples.asked(member.worker, taken), MAX_SAMPLES)
+            if member.own_batch:
+                self._carry_out(self.ledger.own_batch(member.worker, member.own_batch, self._now))
 
     def _announce(self, member: Member, base_version: int, batch_size: int, seconds: float | None) -> None:
         """Tell the policy that a member is ready to push. seconds: how long it has computed, if it is done."""

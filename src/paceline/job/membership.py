@@ -82,6 +82,7 @@ class Member:
         "heard",
         "incarnation",
         "iteration",
+        "own_batch",
         "parts",
         "pull",
         "size",
@@ -100,6 +101,7 @@ class Member:
         # The last Grant
         self.granted_version = 0
         self.batch_size: int | None = None
+        self.own_batch = 0  # the batch size that it computes if a Grant names none; 0: not known
         self.pull = True
         self.expected_staleness: int | None = None
         # The update of this iteration, from its announcement until it has arrived at all shards

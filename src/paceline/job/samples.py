@@ -30,6 +30,7 @@ class Samples:
         self._epoch = self._position = 0
         self._returned: list[Positions] = []
         self._out: dict[int, dict[int, Positions]] = {}  # worker → request number → the range that it holds
+        self._asked: dict[tuple[int, int], int] = {}  # worker, request number → how many samples were requested
         self._arrived: dict[Hashable, list[Positions]] = {}  # update → the ranges that it was computed from
 
     def plan(self, epochs: int | None) -> None:
@@ -57,6 +58,7 @@ class Samples:
         taken = self._take_returned(count, epochs) or self._take_new(count, epochs)
         if taken:
             self._out.setdefault(worker, {})[number] = taken
+            self._asked[worker, number] = count
         return taken
 
     def _take_returned(self, count: int, epochs: int) -> Positions | None:
@@ -93,6 +95,10 @@ class Samples:
         ranges = mine.values() if numbers is None else [mine[number] for number in set(numbers) if number in mine]
         return sum(each.stop - each.start for each in ranges)
 
+    def asked(self, worker: int, numbers: Iterable[int]) -> int:
+        """Return how many samples a worker requested under these numbers. At the end of an epoch it got fewer."""
+        return sum(self._asked.get((worker, number), 0) for number in set(numbers))
+
     def arrived(self, worker: int, numbers: Iterable[int], update: Hashable) -> None:
         """Record that an update has arrived that was computed from the ranges of these requests."""
         self._arrived[update] = self._claim(worker, numbers)
@@ -111,7 +117,10 @@ class Samples:
 
     def abandoned(self, worker: int) -> None:
         """Take back all ranges that a worker still holds: it has left."""
-        self._returned.extend(self._out.pop(worker, {}).values())
+        ranges = self._out.pop(worker, {})
+        for number in ranges:
+            del self._asked[worker, number]
+        self._returned.extend(ranges.values())
 
     @property
     def all_done(self) -> bool:
@@ -147,4 +156,7 @@ class Samples:
     def _claim(self, worker: int, numbers: Iterable[int]) -> list[Positions]:
         """Remove and return the ranges that a worker holds under these numbers. Other numbers are ignored."""
         mine = self._out.get(worker, {})
-        return [mine.pop(number) for number in numbers if number in mine]
+        claimed = [number for number in dict.fromkeys(numbers) if number in mine]
+        for number in claimed:
+            del self._asked[worker, number]
+        return [mine.pop(number) for number in claimed]

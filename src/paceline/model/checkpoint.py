@@ -11,6 +11,7 @@ job has passed over, because it is damaged or because the user went back, is ren
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -376,7 +377,11 @@ def _pieces(meta: Any) -> list[tuple[int, int]]:
 
 
 def _prune(folder: Path) -> None:
-    """Remove all but the newest checkpoints. Those that are damaged at first sight neither count nor go."""
+    """Remove all but the newest checkpoints, and what interrupted attempts have left.
+
+    Those that are damaged at first sight neither count nor go. A checkpoint is renamed before it is removed, so that an
+    interrupted removal leaves no folder that looks like a damaged checkpoint.
+    """
     whole = []
     found = versions(folder)
     for path in found if len(found) > KEPT else ():
@@ -385,4 +390,7 @@ def _prune(folder: Path) -> None:
         except CheckpointError:
             continue
     for old in whole[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the next attempt removes it
+            old.rename(old.with_name(old.name + PART))
+    for part in folder.glob(f"version-*{PART}"):
+        shutil.rmtree(part, ignore_errors=True)

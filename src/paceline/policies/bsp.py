@@ -91,6 +91,13 @@ class BSP(Policy):
         added: Decisions = [Add(update, self.round, self._sum_weight(update))] if self.running else []
         return added + self._close(now)
 
+    def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
+        if kind == "own_batch" and isinstance(subject, WorkerId):
+            self.weigher.set_own(subject, int(value))
+            if self.tuner:
+                self.tuner.set_own(subject, int(value))
+        return []
+
     def left(self, worker: WorkerId, now: float) -> Decisions:
         self.joiners.pop(worker, None)
         if self.granted.pop(worker, None) is None:

@@ -232,9 +232,14 @@ class Weigher:
     def __init__(self, kind: str, tuned: bool = False) -> None:
         self.kind, self.tuned = kind, tuned
         self._all_equal = kind == "equal" or (kind == "sum" and not tuned)  # batch sizes do not matter
-        self._own: dict[WorkerId, int] = {}  # worker → its own batch size, from its first iteration
+        self._own: dict[WorkerId, int] = {}  # worker → its own batch size, as reported or from its first iteration
         self._latest: dict[WorkerId, int] = {}  # worker → its latest batch size
         self._total = 0  # sum of the latest batch sizes
+
+    def set_own(self, worker: WorkerId, batch_size: int) -> None:
+        """Note the batch size that a worker computes if a Grant names none."""
+        if not self._all_equal:
+            self._own[worker] = batch_size
 
     def see(self, worker: WorkerId, batch_size: int) -> None:
         """Note a worker's batch size, once per iteration: when its update arrives or, if streamed, is announced."""

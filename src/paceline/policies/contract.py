@@ -157,7 +157,7 @@ Decisions: TypeAlias = list[Decision]
 
 #: The kinds of values that only a driver itself may report by `measured`. A worker that reports such a kind is not
 #: passed on to the policy.
-DRIVER_KINDS = frozenset({"momentum", "cosine", "pardon"})
+DRIVER_KINDS = frozenset({"momentum", "cosine", "pardon", "own_batch"})
 
 
 class Policy(ABC):
@@ -224,8 +224,10 @@ class Policy(ABC):
         """The driver has measured a value, such as a validation loss or the `cosine` of an Update.
 
         `pardon` is a request of the operator to take these workers back. A policy with `hears_loss` receives the
-        `momentum` of the server's optimizer once it is known, before any worker joins. Most policies ignore all of
-        this.
+        `momentum` of the server's optimizer once it is known, before any worker joins. `own_batch` is the batch size
+        that a worker computes if a Grant names none. It is reported once for each worker, before the first event of its
+        first update, if the driver knows it. The first update itself may be smaller, at the end of an epoch. Most
+        policies ignore all of this.
         """
         return []
 

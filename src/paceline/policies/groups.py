@@ -146,9 +146,14 @@ class Groups(Policy):
         return out + self.wakes.next()
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
+        out: Decisions = []
+        if kind == "own_batch" and isinstance(subject, WorkerId):
+            number = subject % self.count
+            if group := self.groups.get(number):
+                self._inside(number, group.inner.measured(kind, subject, value, now), now, out)
+            return out + self.wakes.next()
         if subject is not None:
             return []
-        out: Decisions = []
         self.inner.measured(kind, None, value, now)  # groups that form later copy this policy
         for number, group in self.groups.items():
             self._inside(number, group.inner.measured(kind, None, value, now), now, out)

@@ -134,6 +134,13 @@ class R2SP(Policy):
         self.seat_of[worker].pending.append(update)
         return self.proceed(now)
 
+    def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
+        if kind == "own_batch" and isinstance(subject, WorkerId):
+            self.weigher.set_own(subject, int(value))
+            if self.tuner:
+                self.tuner.set_own(subject, int(value))
+        return []
+
     def left(self, worker: WorkerId, now: float) -> Decisions:
         seat = self.seat_of.pop(worker, None)
         if seat is None:

@@ -47,13 +47,20 @@ class BatchTuner:
         self._workers: dict[WorkerId, _WorkerTimes] = {}
         self._reference = RecentMax()
 
+    def set_own(self, worker: WorkerId, batch_size: int) -> None:
+        """Note the batch size that a worker computes if a Grant names none."""
+        self._workers.setdefault(worker, _WorkerTimes(batch_size))
+
     def observe(self, update: Update, busy_seconds: float) -> None:
-        """Observe an iteration that took `busy_seconds` from its Grant to its arrival."""
+        """Observe an iteration that took `busy_seconds` from its Grant to its arrival.
+
+        If a worker's own batch size was not reported, that of its first update is taken for it.
+        """
         worker = self._workers.get(update.worker)
         if worker is None:
             worker = self._workers[update.worker] = _WorkerTimes(update.batch_size)
         if update.batch_size != worker.batch:
-            return  # it was granted before the last change
+            return  # it was granted before the last change, or is the rest of an epoch
         worker.count += 1
         share = 1.0 / min(worker.count, self.MEMORY)
         deviation = busy_seconds - worker.busy

@@ -135,6 +135,7 @@ class GradientStarted(Message, frozen=True):
     iteration: int
     base_version: int  # of the model that the gradient is computed from
     batch_size: int
+    taken: tuple[int, ...] = ()  # the requests whose samples the gradient is computed from
 
 
 class GradientReady(Message, frozen=True):

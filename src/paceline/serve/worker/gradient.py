@@ -27,7 +27,7 @@ class OutgoingGradient:
 
     def started(self, iteration: int, version: int) -> GradientStarted:
         """Return the message that announces that the gradient is being computed."""
-        return GradientStarted(iteration, version, self.batch_size)
+        return GradientStarted(iteration, version, self.batch_size, self.taken)
 
     def ready(self, iteration: int, version: int) -> GradientReady:
         """Return the message that announces that the gradient is computed. Wait for the backward pass to end."""
