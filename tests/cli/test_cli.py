@@ -316,7 +316,7 @@ def test_a_full_disk_is_reported_and_leaves_no_file(shell: Shell, monkeypatch: p
         ),
         ("small.toml -p ssp:staleness=-1", "ssp: staleness must be a whole number"),
         ("small.toml -p ssp:staleness=three", "at least 0, not 'three'"),
-        ("small.toml -p r2sp:relax=0", "r2sp: relax must be a number above 0, not '0'"),
+        ("small.toml -p r2sp:relax=0", "r2sp: relax must be a number above 0 and at most 2, not '0'"),
         ("small.toml -p bsp:fraction=2", "above 0 and at most 1, not '2'"),
         ("small.toml -p bsp:pipeline=maybe", "bsp: pipeline must be true or false, not 'maybe'."),
         ("small.toml -p dssp:low=3,high=1", "dssp: high must be at least low (3); got 1."),
@@ -596,3 +596,16 @@ def test_updates_that_cannot_be_clipped_are_refused(
         outcome = shell(*command)
         assert outcome.code == 2
         assert reason in outcome.err
+
+
+def test_a_federation_with_too_few_clients_is_answered_in_its_own_words(shell: Shell) -> None:
+    outcome = shell("federate", "serve", "--clients", "2", "-p", "ksync:k=3")
+    assert outcome.code == 2
+    assert outcome.err == "ksync:k=3 needs at least 3 clients, and there are 2; use --clients 3.\n"
+
+
+@pytest.mark.parametrize("policy", ["asp", "bsp", "ssp:staleness=3"])
+def test_a_correction_of_staleness_that_nobody_knows_gives_a_note(shell: Shell, policy: str, tmp_path: Path) -> None:
+    outcome = shell("serve", "-p", policy, "--correct", "full", "--resume", str(tmp_path / "none"))
+    assert outcome.code == 2
+    assert f"Note: --correct has no effect, since {policy} does not know in advance how stale" in outcome.err

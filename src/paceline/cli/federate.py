@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from paceline.cli import job
+from paceline.cli.job_checks import check_policy
 from paceline.cli.options import (
     CheckpointFolder,
     Connect,
@@ -56,6 +57,7 @@ def serve(
     insecure: Insecure = False,
 ) -> None:
     """Serve a federation until all clients have left, or until Ctrl-C."""
+    check_policy(policy, clients, "whole", "none", option="--clients")
     job.serve(
         workers=clients,
         policy=policy,

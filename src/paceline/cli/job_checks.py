@@ -10,19 +10,25 @@ from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import make
 
 
-def check_policy(policy: str, workers: int, apply: str, correct: str) -> None:
-    """Refuse a policy that cannot be made or has too few workers. Note options that have no effect."""
+def check_policy(policy: str, workers: int, apply: str, correct: str, option: str = "--workers") -> None:
+    """Refuse a policy that cannot be made or has too few workers. Note options that have no effect.
+
+    option: the one that gives the number of workers.
+    """
     if apply not in ("whole", "streamed"):
         refuse(f"--apply must be whole or streamed, not {apply!r}.")
     asked = correction(correct)
     made = make(policy)
     if made.mixes and asked not in ("auto", "none"):
         errors.print(f"Note: --correct has no effect, since workers make their own steps under {policy}.")
+    elif not made.takes_turns and asked not in ("auto", "none"):
+        errors.print(f"Note: --correct has no effect, since {policy} does not know in advance how stale updates are.")
     if apply == "streamed" and not (made.streamable or made.pipelined):
         errors.print(f"Note: {policy} cannot be streamed. Its updates are applied whole.")
     least = made.least_workers
     if least > workers:
-        refuse(f"{policy} needs at least {least} workers, and there are {workers}; use --workers {least}.")
+        whom = option.removeprefix("--")
+        refuse(f"{policy} needs at least {least} {whom}, and there are {workers}; use {option} {least}.")
 
 
 def check_replicas(replicas: int, policy: str, apply: str, record: Path | None, link: str | None = None) -> None:

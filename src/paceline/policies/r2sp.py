@@ -50,7 +50,7 @@ class R2SP(Policy):
 
     def __init__(
         self,
-        relax: Annotated[float, Range(0, open_low=True), "the gap between two turns, in units of T/N"] = 0.8,
+        relax: Annotated[float, Range(0, 2, open_low=True), "the gap between two turns, in units of T/N"] = 0.8,
         patience: Annotated[float, Range(0, open_low=True), "how long a worker may be overdue, in units of T"] = 4.0,
         groups: Annotated[
             int | Literal["all", "auto"], Range(1), "the number of groups that take turns; all: each worker by itself"
