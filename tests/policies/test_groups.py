@@ -246,8 +246,8 @@ def test_fl_r2sp_with_equal_weights_counts_all_clients_alike() -> None:
     assert apply.weights == pytest.approx((0.5, 0.5))
 
 
-@pytest.mark.parametrize(("members", "quorum"), [(1, 1), (2, 1), (3, 2), (4, 3), (16, 12)])
-def test_the_quorum_of_a_group_leaves_room_for_a_straggler(members: int, quorum: int) -> None:
+@pytest.mark.parametrize(("members", "quorum"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (10, 8), (16, 12)])
+def test_a_group_waits_for_at_least_a_fraction_C_of_its_clients(members: int, quorum: int) -> None:
     policy = make("fl-r2sp:groups=1,fraction=0.75")
     for worker in range(members):
         policy.joined(worker, 0.0)

@@ -1,7 +1,7 @@
 """FL-R²SP (ToN 2026, section IV-B and algorithm 2): round robin across groups of federated clients.
 
-Client i belongs to group i mod M. A group's updates are aggregated when a fraction C of its members has returned. Later
-updates are discarded, and their clients receive the newest model. Groups refine the global model in a fixed order, at
+Client i belongs to group i mod M. A group's updates are aggregated when at least a fraction C of its members has
+returned: ⌈C·n⌉ of n. Later updates are discarded, and their clients receive the newest model. Groups refine the global model in a fixed order, at
 least T/M apart. T is an exponential moving average of the time from a group's Grant to its quorum. (If T included the
 wait for the turn, every round would last at least T, and T could only grow.) Outliers are left out (`filtered`).
 
@@ -53,7 +53,9 @@ class FLR2SP(Filtered):
     def __init__(
         self,
         groups: Annotated[int, Range(1), "M, the number of groups; a client's group is its id mod M"] = 8,
-        fraction: Annotated[float, Range(0, 1, open_low=True), "C, the fraction of a group to wait for"] = 0.75,
+        fraction: Annotated[
+            float, Range(0, 1, open_low=True), "C, the fraction of a group to wait for, rounded up to whole clients"
+        ] = 0.75,
         relax: Annotated[float, Range(0, open_low=True), "the gap between two turns, in units of T/M"] = 1.0,
         patience: Annotated[float, Range(0, open_low=True), "how long a group may be overdue, in units of T"] = 4.0,
         weights: Annotated[
