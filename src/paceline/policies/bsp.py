@@ -29,7 +29,7 @@ class BSP(Policy):
         self,
         backup: Annotated[int, Range(0), "the number of slowest workers not to wait for"] = 0,
         fraction: Annotated[
-            float, Range(0, 1, open_low=True), "the fraction of the members to wait for, rounded up to whole members"
+            float, Range(0, 1, open_low=True), "the fraction of the members to wait for, rounded up"
         ] = 1.0,
         pipeline: Annotated[bool, "return each slice as soon as all members have sent it"] = False,
         tune_batches: Annotated[bool, "give faster workers larger batches"] = False,

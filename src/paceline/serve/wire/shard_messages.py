@@ -64,6 +64,7 @@ class Setup(Message, frozen=True):
     digest: str = ""  # of the shard's file in the checkpoint; empty: not known
     follows: bool = False  # is this process the shard's backup? It reports no updates until TakeOver
     backup: tuple[str, int, bytes] | None = None  # host ("": the coordinator's), port and certificate of the backup
+    keep_bases: bool = False  # do workers push models that are compared by their difference to what they pulled?
 
 
 class CheckpointLoaded(Message, frozen=True):
