@@ -6,8 +6,8 @@ that still arrive from it are discarded. If the client is taken back, the inner 
 
 The paper's rule (`relative=false,beta=0.5,strikes=3`) blacklists a client whose cosine with the mean is below β = 0.5
 in three consecutive rounds. It judges every round, also one in which most clients are below β. But as training
-proceeds, updates become noise, and the cosine of each of n updates falls to 1/√n, below any fixed β. Then the rule
-blacklists all clients but the last.
+proceeds, updates become noise, and the cosine of each of n updates falls to 1/√n. Where that is below β, the rule
+blacklists honest clients too, until few are left: with β = 0.5, about four in each Apply.
 
 So by default a cosine is judged relative to the others of the same Apply. Over its last `strikes` updates, a client
 must be, on average, `SPREADS` spreads below the median, and below β times the median. This also finds a client whose

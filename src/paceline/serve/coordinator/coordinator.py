@@ -330,14 +330,12 @@ class Coordinator:
         if not self.agreement.is_known:
             return
         folder = str(self._restored.folder.resolve()) if self._restored and self.config.provider is None else ""
-        version, clips = self._restored.version if self._restored else 0, self.config.max_norm is not None
-        settings = (self._key, self._streams, self._max_transfers, self.agreement.correct, clips)
-        keep_bases = self.ledger.policy.compares and self.ledger.policy.mixes
+        version, agreed = self._restored.version if self._restored else 0, self.agreement.settings
+        settings = (self._key, self._streams, self._max_transfers, *agreed)
         for number, pieces in enumerate(self.agreement.pieces()):
             record = f"{self.config.record}/shard-{number}-{self.generation}.rec" if self.config.record else ""
             digest = self._restored.digest(number) if self._restored and folder else ""
-            setup = Setup(pieces, folder, version, record, *settings, digest, keep_bases=keep_bases)
-            self.shards.set_up(number, setup, self.agreement.text)
+            self.shards.set_up(number, Setup(pieces, folder, version, record, *settings, digest), self.agreement.text)
 
     def _write_journal(self, line: str) -> None:
         if self._journal:
