@@ -18,7 +18,7 @@ from paceline.federated.partition import Skew, dirichlet
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.policies import Update
 from paceline.policies.contract import Decisions
-from paceline.policies.filtered import SMALLEST, Filtered
+from paceline.policies.filtered import Filtered
 from paceline.policies.fl_r2sp import FLR2SP
 from paceline.simulate import load_cluster
 from paceline.simulate.task import LocalSettings, Task
@@ -60,7 +60,7 @@ def blacklisted(rule: Filtered, cohorts: list[Cohort]) -> set[int]:
     rule.granted = {client: 1 for cohort in cohorts for client, _ in cohort}
     for at, cohort in enumerate(cohorts):
         left = {Update(client, at, 0, 1, 0.0): value for client, value in cohort if client not in rule.blacklist}
-        if len(left) >= SMALLEST:
+        if left:
             rule._judge(left, float(at))
     return set(rule.blacklist)
 

@@ -8,7 +8,6 @@ baseline is a bare TCP server that receives the same bytes (`bare_server.py`).
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import subprocess
 import time
@@ -25,6 +24,7 @@ from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import SUMS
 from paceline.policies import make
 from paceline.policies.bsp import BSP
+from paceline.policies.components import count_of
 from paceline.policies.fl_r2sp import FLR2SP
 from paceline.policies.groups import Groups
 from paceline.serve.coordinator import event_loop
@@ -91,7 +91,7 @@ def bound(load: Load, policy: str) -> int:
         raise CrowdError(f"The memory bound is known only for fl-r2sp; got {policy}.")
     groups, fraction = made.count, made.policy.inner.fraction
     sizes = [len(range(group, load.clients, groups)) for group in range(groups)]
-    held = sum(max(1, math.floor(fraction * size + 1e-9)) for size in sizes) if made.compares else groups
+    held = sum(count_of(fraction, size) for size in sizes) if made.compares else groups
     received = min(load.clients, max(MIN_AT_ONCE, AT_ONCE // load.bytes))
     return load.bytes * (1 + held + received + groups)
 

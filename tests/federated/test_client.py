@@ -81,6 +81,8 @@ def test_pushing_models_instead_of_differences_gives_the_same_result_for_one_gro
     changes = federated("fl-r2sp:groups=1,fraction=1,filter=false", 3)
     models = federated("fl-r2sp:groups=1,fraction=1,filter=false,moves=model", 3)
     assert torch.allclose(changes, models, atol=5e-5)
+    compared = federated("fl-r2sp:groups=1,fraction=1,moves=model", 3)
+    assert torch.allclose(models, compared, atol=5e-5), "comparing the models changes none of them"
 
 
 def test_groups_take_turns_on_a_real_server(tmp_path: Path) -> None:

@@ -29,6 +29,11 @@ def test_a_quarter_of_the_clients_are_outliers_with_mostly_one_class() -> None:
     assert sum(usual) / len(usual) < odd[0]
 
 
+def test_the_number_of_outliers_is_rounded_up() -> None:
+    assert [sum(alpha == 0.1 for alpha in Skew(0.25).alphas(clients, 0)) for clients in (1, 4, 6, 10)] == [1, 1, 2, 3]
+    assert 0.1 not in Skew(0.0).alphas(10, 0)
+
+
 @pytest.mark.parametrize(("alpha", "low", "high"), [(1e4, 0.1, 0.2), (10.0, 0.1, 0.35), (1e-3, 0.97, 1.0)])
 def test_alpha_decides_how_even_the_classes_are(alpha: float, low: float, high: float) -> None:
     shares = dirichlet(LABELS, [alpha] * 20, 300, seed=0)

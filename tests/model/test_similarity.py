@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
-from paceline.model.similarity import products
+from paceline.model.layout import STATISTICS, Layout, Tensor
+from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.model.similarity import Products, products
+from paceline.model.slice import Slice
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -31,6 +34,28 @@ def test_the_products_of_the_parts_of_a_model_add_up() -> None:
     parts = [products([update[a:b] for update in updates], weights) for a, b in ((0, 100), (100, 130), (130, 300))]
     together = parts[0] + parts[1] + parts[2]
     assert together.cosines() == pytest.approx(whole.cosines(), abs=1e-5)
+
+
+def test_models_are_compared_by_their_differences_to_their_own_bases() -> None:
+    torch.manual_seed(2)
+    updates, bases = torch.randn(4, 50), 100 * torch.randn(4, 50)
+    weights = (0.1, 0.2, 0.3, 0.4)
+    found = products(list(bases + updates), weights, list(bases))
+    assert found.cosines() == pytest.approx(products(list(updates), weights).cosines(), abs=1e-3)
+
+
+def test_statistics_are_not_compared() -> None:
+    """Clients whose models learn opposite things have counted the same number of batches."""
+    layout = Layout((Tensor("w", (3,)), Tensor("n", (2,), group=STATISTICS), Tensor("v", (4,), group=1)))
+    part = Slice(layout, 0, 9, OptimizerSpec("SGD", ({"lr": 1.0}, {"lr": 1.0})))
+    one = torch.tensor([1.0, 2, 3, 500, 500, 4, 5, 6, 7])
+    other = torch.tensor([-1.0, -2, -3, 500, 500, -4, -5, -6, -7])
+    assert part.products([one, one, other], (0.3,) * 3).cosines() == pytest.approx([1, 1, -1])
+    base = torch.full((9,), 10.0)
+    models = [one + base, one + base, other + base]
+    assert part.products(models, (0.3,) * 3, [base] * 3).cosines() == pytest.approx([1, 1, -1], abs=1e-5)
+    only = Slice(layout, 3, 5, OptimizerSpec("SGD", ({"lr": 1.0}, {"lr": 1.0})))
+    assert only.products([one[3:5], other[3:5]], (0.5, 0.5)) == Products.none(2)
 
 
 def test_the_cosine_of_noise_comes_from_the_update_itself() -> None:

@@ -51,6 +51,7 @@ VARIANTS = [
     "fl-r2sp:groups=2,fraction=0.5",
     "fl-r2sp:groups=3,moves=model,patience=0.5,filter=false",
     "fl-r2sp:groups=3,fraction=0.8,weights=equal,relax=0.7",
+    "fl-r2sp:groups=2,as_printed=true",
     "groups:count=2,inner=(bsp:fraction=0.5)",
     "groups:count=3,inner=asp,outer=r2sp",
     "groups:count=2,inner=bsp,outer=(ssp:staleness=1)",

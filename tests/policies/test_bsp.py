@@ -45,6 +45,20 @@ def test_a_fraction_is_not_rounded_down_by_floating_point() -> None:
     assert [len(workers) for _, workers in story.applied] == [29]
 
 
+def test_a_fraction_is_not_rounded_up_by_floating_point() -> None:
+    """0.1 · 30 is 3.0000000000000004, and the barrier still waits for exactly 3 updates."""
+    policy = BSP(fraction=0.1)
+    story = run(policy, {worker: steady(1.0 + worker / 1000) for worker in range(30)}, updates=3)
+    assert [len(workers) for _, workers in story.applied] == [3]
+
+
+def test_a_fraction_is_rounded_up_to_whole_members() -> None:
+    talk = Conversation(BSP(fraction=0.75), workers="abcde")
+    for worker, time in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        talk.arrives(worker, at=time).answers()
+    talk.arrives("d", at=4.0).answers(applied("abcd"), granted("a"), granted("b"), granted("c"), granted("d"))
+
+
 def test_a_worker_that_joins_enters_the_open_round() -> None:
     talk = Conversation(BSP(), workers="ab")
     talk.arrives("a", at=1.0).answers()

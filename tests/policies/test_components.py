@@ -1,15 +1,34 @@
-"""The components that policies share: progress, iteration time, wake times, weights."""
+"""The components that policies share: progress, iteration time, quorums, wake times, weights."""
+
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.policies import Update, WakeAt
-from paceline.policies.components import IterationTime, Progress, RecentMax, Waiting, WakeTimes, Weigher
+from paceline.policies.components import IterationTime, Progress, RecentMax, Waiting, WakeTimes, Weigher, count_of
 
 
 def update(worker: int, batch: int) -> Update:
     return Update(worker, iteration=1, base_version=0, batch_size=batch, compute_seconds=1.0)
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.integers(0, 20_000))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_a_share_is_rounded_up_exactly_whatever_floating_point_makes_of_it(top: int, bottom: int, members: int) -> None:
+    """The exact count is that of the fraction as people write it, such as 0.75 or 2/3."""
+    share = Fraction(min(top, bottom), bottom)
+    count = count_of(float(share), members)
+    assert share * members <= count < share * members + 1
+
+
+@pytest.mark.parametrize(
+    ("share", "members", "count"),
+    [(0.75, 4, 3), (0.75, 5, 4), (0.75, 10, 8), (0.1, 30, 3), (0.29, 100, 29), (1.0, 7, 7), (1e-12, 5, 1), (0.0, 5, 0)],
+)
+def test_a_share_of_the_members_is_a_whole_number_of_them(share: float, members: int, count: int) -> None:
+    assert count_of(share, members) == count
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "advance", "advance", "advance", "remove"]), st.integers(0, 4))))

@@ -24,6 +24,7 @@ class Federation:
         self.applied: list[tuple[int, ...]] = []
         self.cancelled: list[int] = []
         self.discarded: list[Update] = []
+        self.reports = True  # are the cosines of updates that are applied together reported?
         for client in range(clients):
             self.take(self.policy.joined(client, 0.0))
 
@@ -63,8 +64,9 @@ class Federation:
             self.sent.add(update)
             applies += self.take(self.policy.arrived(update, self.now))
         for apply in applies:
-            for update in apply.updates:
-                self.take(self.policy.measured("cosine", update, cosines.get(update.worker, others), self.now))
+            if self.reports and len(apply.updates) > 1:
+                for update in apply.updates:
+                    self.take(self.policy.measured("cosine", update, cosines.get(update.worker, others), self.now))
 
 
 def test_a_client_is_blacklisted_after_five_low_cosines() -> None:
@@ -156,11 +158,90 @@ def test_the_papers_rule_starts_to_count_anew_after_a_good_round() -> None:
     assert not some.policy.blacklist
 
 
-def test_the_papers_rule_judges_no_client_if_most_cosines_are_low() -> None:
+def test_the_papers_rule_judges_every_round() -> None:
+    """Also one in which most clients are below β, and one of two clients."""
     some = with_the_papers_rule(7)
-    for _ in range(10):
+    for _ in range(3):
         some.round(dict.fromkeys(range(4), 0.1), others=0.9)
+    assert list(some.policy.blacklist) == [0, 1, 2, 3]
+    some = with_the_papers_rule(2)
+    for _ in range(3):
+        some.round({0: 0.1}, others=0.9)
+    assert list(some.policy.blacklist) == [0]
+
+
+def test_the_papers_rule_counts_no_streak_across_a_round_that_broke_it() -> None:
+    """Most clients are below β in every third round. There client 4 is not."""
+    some = with_the_papers_rule(7)
+    for number in range(12):
+        if number % 3 < 2:
+            some.round({4: 0.1}, others=0.9)
+        else:
+            some.round({4: 0.9}, others=0.1)
     assert not some.policy.blacklist
+
+
+def test_the_papers_rule_leaves_one_client_if_all_are_below_beta() -> None:
+    some = with_the_papers_rule(4)
+    for _ in range(9):
+        some.round({}, others=0.2)
+    assert list(some.policy.blacklist) == [0, 1, 2]
+
+
+def test_an_update_that_is_applied_alone_breaks_a_streak_of_the_papers_rule() -> None:
+    """It is the whole, so its cosine is 1."""
+    some = with_the_papers_rule(2)
+    for _ in range(6):
+        for _ in range(2):
+            some.round({0: 0.1}, others=0.9)
+        some.waiting.remove(1)
+        some.take(some.policy.left(1, some.now))
+        some.round({})
+        some.rejoin(1)
+    assert not some.policy.blacklist
+
+
+def test_a_round_that_cannot_be_judged_ends_a_streak() -> None:
+    """Four low cosines, then a round whose median is not above 0, or one of four clients, or one without a report."""
+    some = Federation(6)
+    for _ in range(4):
+        some.round({4: 0.1})
+    some.round({4: 0.1}, others=0.0)
+    for _ in range(4):
+        some.round({4: 0.1})
+    for client in (0, 1):
+        some.waiting.remove(client)
+        some.take(some.policy.left(client, some.now))
+    some.round({4: 0.1})
+    for client in (0, 1):
+        some.rejoin(client)
+    for _ in range(4):
+        some.round({4: 0.1})
+    some.reports = False
+    some.round({})
+    some.reports = True
+    for _ in range(4):
+        some.round({4: 0.1})
+    assert not some.policy.blacklist
+    some.round({4: 0.1})
+    assert list(some.policy.blacklist) == [4]
+
+
+def test_a_round_in_which_a_client_is_late_neither_counts_nor_ends_its_streak() -> None:
+    some = with_the_papers_rule(3)
+    some.round({2: 0.1})
+    some.round({2: 0.1})
+    some.waiting.remove(2)
+    some.policy.policy.backup = 1  # type: ignore[attr-defined]
+    some.round({})
+    assert some.applied[-1] == (0, 1)
+    some.policy.policy.backup = 0  # type: ignore[attr-defined]
+    late = Update(2, some.grants[2], some.version, 10, 1.0)
+    some.sent.add(late)
+    some.take(some.policy.arrived(late, some.now))
+    assert some.discarded == [late] and not some.policy.blacklist
+    some.round({2: 0.1})
+    assert list(some.policy.blacklist) == [2]
 
 
 def test_no_client_is_judged_among_only_four_updates() -> None:

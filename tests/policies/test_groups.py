@@ -246,8 +246,28 @@ def test_fl_r2sp_with_equal_weights_counts_all_clients_alike() -> None:
     assert apply.weights == pytest.approx((0.5, 0.5))
 
 
-@pytest.mark.parametrize(("members", "quorum"), [(1, 1), (2, 1), (3, 2), (4, 3), (16, 12)])
-def test_the_quorum_of_a_group_leaves_room_for_a_straggler(members: int, quorum: int) -> None:
+def test_as_printed_is_the_whole_letter_of_the_paper() -> None:
+    """β = 0.5, three consecutive rounds, every round judged, and a plain mean of models, all at once."""
+    policy: Any = make("fl-r2sp:groups=2,fraction=1,as_printed=true")
+    assert (policy.mixes, policy.compares) == (True, True)
+    assert (policy.beta, policy.strikes, policy.relative) == (0.5, 3, False)
+    for worker in range(4):
+        policy.joined(worker, 0.0)
+    policy.arrived(Update(0, 1, 0, 10, 1.0), 1.0)
+    (apply,) = (each for each in policy.arrived(Update(2, 1, 0, 30, 1.0), 1.0) if isinstance(each, Apply))
+    assert apply.mix == pytest.approx(0.5) and apply.weights == pytest.approx((0.5, 0.5))
+    assert policy.cohorts, "an Apply of two updates is judged too"
+
+
+@pytest.mark.parametrize("option", ["moves=model", "weights=equal", "relative=false", "beta=0.3", "strikes=4"])
+def test_as_printed_leaves_no_choice_of_what_it_sets(option: str) -> None:
+    name = option.partition("=")[0]
+    with pytest.raises(PolicyError, match=rf"^fl-r2sp: as_printed=true sets {name}, so leave {option} out\.$"):
+        make(f"fl-r2sp:{option},as_printed=true")
+
+
+@pytest.mark.parametrize(("members", "quorum"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (10, 8), (16, 12)])
+def test_a_group_waits_for_at_least_a_fraction_C_of_its_clients(members: int, quorum: int) -> None:
     policy = make("fl-r2sp:groups=1,fraction=0.75")
     for worker in range(members):
         policy.joined(worker, 0.0)

@@ -40,11 +40,17 @@ def test_updates_of_clients_picked_last_time_are_undrafted_and_count_from_the_ne
 
 
 def test_undrafted_updates_fill_the_quota_if_no_client_is_left_to_wait_for() -> None:
-    talk = Conversation(SAFA(fraction=0.5), workers="abc")
+    talk = Conversation(SAFA(fraction=0.3), workers="abc")
     talk.arrives("a", at=1.0).answers(kept("a"), applied("a", mix=1 / 3), granted("a"))
     talk.arrives("a", at=2.0).answers()
     talk.leaves("b", at=3.0).answers()
     talk.leaves("c", at=4.0).answers(kept("a"), applied("a", mix=1.0), granted("a"))
+
+
+def test_a_quota_is_rounded_up_to_whole_clients() -> None:
+    talk = Conversation(SAFA(fraction=0.5), workers="abc")
+    talk.arrives("a", at=1.0).answers()
+    talk.arrives("b", at=2.0).answers(kept("a"), kept("b"), applied("ab", mix=2 / 3), granted("a"), granted("b"))
 
 
 def test_deprecated_clients_are_cancelled_and_get_the_newest_model() -> None:
@@ -98,7 +104,8 @@ def test_a_departed_clients_entry_is_dropped() -> None:
     talk.arrives("a", at=1.0)
     talk.arrives("b", at=2.0).answers(kept("a"), kept("b"), applied("ab", mix=0.5), granted("a"), granted("b"))
     talk.leaves("a", at=3.0).answers()
-    talk.arrives("c", at=4.0).answers(kept("c"), applied("bc", mix=2 / 3), granted("c"))
+    talk.arrives("c", at=4.0).answers()
+    talk.arrives("d", at=5.0).answers(kept("c"), kept("d"), applied("bcd", mix=1.0), granted("c"), granted("d"))
 
 
 def test_weights_follow_the_amount_of_data_and_sum_to_1() -> None:

@@ -18,7 +18,7 @@ from paceline.policies import Apply, Update, make
 from paceline.serve.coordinator.comparison import Comparison
 from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.environment import address
-from paceline.serve.server import Server, ServerError
+from paceline.serve.server import Server
 from paceline.serve.watch import inspect
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.messages import UpdateProducts
@@ -171,7 +171,47 @@ def test_the_products_of_all_shards_add_up_to_those_of_the_whole_updates() -> No
     assert not comparison.fits(UpdateProducts(1, (0.0,), (0.0,), 0.0))
 
 
-def test_a_policy_cannot_compare_updates_if_workers_push_whole_models() -> None:
-    with pytest.raises(ServerError, match="leave moves=model out, or set filter=false"):
-        Server(lambda: make("fl-r2sp:moves=model"), ServerConfig())
-    Server(lambda: make("fl-r2sp:moves=model,filter=false"), ServerConfig())
+@pytest.mark.parametrize(
+    ("policy", "shards", "rounds"),
+    [
+        ("fl-r2sp:groups=1,fraction=1,moves=model", 1, 5),
+        ("fl-r2sp:groups=1,fraction=1,moves=model", 3, 5),
+        ("fl-r2sp:groups=2,fraction=1,as_printed=true", 2, 3),
+    ],
+)
+def test_models_are_compared_by_their_difference_to_what_the_workers_pulled(
+    policy: str, shards: int, rounds: int
+) -> None:
+    """The models are large, and the differences small. So the models themselves are nearly parallel."""
+    Server(lambda: make(policy), ServerConfig())  # it is not refused
+    changes = directions()
+    blacklisted: dict[int, tuple[float, ...]] = {}
+    over = threading.Event()
+
+    with job(policy, shards=shards, workers=WORKERS) as running:
+        made: Any = running.coordinator.ledger.policy
+
+        def note() -> None:
+            blacklisted.update(made.blacklist)
+            over.set()
+
+        done = threading.Barrier(WORKERS - 1, note)
+
+        def run(where: str, worker: int) -> None:
+            weights = np.full(SIZE, 1000, np.float32)
+            client = Client(address(where), described(SIZE), worker=worker)
+            client.begin(weights.data.cast("B"))
+            count = 0
+            while not over.is_set() if worker == OUTLIER else count < ROUNDS:
+                count += 1
+                model = weights + changes[worker]
+                client.exchange(model.data.cast("B"), weights.data.cast("B"), batch_size=1, rates=(1.0,))
+            if worker != OUTLIER:
+                done.wait(30)
+            client.close()
+
+        running.work(*[lambda where, worker=worker: run(where, worker) for worker in range(WORKERS)])
+        running.finish()
+    assert list(blacklisted) == [OUTLIER]
+    assert len(blacklisted[OUTLIER]) == rounds
+    assert all(cosine < -0.3 for cosine in blacklisted[OUTLIER])

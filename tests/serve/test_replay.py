@@ -62,6 +62,16 @@ def test_a_replay_gives_the_same_weights_bit_for_bit(tmp_path: Path) -> None:
     assert all(part.same and part.whole and part.version == 24 and part.updates == 24 for part in parts)
 
 
+def test_a_replay_of_compared_models_gives_the_same_weights(tmp_path: Path) -> None:
+    """A recording does not say which weights each model began from. Only the comparison needs them."""
+    with job("fl-r2sp:groups=1,fraction=1,as_printed=true", shards=2, workers=3, record=tmp_path) as running:
+        running.work(*[train] * 3)
+        running.finish()
+    parts = replay.weights(tmp_path)
+    assert len(parts) == 2
+    assert all(part.same and part.whole and part.version > 0 for part in parts)
+
+
 def test_a_changed_recording_is_noticed(tmp_path: Path) -> None:
     with job("ssp", shards=1, workers=2, record=tmp_path) as running:
         running.work(*[lambda where: work(where, 40)] * 2)

@@ -44,7 +44,9 @@ def train(where: str, worker: int) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("policy", ["asp", "r2sp", "fedbuff:k=2,discount=0", "filtered:policy=bsp"])
+@pytest.mark.parametrize(
+    "policy", ["asp", "r2sp", "fedbuff:k=2,discount=0", "filtered:policy=bsp", "fl-r2sp:groups=1,as_printed=true"]
+)
 def test_a_backup_holds_the_same_state_bit_for_bit(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[ThreadOfShard] = []
     monkeypatch.setattr(ThreadOfShard, "started", started)

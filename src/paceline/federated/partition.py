@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.policies.components import count_of
 from paceline.simulate.task import TrainingError
 
 
@@ -26,7 +27,7 @@ class Skew:
     def alphas(self, clients: int, seed: int) -> list[float]:
         """Return the α of each client. The seed decides which clients are outliers."""
         order = torch.randperm(clients, generator=torch.Generator().manual_seed(seed)).tolist()
-        odd = set(order[: round(self.outliers * clients)])
+        odd = set(order[: count_of(self.outliers, clients)])
         return [self.odd if client in odd else self.usual for client in range(clients)]
 
 

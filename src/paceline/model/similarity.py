@@ -23,6 +23,11 @@ class Products:
     with_itself: tuple[float, ...]  # each update with itself
     whole: float  # the whole with itself
 
+    @classmethod
+    def none(cls, updates: int) -> Products:
+        """Return the products of updates without elements."""
+        return cls((0.0,) * updates, (0.0,) * updates, 0.0)
+
     def __add__(self, other: Products) -> Products:
         return Products(
             tuple(a + b for a, b in zip(self.with_whole, other.with_whole, strict=True)),
@@ -43,12 +48,23 @@ class Products:
         return found
 
 
-def products(updates: Sequence[torch.Tensor], weights: Sequence[float]) -> Products:
-    """Return the dot products of flat updates and of their weighted sum."""
+def products(
+    updates: Sequence[torch.Tensor], weights: Sequence[float], bases: Sequence[torch.Tensor] | None = None
+) -> Products:
+    """Return the dot products of flat updates and of their weighted sum.
+
+    bases: if the updates are models, the weights that each of them began from. Then the differences are compared.
+    """
     import torch  # here, because the coordinator adds up Products without torch
 
+    difference = torch.empty_like(updates[0])  # one at a time, because all of them would double the memory
+
+    def update(at: int) -> torch.Tensor:
+        return updates[at] if bases is None else torch.sub(updates[at], bases[at], out=difference)
+
     whole = torch.zeros_like(updates[0])
-    for update, weight in zip(updates, weights, strict=True):
-        whole.add_(update, alpha=weight)
-    both = torch.stack([torch.stack((update @ whole, update @ update)) for update in updates]).double().tolist()
-    return Products(tuple(a for a, _ in both), tuple(b for _, b in both), float(whole @ whole))
+    for at, weight in enumerate(weights):
+        whole.add_(update(at), alpha=weight)
+    both = [torch.stack((each @ whole, each @ each)) for each in map(update, range(len(updates)))]
+    found = torch.stack(both).double().tolist()
+    return Products(tuple(a for a, _ in found), tuple(b for _, b in found), float(whole @ whole))

@@ -13,6 +13,7 @@ from paceline.model.correction import Correction, drift, slowed
 from paceline.model.layout import STATISTICS, Layout
 from paceline.model.optimizer import bare_step, make, trial
 from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
+from paceline.model.similarity import Products, products
 
 NEWEST = "newest"  # the name of the newest gradient in a checkpoint
 #: Of a gradient, positive or negative. Its square, which many optimizers sum up, stays far below float32's 3.4e38.
@@ -149,6 +150,20 @@ class Slice:
         self.weights.mul_(1 - mix)
         for model, weight in zip(models, weights, strict=True):
             self.weights.add_(model, alpha=mix * weight)
+
+    def products(
+        self, updates: Sequence[torch.Tensor], weights: Sequence[float], bases: Sequence[torch.Tensor] | None = None
+    ) -> Products:
+        """Return the dot products of updates, or of their differences to `bases`, over the parameters alone.
+
+        Statistics are pushed as values, and would hide the rest: batch norm counts its batches in them.
+        """
+        total = Products.none(len(updates))
+        for part in self._parts:
+            theirs = [self._part(each, part).flatten() for each in updates]
+            begun = None if bases is None else [self._part(each, part).flatten() for each in bases]
+            total += products(theirs, weights, begun)
+        return total
 
     def check(self, gradient: torch.Tensor) -> str | None:
         """Return one sentence if the gradient contains NaN, infinity or huge numbers, otherwise None."""

@@ -1,8 +1,8 @@
 """Bulk Synchronous Parallel: a barrier. All updates of a round are applied together, then all workers proceed.
 
-`backup=c` (Chen et al., 2016) closes the barrier when all but c updates have arrived. `fraction=C` closes it when a
-fraction C has arrived, as FL-R²SP does inside its groups. Late updates are discarded, and their workers are granted the
-newest model.
+`backup=c` (Chen et al., 2016) closes the barrier when all but c updates have arrived. `fraction=C` closes it when at
+least a fraction C has arrived, as FL-R²SP does inside its groups: ⌈C·n⌉ of n members. Late updates are discarded, and
+their workers are granted the newest model.
 
 A round lasts from one Apply to the next. A worker that joins is granted into the open round at once: it starts level
 with the slowest, so the barrier must wait for it.
@@ -14,10 +14,9 @@ joins waits for the next one. A worker that leaves before its push is complete i
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
-from paceline.policies.components import AnnouncedUpdate, Weigher, Weights
+from paceline.policies.components import AnnouncedUpdate, Weigher, Weights, count_of
 from paceline.policies.contract import Add, Apply, Decisions, Discard, Grant, Policy, Stream, Turn, Update, WorkerId
 from paceline.policies.options import PolicyError, Range
 from paceline.policies.tuning import BatchTuner
@@ -29,7 +28,9 @@ class BSP(Policy):
     def __init__(
         self,
         backup: Annotated[int, Range(0), "the number of slowest workers not to wait for"] = 0,
-        fraction: Annotated[float, Range(0, 1, open_low=True), "the fraction of the members to wait for"] = 1.0,
+        fraction: Annotated[
+            float, Range(0, 1, open_low=True), "the fraction of the members to wait for, rounded up"
+        ] = 1.0,
         pipeline: Annotated[bool, "return each slice as soon as all members have sent it"] = False,
         tune_batches: Annotated[bool, "give faster workers larger batches"] = False,
         max_growth: Annotated[float, Range(1), "the largest tuned batch, in units of the worker's own batch"] = 4.0,
@@ -153,8 +154,8 @@ class BSP(Policy):
         members = len(self.granted)
         quorum = members - self.backup
         if self.fraction < 1:
-            quorum = min(quorum, math.floor(self.fraction * members + 1e-9))  # 0.29 · 100 is 28.999…
-        return members - quorum if quorum > 1 else members - 1
+            quorum = min(quorum, count_of(self.fraction, members))
+        return members - max(1, quorum)
 
     def _grant(self, worker: WorkerId, now: float) -> Grant:
         self.granted[worker] = (self.round, now)

@@ -1,4 +1,4 @@
-"""Components that policies share: progress, waiting workers, iteration time, weights of updates."""
+"""Components that policies share: progress, waiting workers, iteration time, quorums, weights of updates."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ Weights: TypeAlias = Annotated[
     "the weight of an update. sum: its full learning rate; mean, the default of a real job: a round is one "
     "data-parallel step; equal: as mean, but all updates count alike",
 ]
+
+ROUNDING = 1e-9  # relative error of a product that does not count: 0.1 · 30 is 3.0000000000000004, and means 3
+
+
+def count_of(share: float, members: int) -> int:
+    """Return the smallest number of members that is at least this share of them.
+
+    Every share that becomes a number of members is rounded up here. In algorithm 2 of the FL-R²SP paper (ToN 2026), a
+    client's update adds M/N to `frac_collected`, and lines 4 and 5 wait while `frac_collected < C`. So a group
+    aggregates with the first update that brings it to C or above: with C = 0.75 the fourth of 5, and the eighth of 10.
+    """
+    return math.ceil(share * members * (1 - ROUNDING))
 
 
 class Progress:

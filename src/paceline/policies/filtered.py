@@ -5,19 +5,25 @@ whose cosines stay low is blacklisted. The inner policy then sees it leave. The 
 that still arrive from it are discarded. If the client is taken back, the inner policy sees a new incarnation join.
 
 The paper's rule (`relative=false,beta=0.5,strikes=3`) blacklists a client whose cosine with the mean is below β = 0.5
-three times in a row. But as training proceeds, updates become noise, and the cosine of each of n updates falls to 1/√n,
-below any fixed β.
+in three consecutive rounds. It judges every round, also one in which most clients are below β. But as training
+proceeds, updates become noise, and the cosine of each of n updates falls to 1/√n. Where that is below β, the rule
+blacklists honest clients too, until few are left: with β = 0.5, about four in each Apply.
 
 So by default a cosine is judged relative to the others of the same Apply. Over its last `strikes` updates, a client
 must be, on average, `SPREADS` spreads below the median, and below β times the median. This also finds a client whose
 updates are small among noise: a client with data of one or two classes soon has nothing left to learn. Decision 0013
 (docs/decisions) tells how this rule was chosen.
+
+Under both rules, a client is judged by consecutive rounds of its own. A round without an update of the client, because
+it was late, is not one of them. A round that cannot be judged ends the streak of its clients, and they are judged anew:
+a round whose cosines were not reported and, under the relative rule, a round with fewer than `SMALLEST` updates or with
+a median cosine of 0 or less.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Annotated, Any, TypeAlias
@@ -26,7 +32,7 @@ from paceline.policies.contract import Add, Apply, Cancel, Decisions, Discard, G
 from paceline.policies.options import PolicyError, Range
 from paceline.policies.registry import make
 
-SMALLEST = 5  # updates in an Apply; among fewer, an outlier cannot be identified
+SMALLEST = 5  # updates in an Apply; among fewer, an outlier cannot be told from the median
 SPREADS = 2.5  # how far below the median an outlier is
 MIN_SPREAD = 0.06  # the least spread, in units of the median
 NORMAL = 1.4826  # standard deviation of a normal distribution, in units of its median absolute deviation
@@ -51,7 +57,9 @@ class Filtered(Policy):
         self,
         policy: Annotated[Policy | str, "the policy for the clients that are not blacklisted"] = "bsp:weights=mean",
         beta: Annotated[float, Range(-1, 1), "β, the cosine below which a client is an outlier"] = 0.8,
-        relative: Annotated[bool, "measure β in units of the median cosine of the updates applied together"] = True,
+        relative: Annotated[
+            bool, "measure β in units of the median cosine of the updates applied together; false: the paper's rule"
+        ] = True,
         strikes: Annotated[int, Range(1), "the number of a client's latest updates to judge"] = 5,
         retest: Annotated[
             int, Range(0), "model versions after which a blacklisted client is tried again; 0: never"
@@ -82,7 +90,7 @@ class Filtered(Policy):
         #: Member that was taken back → its Grants before that, and its incarnation for the inner policy.
         self.skipped: dict[WorkerId, tuple[int, int]] = {}
         self.sent: dict[Update, Update] = {}  # update as the inner policy knows it → as it was sent, if they differ
-        self.cohorts: deque[Cohort] = deque(maxlen=AWAITED)  # Applies whose cosines are not all reported
+        self.cohorts: deque[Cohort] = deque()  # Applies that are not judged yet, oldest first
 
     @property
     def least_workers(self) -> int:
@@ -179,21 +187,36 @@ class Filtered(Policy):
         if cohort is None:
             return []
         cohort[subject] = value
-        cosines = {update: cosine for update, cosine in cohort.items() if cosine is not None}
-        if len(cosines) < len(cohort):
-            return []
-        self.cohorts.remove(cohort)
-        return self._judge(cosines, now)
+        return [] if None in cohort.values() else self._judge_up_to(cohort, now)
 
     # Outliers
+
+    def _judge_up_to(self, last: Cohort, now: float) -> Decisions:
+        """Judge the Applies up to this one, in their order. Cosines of earlier ones that are missing never come."""
+        out: Decisions = []
+        while True:
+            cohort = self.cohorts.popleft()
+            cosines = {update: cosine for update, cosine in cohort.items() if cosine is not None}
+            if len(cosines) == len(cohort):
+                out += self._judge(cosines, now)
+            else:
+                self._judge_anew(cohort)
+            if cohort is last:
+                return out
+
+    def _judge_anew(self, updates: Iterable[Update]) -> None:
+        """End the streaks of these updates' clients."""
+        for update in updates:
+            self.seen.pop(update.worker, None)
 
     def _judge(self, cosines: dict[Update, float], now: float) -> Decisions:
         """Blacklist the outliers among the clients of one Apply."""
         values = [cosine if cosine == cosine else -1.0 for cosine in cosines.values()]
         middle = median(values)
         spread = max(NORMAL * median(abs(value - middle) for value in values), MIN_SPREAD * middle)
-        if middle <= 0 or (middle < self.beta and not self.relative):
-            return []  # most clients are below the threshold, so a low cosine is not odd
+        if self.relative and (len(values) < SMALLEST or middle <= 0):
+            self._judge_anew(cosines)
+            return []
         out: Decisions = []
         for update, value in zip(cosines, values, strict=True):
             worker = update.worker
@@ -239,6 +262,12 @@ class Filtered(Policy):
             due.append(client)
         return self.pardon(due, now)
 
+    def _await_cosines(self, updates: tuple[Update, ...]) -> None:
+        """Take note of an Apply whose cosines will be reported. An update alone is the whole, so its cosine is 1."""
+        if len(self.cohorts) == AWAITED:
+            self._judge_anew(self.cohorts.popleft())
+        self.cohorts.append(dict.fromkeys(updates, 1.0 if len(updates) == 1 else None))
+
     # Decisions of the inner policy
 
     def _pass(self, decisions: Decisions) -> Decisions:
@@ -260,8 +289,8 @@ class Filtered(Policy):
                     if self.sent:
                         updates = tuple(self.sent.pop(update, update) for update in updates)
                         decision = replace(decision, updates=updates)
-                    if self.compares and len(updates) >= SMALLEST:
-                        self.cohorts.append(dict.fromkeys(updates))
+                    if self.compares:
+                        self._await_cosines(updates)
                 case Keep():
                     raise AssertionError("A policy with keeps = False has kept an update.")
             out.append(decision)

@@ -4,7 +4,7 @@ From the paper:
  - *Lag-tolerant distribution.* At the start of a round, two kinds of clients receive the new global model: up-to-date
    ones, whose updates have arrived, and deprecated ones, which are more than `lag` (the paper's τ) rounds behind. The
    tolerable ones in between continue with the model they have.
- - *Compensatory first-come-first-merge selection.* A round picks the first C·N updates (`fraction` is C) of clients
+ - *Compensatory first-come-first-merge selection.* A round picks the first ⌈C·N⌉ updates (`fraction` is C) of clients
    that were not picked in the round before. Other updates that arrive meanwhile are undrafted. If the round ends short
    of its quota, they fill it in the order of arrival.
  - *Three-step aggregation with a cache of one entry per client.* First, the picked updates replace their entries, and
@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
+from paceline.policies.components import count_of
 from paceline.policies.contract import (
     Apply,
     Cancel,
@@ -91,7 +92,7 @@ class SAFA(Policy):
 
     def _close(self, now: float) -> Decisions:
         """End the round if the quota is met, no client is left to wait for, or its time is over."""
-        quota = max(1, math.floor(self.fraction * len(self.iteration) + 1e-9))
+        quota = max(1, count_of(self.fraction, len(self.iteration)))  # after the last member left, there is none
         over = bool(self.limit) and now >= self.round_began + self.limit
         if not (len(self.picked) >= quota or not self.running or over):
             return []

@@ -11,10 +11,11 @@ numbers and arrays.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from paceline.policies.components import count_of
 
 FRAME = 4  # features in a frame
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shares of the workers for which the scene has the slowest one's pace
@@ -55,7 +56,7 @@ def is_due(updates: int, workers: int, lasts: bool = True) -> bool:
 
 def rank(share: float, workers: int) -> int:
     """Return the index of the slowest worker among this share of the workers, fastest first."""
-    return math.ceil(share * workers - 1e-9) - 1
+    return count_of(share, workers) - 1
 
 
 def squash(x: Any) -> Any:

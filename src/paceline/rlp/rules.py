@@ -8,9 +8,9 @@ rules too, and last for one update.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from paceline.policies.components import count_of
 from paceline.rlp.features import ALL, ITSELF, NEXT, WAIT
 
 NAMES = {WAIT: "wait", ITSELF: "itself", ALL: "all", NEXT: "next"}
@@ -33,7 +33,7 @@ class Rule:
 
     def quorum(self, workers: int) -> int:
         """Return the number of workers to wait for."""
-        return max(1, math.ceil(self.share * workers - 1e-9))
+        return max(1, count_of(self.share, workers))
 
     def action(self, workers: int, idle: int, lead: int) -> int:
         """Return the action to take.

@@ -108,10 +108,6 @@ class Server:
                 "raise `ulimit -Hn`."
             )
         made = make_policy()
-        if made.compares and made.mixes:
-            raise ServerError(
-                "Updates cannot be compared if workers push whole models: leave moves=model out, or set filter=false."
-            )
         if config.replicas:
             _check_replicas(config, made)
         if config.max_norm is not None:

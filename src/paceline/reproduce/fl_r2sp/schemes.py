@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 BSP, BSP_FILTERED = "bsp:fraction=0.75,weights=mean", "filtered:policy=(bsp:fraction=0.75,weights=mean)"
-FL, FL_PLAIN, PRINTED = "fl-r2sp", "fl-r2sp:filter=false", "fl-r2sp:moves=model"
+FL, FL_PLAIN, PRINTED = "fl-r2sp", "fl-r2sp:filter=false", "fl-r2sp:as_printed=true"
 
 #: Everything that is trained.
 SCHEMES = {

@@ -21,6 +21,7 @@ class ModelAgreement:
     def __init__(self, config: ServerConfig, policy: Policy, restored: Checkpoint | None) -> None:
         self._config, self._restored = config, restored
         self._mixes, self._streams = policy.mixes, config.streams(policy)
+        self._keep_bases = policy.mixes and policy.compares  # are models compared with what their workers pulled?
         self._described: Description | None = None
         self._first: Description | None = None  # of the first worker, whose settings all other workers must have
         self.text = b""  # the description as JSON, as it was received
@@ -37,6 +38,11 @@ class ModelAgreement:
         """The momentum of the server's optimizer."""
         assert self._described is not None
         return momentum_of(self._described.optimizer)
+
+    @property
+    def settings(self) -> tuple[Correction, bool, bool]:
+        """The fields `correct`, `measure` and `keep_bases` of a shard's Setup."""
+        return self.correct, self._config.max_norm is not None, self._keep_bases
 
     def agree(self, text: bytes) -> bool:
         """Check a worker's description of its model. Return True if it makes the model known.

@@ -13,8 +13,7 @@ class Comparison:
     def __init__(self, apply: Apply) -> None:
         self.updates = apply.updates
         self.shards: set[int] = set()  # whose products are added
-        zeros = (0.0,) * len(apply.updates)
-        self._products = Products(zeros, zeros, 0.0)
+        self._products = Products.none(len(apply.updates))
 
     def fits(self, part: UpdateProducts) -> bool:
         """Return whether a shard's products are of the same number of updates."""

@@ -330,8 +330,8 @@ class Coordinator:
         if not self.agreement.is_known:
             return
         folder = str(self._restored.folder.resolve()) if self._restored and self.config.provider is None else ""
-        version, clips = self._restored.version if self._restored else 0, self.config.max_norm is not None
-        settings = (self._key, self._streams, self._max_transfers, self.agreement.correct, clips)
+        version, agreed = self._restored.version if self._restored else 0, self.agreement.settings
+        settings = (self._key, self._streams, self._max_transfers, *agreed)
         for number, pieces in enumerate(self.agreement.pieces()):
             record = f"{self.config.record}/shard-{number}-{self.generation}.rec" if self.config.record else ""
             digest = self._restored.digest(number) if self._restored and folder else ""

@@ -270,7 +270,8 @@ class ShardConnections:
             raise WireError(f"UpdateProducts for version {part.version} do not match an ApplyUpdates with `compare`.")
         comparison.add(shard, part)
         if len(comparison.shards) == len(self._shards):
-            del self._comparing[part.version]
+            # Shards report in the order of the log. So of an older version, no more reports will come.
+            self._comparing = {version: each for version, each in self._comparing.items() if version > part.version}
             self._tell(events.UpdatesCompared(comparison.updates, tuple(comparison.cosines())))
 
 

@@ -14,14 +14,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.serve.shard.admission import NEARLY_DONE, Admission, AdmittedTransfer
 from paceline.serve.shard.prediction import PredictedWeights, Predictor
 from paceline.serve.shard.store import WholeStore
-from paceline.serve.wire.frames import Channel, ConnectionClosed, PiecedBody
+from paceline.serve.wire.frames import ConnectionClosed, PiecedBody
 from paceline.serve.wire.messages import Weights
+
+if TYPE_CHECKING:
+    from paceline.serve.shard.worker_connection import WorkerConnection
 
 
 class _Copy:
@@ -60,8 +64,8 @@ class PullServer:
         self._pulls: set[PiecedBody] = set()  # that are being answered from the weights themselves
         self._copies: dict[PiecedBody, _Copy] = {}  # pull → the copy that it is being answered from
 
-    def send(self, channel: Channel, version: int, expected: int | None = None) -> None:
-        """Send the weights as soon as they are of this version or a newer one.
+    def send(self, connection: WorkerConnection, version: int, expected: int | None = None) -> None:
+        """Send the weights to a worker as soon as they are of this version or a newer one.
 
         expected: send them as predicted for this number of versions after `version`. Versions that have been applied by
         then need no prediction.
@@ -83,7 +87,8 @@ class PullServer:
                     self._await_version(version)
                     newest, pull = self.store.version, PiecedBody(self.store.slice.buffer)
                     self._pulls.add(pull)
-            channel.send_pieces(Weights(newest), pull, _progress(transfer, pull) if transfer else None)
+                    self.store.note_pull(connection.hello.worker, connection.hello.incarnation)
+            connection.channel.send_pieces(Weights(newest), pull, _progress(transfer, pull) if transfer else None)
         finally:
             if transfer:
                 transfer.leave()
@@ -104,6 +109,7 @@ class PullServer:
             while self._predicting:
                 self._state.wait()
             self._detach_pulls()
+            self.store.keep_base()
 
     def resume(self) -> None:
         """Answer pulls again. The weights do not change until the next `pause`."""

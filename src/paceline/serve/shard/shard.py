@@ -34,6 +34,7 @@ from paceline.model.slice import Slice
 from paceline.model.tensor_file import SpoiledError
 from paceline.serve.environment import SHARD_TOKEN, TOKEN
 from paceline.serve.shard.admission import Admission, AdmittedTransfer
+from paceline.serve.shard.bases import Bases
 from paceline.serve.shard.coordinator_session import CoordinatorSession, ShardRefused
 from paceline.serve.shard.pulls import PullServer
 from paceline.serve.shard.replication import Backup, Relay
@@ -275,7 +276,7 @@ class Shard:
         if order.streamed:
             updates = StreamedUpdates(StreamedStore(slices, order.correct), self._state, self.tell)
         else:
-            store = WholeStore(slices[0], order.correct)
+            store = WholeStore(slices[0], order.correct, Bases() if order.keep_bases else None)
             pulls = PullServer(store, self._state, self._stopping, _admission(order), threads)
             updates = WholeUpdates(store, self._state, self.tell, pulls)
         if order.checkpoint:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.model.correction import Correction
-from paceline.model.similarity import Products, products
+from paceline.model.similarity import Products
 from paceline.model.slice import MAX_RATE, NEWEST, Slice
+from paceline.serve.shard.bases import Bases
 from paceline.serve.wire.messages import AddToSum, ApplyUpdates, DropUpdate, Identity, KeepUpdate
 
 
@@ -31,6 +32,7 @@ class HeldUpdate(NamedTuple):
     gradient: torch.Tensor
     rates: tuple[float, ...]
     size: tuple[float, float, float] | None = None  # as in UpdateReceived
+    base: int | None = None  # the version that its model was computed from, if the store knows (`bases.py`)
 
 
 @dataclass
@@ -128,9 +130,10 @@ class Store:
 class WholeStore(Store):
     """One slice of the model, and updates that are applied when they have arrived whole."""
 
-    def __init__(self, part: Slice, correct: Correction = "none") -> None:
+    def __init__(self, part: Slice, correct: Correction = "none", bases: Bases | None = None) -> None:
+        """bases: given where models are compared."""
         super().__init__((part,), correct)
-        self.slice = part
+        self.slice, self._bases = part, bases
         self._waiting: dict[Identity, HeldUpdate] = {}
         self._newest: dict[int, tuple[int, int]] = {}  # worker → the newest (incarnation, iteration) received
         self._kept: dict[int, HeldUpdate] = {}  # slot → the update in it
@@ -148,8 +151,29 @@ class WholeStore(Store):
             self.return_buffer(0, held.gradient)
             return False
         self._newest[update.worker] = (update.incarnation, update.iteration)
+        if self._bases:
+            held = held._replace(base=self._bases.take((update.worker, update.incarnation)))
         self._waiting[update] = held
         return True
+
+    def note_pull(self, worker: int, incarnation: int) -> None:
+        """Note that a worker has begun to pull the newest weights."""
+        if self._bases:
+            self._bases.pulled((worker, incarnation), self.version)
+
+    def keep_base(self) -> None:
+        """Copy the weights before they change, if models must be compared with them."""
+        if self._bases and self._bases.must_keep(self.version, self._waiting_bases()):
+            copy = self.take_buffer()
+            self._bases.keep(self.version, copy.copy_(self.slice.weights))
+
+    def _waiting_bases(self) -> set[int | None]:
+        return {held.base for held in self._waiting.values()}
+
+    def fence(self, worker: int, incarnation: int) -> None:
+        super().fence(worker, incarnation)
+        if self._bases:
+            self._bases.forget(worker, incarnation)
 
     def waiting(self) -> Mapping[Identity, HeldUpdate]:
         return dict(self._waiting)
@@ -171,7 +195,7 @@ class WholeStore(Store):
         else:
             parts, weights = [self.held(update) for update in order.updates], order.weights
         gradients = [part.gradient for part in parts]
-        self.products = products(gradients, weights) if order.compare and not order.sums else None
+        self.products = self._compare(order, parts) if order.compare and not order.sums else None
         if order.mix is None:
             correct = step_correction(self.correct, order.turns)
             rates = tuple(rate * order.rate_factor for rate in parts[-1].rates)
@@ -179,11 +203,22 @@ class WholeStore(Store):
         else:
             self.slice.mix(gradients, weights, order.mix)
 
+    def _compare(self, order: ApplyUpdates, parts: Sequence[HeldUpdate]) -> Products | None:
+        """Return the products of updates, or None if they are models, and it is not known what they began from."""
+        gradients = [part.gradient for part in parts]
+        if order.mix is None:
+            return self.slice.products(gradients, order.weights)
+        bases = self._bases.weights(part.base for part in parts) if self._bases else None
+        return None if bases is None else self.slice.products(gradients, order.weights, bases)
+
     def applied(self, order: ApplyUpdates) -> None:
         """Set the new version after `apply`, and reuse the buffers of its updates."""
         self.version = order.version
         for update in order.updates:
             self._release(update)
+        if self._bases:
+            for unused in self._bases.release(self._waiting_bases()):
+                self.return_buffer(0, unused)
 
     def carry_out(self, order: AddToSum | DropUpdate | KeepUpdate) -> None:
         """Carry out an order that does not change the weights."""

@@ -63,7 +63,7 @@ class WholeUpdates(Updates):
         return True
 
     def pull(self, connection: WorkerConnection, version: int, expected: int | None) -> None:
-        self.pulls.send(connection.channel, version, expected)
+        self.pulls.send(connection, version, expected)
 
     def record(self, path: Path, setup: Setup, description: bytes, shard: int) -> None:
         self._recording = Recording(path, setup, description, shard, self.store)

@@ -50,8 +50,8 @@ class WorkerConnection:
 
     def __init__(self, shard: Shard, channel: Channel, hello: Hello, number: int) -> None:
         """number: of the connection, in the order in which the shard accepted them."""
-        self.channel, self.number = channel, number
-        self._shard, self._hello = shard, hello
+        self.channel, self.hello, self.number = channel, hello, number
+        self._shard = shard
         self._updates = shard.await_setup()
         self._elements = [part.weights.numel() for part in self._updates.store.slices]  # of each piece
         self._piece = 0  # that is being received
@@ -75,7 +75,7 @@ class WorkerConnection:
         if self._updates.full_duplex:
             self._sender = threading.Thread(target=self._send_queued, daemon=True)
             self._sender.start()
-        self._updates.connected(self, self._hello)
+        self._updates.connected(self, self.hello)
         try:
             while True:
                 self._await_reader()
@@ -92,13 +92,13 @@ class WorkerConnection:
                         self.send(AllowPush())
                     case InitialWeights(piece):
                         self._finish_relay()
-                        self._shard.receive_initial_weights(self._hello, piece, self._take_body("InitialWeights"))
-                        self.send(InitialWeightsReceived(self._hello.worker, self._hello.incarnation))
+                        self._shard.receive_initial_weights(self.hello, piece, self._take_body("InitialWeights"))
+                        self.send(InitialWeightsReceived(self.hello.worker, self.hello.incarnation))
                     case InitialState():
                         self._finish_relay()
                         part, self._part = bytes(self._part), bytearray()
-                        self._shard.receive_initial_state(self._hello, part)
-                        self.send(InitialWeightsReceived(self._hello.worker, self._hello.incarnation))
+                        self._shard.receive_initial_state(self.hello, part)
+                        self.send(InitialWeightsReceived(self.hello.worker, self.hello.incarnation))
                     case PullState():
                         version, state = self._updates.optimizer_state()
                         self.send(OptimizerState(version), torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -224,7 +224,7 @@ class WorkerConnection:
         buffer = self._take_body("Push")
         if push.dtype != "float32" and self._half_precision is not None:
             widen(self._half_precision[: buffer.numel() * WIDTH[push.dtype]], push.dtype, buffer.numpy())
-        update = Identity(self._hello.worker, self._hello.incarnation, push.iteration)
+        update = Identity(self.hello.worker, self.hello.incarnation, push.iteration)
         held = HeldUpdate(buffer, push.rates)
         self._updates.check(held, push.piece, is_checked=is_bounded(self._squares))
         self._finish_relay_of(held, push.piece)
