@@ -139,8 +139,8 @@ def hips(net: Topology, elements: int, stages: Sequence[str] = ("ring",)) -> Sch
 def flat(net: Topology, elements: int, algorithm: str) -> Schedule:
     """Return the schedule of PSS, MS or RS among all servers.
 
-    The ring goes from each server to one that is a hop away, over one NIC at a time. On networks whose rings run both ways at full rate, half of
-    the elements go each way (sections 4.1 and 4.2).
+    The ring goes from each server to one that is a hop away, over one NIC at a time. On networks whose rings run both
+    ways at full rate, half of the elements go each way (sections 4.1 and 4.2).
     """
     name = stage_named(algorithm)
     groups = in_order(net, ring_order(net) if name == "ring" else range(net.servers), peers=name == "ring")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 from paceline.collectives.algorithms import STAGES, AlgorithmError, make
@@ -12,8 +13,8 @@ from paceline.collectives.formula import gst
 from paceline.collectives.ring_orders import disjoint_rings
 from paceline.collectives.topology import Topology
 
-CLOSE_TO_BEST = 3.0  # on large networks, only choices whose estimate is within this factor of the best are simulated
-MAX_ALL_SIMULATED = 64  # servers; on networks up to this size, every choice without an exact formula is simulated
+CLOSE_TO_BEST = 3.0  # on larger networks, only choices whose estimate is within this factor of the best are simulated
+MAX_ALL_SIMULATED = 64  # servers; up to this size, every choice that can be the fastest is timed
 MAX_SIMULATED = 600  # servers
 
 
@@ -55,18 +56,39 @@ def _fastest(net: Topology, choices: Iterable[Choice], size: float, rate: float,
     known = {each: gst(net, each.algorithm, size, rate, latency, each.stages or ("ring",)) for each in choices}
     if not small and not all(known.values()):
         raise AlgorithmError(f"{net.name} is too large to choose an algorithm by simulation; name the stages.")
-    least = min((found.seconds for found in known.values() if found), default=0.0)
-    elements = max(1, round(size / 4))
-    timed = []
-    for each, found in known.items():
-        if found and (found.exact or not small):
-            seconds = found.seconds
-        elif found and net.servers > MAX_ALL_SIMULATED and found.seconds > CLOSE_TO_BEST * least:
-            continue
-        else:
-            seconds = simulate(net, make(each.algorithm, net, elements, each.stages or ("ring",)), rate, latency)
-        timed.append(Choice(each.algorithm, each.stages, seconds))
-    return min(timed, key=lambda each: (float(f"{each.seconds:.6g}"), _steps(net, each), each.stages.count("ring")))
+    timed = [
+        replace(each, seconds=found.seconds) for each, found in known.items() if found and (found.exact or not small)
+    ]
+    calculated = {replace(each, seconds=0.0) for each in timed}
+    estimate = min((found.seconds for found in known.values() if found), default=0.0)
+    limits = {each: _at_least(net, each, size, rate) for each in known if each not in calculated}
+    for each in sorted(limits, key=lambda each: limits[each]):
+        found = known[each]
+        far = found and net.servers > MAX_ALL_SIMULATED and found.seconds > CLOSE_TO_BEST * estimate
+        if not far and limits[each] <= min((other.seconds for other in timed), default=limits[each]):
+            timed.append(replace(each, seconds=_simulated(net, each, size, rate, latency)))
+    order = list(known)
+    return min(
+        timed,
+        key=lambda each: (
+            float(f"{each.seconds:.6g}"),
+            _steps(net, each),
+            each.stages.count("ring"),
+            order.index(replace(each, seconds=0.0)),
+        ),
+    )
+
+
+def _at_least(net: Topology, choice: Choice, size: float, rate: float) -> float:
+    """Return seconds that a choice cannot be faster than. Without latency, a formula that is not exact is a bound."""
+    found = gst(net, choice.algorithm, size, rate, 0.0, choice.stages or ("ring",))
+    return 0.999 * found.seconds if found else 0.0  # shares of a few elements are not equal
+
+
+@lru_cache(maxsize=1024)
+def _simulated(net: Topology, choice: Choice, size: float, rate: float, latency: float) -> float:
+    schedule = make(choice.algorithm, net, max(1, round(size / 4)), choice.stages or ("ring",))
+    return simulate(net, schedule, rate, latency)
 
 
 def _steps(net: Topology, choice: Choice) -> int:

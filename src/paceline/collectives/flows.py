@@ -25,7 +25,8 @@ Reals = npt.NDArray[np.float64]
 def simulate(net: Topology, schedule: Schedule, rate: float, latency: float = 0.0, element: int = 4) -> float:
     """Return the seconds that a schedule takes on links of `rate` bytes per second.
 
-    A network with rates of its own uses those instead. `latency` is in seconds from one server to the next. `element` is the size of an element in bytes.
+    A network with rates of its own uses those instead. `latency` is in seconds from one server to the next. `element`
+    is the size of an element in bytes.
     """
     return _FlowRun(net, schedule, rate, latency, element).run()
 
