@@ -298,8 +298,8 @@ def _show_remarks(net: Topology, lines: Sequence[CollectiveTimes], bound: float,
     times = [line.simulated_seconds or line.formula_seconds for line in lines if line.algorithm == "hips"]
     if unequal and times and times[0] and times[0] > 1.005 * bound:
         console.print(
-            f"HiPS takes {times[0] / bound:.2f} times as long: the levels are unequal, so some links are idle while a "
-            "process waits for others.",
+            f"HiPS takes {times[0] / bound:.2f} times as long: the levels are unequal, so at times a level is idle "
+            "while the processes are at others.",
             soft_wrap=True,
         )
 

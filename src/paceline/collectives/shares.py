@@ -21,7 +21,7 @@ BETTER = 1 - 1e-9  # a choice is better if it takes less than this fraction of t
 
 
 @dataclass(frozen=True)
-class Phase:
+class HalfStage:
     """Half a stage of a process: what it sends at one level, before the process goes on to the next."""
 
     level: int
@@ -32,7 +32,7 @@ class Phase:
 
 def phases(
     net: Topology, stages: Sequence[str], first: int, size: float, rate: float, latency: float = 0.0
-) -> list[Phase]:
+) -> list[HalfStage]:
     """Return the phases of the process that begins at level `first` and adds up `size` bytes."""
     rates = net.level_rates(rate)
     work, found = size / len(net.directions), []  # work: the bytes that a server takes into a stage
@@ -40,7 +40,7 @@ def phases(
         level = (first + stage) % net.levels
         n = net.sizes[level]
         load, flows = _load(net, name, n)
-        found.append(Phase(level, load * work / rates[level], flows, _steps(net, name, n) * latency))
+        found.append(HalfStage(level, load * work / rates[level], flows, _steps(net, name, n) * latency))
         work /= 1 if name == "ps" else n
     return found + found[::-1]
 
@@ -66,7 +66,7 @@ def _steps(net: Topology, name: str, n: int) -> int:
     return n // 2 if isinstance(net, Torus) else 1  # the distance to the farthest server
 
 
-def duration(processes: Sequence[Sequence[Phase]]) -> float:
+def duration(processes: Sequence[Sequence[HalfStage]]) -> float:
     """Return the seconds until all processes have ended. Transfers share the links of a level equally.
 
     The arithmetic is plain, so all machines get the same result.
@@ -140,7 +140,7 @@ def _best_shares(shape: _Shape, stages: tuple[str, ...]) -> tuple[Fraction, ...]
 
     def seconds(units: Sequence[int]) -> float:
         parts = [(each, count / total) for each, count in zip(whole, units, strict=True) if count]
-        scaled = [[Phase(one.level, one.seconds * part, one.flows) for one in each] for each, part in parts]
+        scaled = [[HalfStage(one.level, one.seconds * part, one.flows) for one in each] for each, part in parts]
         return duration(scaled)
 
     starts = [[UNITS] * net.levels]
