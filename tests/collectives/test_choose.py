@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.collectives.algorithms import make, stages_of
 from paceline.collectives.check import check
 from paceline.collectives.choose import Choice, candidates, fastest
-from paceline.collectives.flows import simulate
+from paceline.collectives.flows import busiest_link, simulate
 from paceline.collectives.formula import gst, least
 from paceline.collectives.named import named
 from paceline.collectives.shares import shares
@@ -49,6 +49,17 @@ def test_no_candidate_is_faster_than_the_choice(net: Topology, size: float, late
     assert times[chosen.algorithm, chosen.stages] <= 1.002 * min(times.values())
     assert chosen.seconds == pytest.approx(times[chosen.algorithm, chosen.stages], rel=2e-3)
     assert min(times.values()) >= 0.999 * least(net, size, RATE)
+
+
+@settings(max_examples=15, deadline=None)
+@given(rated_networks(), st.sampled_from([1003, 10**6]))
+def test_no_schedule_is_faster_than_its_busiest_link(net: Topology, elements: int) -> None:
+    for each in candidates(net):
+        schedule = make(each.algorithm, net, elements, each.stages or ("ring",))
+        seconds = simulate(net, schedule, RATE)
+        assert 0 < busiest_link(net, schedule, RATE) <= seconds * (1 + 1e-6)
+        if each.algorithm == "mesh" and isinstance(net, BCube):
+            assert busiest_link(net, schedule, RATE) > 0.5 * seconds
 
 
 @pytest.mark.parametrize(

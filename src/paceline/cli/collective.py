@@ -107,8 +107,13 @@ def collective(
         if not names:
             raise AlgorithmError(f"--algorithm: name at least one of {', '.join(ALGORITHMS)}.")
         net = net.with_rates(rates) if len(rates) > 1 else net
-        chosen = best_stages(net, work, rate, delay) if stages == "auto" else stages_of(net, _listed(stages))
         answer = fastest(net, work, rate, delay) if stages == "auto" else None
+        if answer is None:
+            chosen = stages_of(net, _listed(stages))
+        elif "hips" in names and answer.algorithm != "hips":
+            chosen = best_stages(net, work, rate, delay)
+        else:
+            chosen = answer.stages or stages_of(net, ["ring"])
     except (AlgorithmError, TopologyError) as error:
         refuse(str(error))
     if answer and answer.algorithm not in names:

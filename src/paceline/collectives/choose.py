@@ -8,9 +8,10 @@ from functools import lru_cache
 from itertools import product
 
 from paceline.collectives.algorithms import STAGES, AlgorithmError, make
-from paceline.collectives.flows import simulate
+from paceline.collectives.flows import busiest_link, simulate
 from paceline.collectives.formula import gst
 from paceline.collectives.ring_orders import disjoint_rings
+from paceline.collectives.schedule import Schedule
 from paceline.collectives.topology import Topology
 
 CLOSE_TO_BEST = 3.0  # on larger networks, only choices whose estimate is within this factor of the best are simulated
@@ -82,13 +83,18 @@ def _fastest(net: Topology, choices: Iterable[Choice], size: float, rate: float,
 def _at_least(net: Topology, choice: Choice, size: float, rate: float) -> float:
     """Return seconds that a choice cannot be faster than. Without latency, a formula that is not exact is a bound."""
     found = gst(net, choice.algorithm, size, rate, 0.0, choice.stages or ("ring",))
-    return 0.999 * found.seconds if found else 0.0  # shares of a few elements are not equal
+    if found:
+        return 0.999 * found.seconds  # shares of a few elements are not equal
+    return 0.999 * busiest_link(net, _schedule(net, choice, size), rate)
 
 
 @lru_cache(maxsize=1024)
 def _simulated(net: Topology, choice: Choice, size: float, rate: float, latency: float) -> float:
-    schedule = make(choice.algorithm, net, max(1, round(size / 4)), choice.stages or ("ring",))
-    return simulate(net, schedule, rate, latency)
+    return simulate(net, _schedule(net, choice, size), rate, latency)
+
+
+def _schedule(net: Topology, choice: Choice, size: float) -> Schedule:
+    return make(choice.algorithm, net, max(1, round(size / 4)), choice.stages or ("ring",))
 
 
 def _steps(net: Topology, choice: Choice) -> int:

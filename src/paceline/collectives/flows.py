@@ -31,6 +31,19 @@ def simulate(net: Topology, schedule: Schedule, rate: float, latency: float = 0.
     return _FlowRun(net, schedule, rate, latency, element).run()
 
 
+def busiest_link(net: Topology, schedule: Schedule, rate: float, element: int = 4) -> float:
+    """Return the seconds that the busiest link needs for all it carries. The schedule cannot be faster."""
+    carried = np.zeros(len(net.links))
+    for process in schedule.processes:
+        pairs: dict[tuple[int, int], int] = {}
+        for step in process.steps:
+            for a, b, count in zip(step.sender.tolist(), step.receiver.tolist(), step.elements.tolist(), strict=True):
+                pairs[a, b] = pairs.get((a, b), 0) + count
+        for (a, b), count in pairs.items():
+            carried[net.route(a, b, process.direction)] += count * element
+    return float((carried / np.array(net.link_rates(rate))).max())
+
+
 def forwards_packets(net: Topology, schedule: Schedule) -> bool:
     """Return whether a server forwards data that is meant for another."""
     return any(
