@@ -75,6 +75,32 @@ def test_stages_are_chosen(shell: Shell) -> None:
     assert small["stages"] == ["mesh", "mesh"] and large["stages"] == ["ring", "ring"]
 
 
+def test_auto_names_the_fastest_algorithm(shell: Shell) -> None:
+    dcell = ("collective", "--topology", "dcell", "--n", 3, "--stages", "auto", "-a", "hips")
+    found = json.loads(shell(*dcell, "--json").out)
+    assert found["fastest"] == {"algorithm": "ring", "stages": [], "seconds": pytest.approx(0.1467, rel=1e-3)}
+    assert [row["algorithm"] for row in found["rows"]] == ["hips", "ring"]  # the answer has a row of its own
+    assert found["least_seconds"] == pytest.approx(0.0733, rel=1e-2)
+    assert "The fastest is ring: 147 ms." in shell(*dcell).out
+    assert "The fastest is mesh:" in shell(*dcell, "--bytes", "1e4", "--latency", "100us").out
+    assert json.loads(shell("collective", *SMALL, "--json").out)["fastest"] is None
+
+
+def test_unequal_tori_say_how_far_they_are_from_the_bound(shell: Shell) -> None:
+    ended = shell("collective", "--topology", "torus", "--sizes", "2x4", "-a", "hips,rings")
+    assert "No all-reduce on these links can take less than 35 ms." in ended.out
+    assert "HiPS takes 1.29 times as long: the levels are unequal" in ended.out
+    assert "times as long" not in shell("collective", "--topology", "torus", "--n", 4, "-a", "hips").out
+
+
+def test_each_level_may_have_its_own_rate(shell: Shell) -> None:
+    two = ("collective", "--n", 2, "--levels", 2, "-a", "hips,ring", "--json")
+    rows = json.loads(shell(*two, "--link", "600Gbit/100Gbit").out)["rows"]
+    assert [row["simulated_seconds"] for row in rows] == [pytest.approx(5e-3, rel=0.01), pytest.approx(12e-3)]
+    assert [row["formula_seconds"] for row in rows] == [pytest.approx(5e-3, rel=0.01), pytest.approx(12e-3)]
+    assert shell(*two, "--link", "75GB/s/12.5GB/s").out == shell(*two, "--link", "600Gbit/100Gbit").out
+
+
 def test_a_large_network_is_calculated_but_not_simulated(shell: Shell) -> None:
     ended = shell("collective", "--n", 16, "--levels", 4, "--stages", "auto", "-a", "hips,ring,mesh,ps")
     assert ended.code == 0 and "Networks of more than 600 servers are not simulated." in ended.out
@@ -96,6 +122,8 @@ def test_a_large_network_is_calculated_but_not_simulated(shell: Shell) -> None:
         (("collective", "--link", "-3"), "--link greater than 0"),
         (("collective", "--bytes", "1e20"), "--bytes must be from 4 to 1e+15"),
         (("collective", "--bytes", "nan"), "--bytes: 'nan' is not a quantity"),
+        (("collective", "--link", "1Gbit/2Gbit/3Gbit"), "has 2 levels: give 2 rates, or one for all; got 3."),
+        (("collective", "--link", "1Gbit/fast"), "--link: '1Gbit/fast' is not a quantity"),
         (("collective", "--link", "inf"), "--link: 'inf' is not a quantity"),
         (("collective", "--latency", "nan"), "--latency: 'nan' is not a quantity"),
         (("collective", "--plot"), "--plot needs --describe."),

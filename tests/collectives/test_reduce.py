@@ -114,9 +114,42 @@ def test_all_ranks_hear_which_rank_cannot_connect(monkeypatch: pytest.MonkeyPatc
     assert all("Rank 3 could not connect to its peers: there is no cable." in str(each) for each in found), found
 
 
-def test_rings_over_all_nics() -> None:
-    for found in on_all(Torus([3, 3]), summed(1000), algorithm="rings"):
-        assert torch.equal(found, torch.arange(1000) * 45.0)
+@pytest.mark.parametrize("net", [Torus([3, 3]), Torus([4, 2]), Torus([4, 3])], ids=lambda net: net.name)
+def test_rings_over_all_nics(net: Topology) -> None:
+    expected = torch.arange(1000) * (net.servers * (net.servers + 1) / 2)
+    for found in on_all(net, summed(1000), algorithm="rings"):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [BCube(2, 2).with_rates([8e9, 1e9]), BCube(2, 2).with_rates([1e12, 1e6]), Torus([3, 2])],
+    ids=lambda net: net.name,
+)
+def test_processes_with_unequal_shares(net: Topology) -> None:
+    for elements in (3, 1003):
+        expected = torch.arange(elements) * (net.servers * (net.servers + 1) / 2)
+        for found in on_all(net, summed(elements), algorithm="hips"):
+            assert torch.equal(found, expected)
+
+
+def test_ranks_must_have_the_same_rates() -> None:
+    """The rates decide the shares, so ranks with other rates would send other elements."""
+    net, store = BCube(2, 2), torch.distributed.HashStore()  # type: ignore[attr-defined]
+    errors: list[Any] = []
+
+    def run(rank: int) -> None:
+        try:
+            AllReduce(net.with_rates([8e9, 1e9 + rank]), rank, store, timeout=30.0)
+        except CollectiveError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(net.servers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == net.servers and all("all must run the same" in each for each in errors)
 
 
 def test_many_tensors_are_under_way_together() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.collectives.algorithms import ALGORITHMS, STAGES, AlgorithmError, disjoint_rings, hips, make
+from paceline.collectives.algorithms import ALGORITHMS, STAGES, AlgorithmError, hips, make
 from paceline.collectives.check import ScheduleError, check
 from paceline.collectives.schedule import Schedule, ScheduleProcess, Step
 from paceline.collectives.topology import BCube, DCell, FatTree, Topology, Torus
@@ -27,7 +27,7 @@ def networks(n: int, h: int) -> list[Topology]:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_ends_with_the_sum_of_all(n: int, h: int, name: str) -> None:
     for net, elements in product(networks(n, h), SIZES):
-        if name == "rings" and h == 3 and n % 2 == 0:
+        if name == "rings" and h == 3 and n % 2 == 0 and (n == 2 or isinstance(net, BCube)):
             with pytest.raises(AlgorithmError, match="Edge-disjoint"):
                 make(name, net, elements)
         else:
@@ -130,19 +130,6 @@ def test_in_every_stage_each_process_has_nics_of_its_own() -> None:
     first, second = schedule.processes
     for a, b in zip(first.steps, second.steps, strict=True):
         assert not set(a.level) & set(b.level)
-
-
-@pytest.mark.parametrize("net", [BCube(4, 2), Torus([5, 5]), BCube(3, 3), Torus([5, 5, 5])], ids=lambda net: net.name)
-def test_edge_disjoint_rings_share_no_link(net: Topology) -> None:
-    left: dict[tuple[int, int], int] = {}
-    come: dict[tuple[int, int], int] = {}
-    for ring in disjoint_rings(net):
-        assert sorted(ring) == list(range(net.servers))
-        for a, b in zip(ring, [*ring[1:], ring[0]], strict=True):
-            (level,) = (each for each in range(net.levels) if net.digit(a, each) != net.digit(b, each))
-            left[a, level] = left.get((a, level), 0) + 1
-            come[b, level] = come.get((b, level), 0) + 1
-    assert set(left.values()) == set(come.values()) == {1}
 
 
 def test_unknown_algorithms_and_wrong_stages_are_refused() -> None:

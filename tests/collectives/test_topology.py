@@ -85,17 +85,6 @@ def test_the_direction_decides_where_both_ways_round_are_equally_short() -> None
     assert net.hops(1, 0, 1) == [(1, 1)]
 
 
-@pytest.mark.parametrize("net", [BCube(3, 2), BCube(4, 3), Torus([5, 5]), Torus([2, 2, 2, 2])], ids=named)
-@pytest.mark.parametrize("slowest", [0, 1])
-def test_in_gray_order_neighbours_are_peers(net: Topology, slowest: int) -> None:
-    order = net.gray_order(slowest)
-    assert sorted(order) == list(range(net.servers))
-    for a, b in zip(order, [*order[1:], order[0]], strict=True):
-        changed = [level for level in range(net.levels) if net.digit(a, level) != net.digit(b, level)]
-        assert len(changed) == 1
-        assert (net.digit(b, changed[0]) - net.digit(a, changed[0])) % net.sizes[changed[0]] == 1
-
-
 def test_the_papers_bcube() -> None:
     """Figure 4(a): servers 00, 01 and 02 share a switch, and so do 00, 10 and 20."""
     net = BCube(3, 2)

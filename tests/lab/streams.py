@@ -65,7 +65,7 @@ def streams(fabric: Fabric, *flows: tuple[int, int, int]) -> float:
     return SIZE * len(flows) / float(max(ended for _, ended in spans) - min(began for began, _ in spans))
 
 
-def share(fabric: Fabric, nics: int, *flows: tuple[int, int, int]) -> float:
+def share(fabric: Fabric, nics: float, *flows: tuple[int, int, int]) -> float:
     """Return the share of the rate of `nics` NICs that the streams reach. Check that they never exceed it.
 
     The share is the best of up to three measurements: other load on the machine slows streams down, and nothing makes

@@ -133,6 +133,15 @@ def test_a_fabric_is_a_lab(bcube: Fabric) -> None:
     bcube.stop([command])
 
 
+@built
+@pytest.mark.slow
+@pytest.mark.alone
+def test_each_level_has_its_own_rate() -> None:
+    with Fabric(BCube(2, 2).with_rates([RATE, RATE / 4]), RATE) as fabric:
+        assert share(fabric, 1, (0, 1, 0)) > LEAST
+        assert share(fabric, 0.25, (0, 2, 1)) > LEAST
+
+
 # Reachability
 
 

@@ -16,11 +16,11 @@ from rich.text import Text
 from paceline.cli.options import AsJson
 from paceline.cli.shared import errors, need, progress_bar, refuse
 from paceline.collectives.algorithms import ALGORITHMS, AlgorithmError, algorithm_named, make, stages_of
-from paceline.collectives.choose import MAX_SIMULATED, best_stages
+from paceline.collectives.choose import MAX_SIMULATED, Choice, best_stages, fastest
 from paceline.collectives.draw import draw
 from paceline.collectives.flows import forwards_packets, simulate
-from paceline.collectives.formula import gst
-from paceline.collectives.topology import KINDS, Topology, TopologyError
+from paceline.collectives.formula import gst, least
+from paceline.collectives.topology import KINDS, BCube, Topology, TopologyError, Torus
 from paceline.collectives.topology import topology as made
 from paceline.observe.table import duration, ruled
 from paceline.simulate import units
@@ -55,14 +55,23 @@ def collective(
     size: Annotated[
         str, typer.Option("--bytes", help="The size of the gradients on each server, such as 100e6 or 100MB.")
     ] = "100e6",
-    link: Annotated[str, typer.Option(help="The rate of each NIC in each direction.")] = "10Gbit",
+    link: Annotated[
+        str,
+        typer.Option(
+            help="The rate of each NIC in each direction, or one for each level, level 0 first: 600Gbit/100Gbit."
+        ),
+    ] = "10Gbit",
     latency: Annotated[str, typer.Option(help="The latency between two servers, such as 20us.")] = "0s",
     algorithm: Annotated[
         str,
         typer.Option("--algorithm", "-a", help=f"One or several of {', '.join(ALGORITHMS)}, separated by commas."),
     ] = "hips,ring,mesh,ps",
     stages: Annotated[
-        str, typer.Option(help="The algorithm of each HiPS stage (ring, mesh or ps), one for all, or auto.")
+        str,
+        typer.Option(
+            help="The algorithm of each HiPS stage (ring, mesh or ps), or one for all. auto chooses them, and says "
+            "which algorithm is the fastest."
+        ),
     ] = "ring",
     describe: Annotated[
         bool, typer.Option("--describe", help="Show the servers, their addresses and their peers instead.")
@@ -84,7 +93,8 @@ def collective(
     if plot:
         refuse("--plot needs --describe.")
     net = _network(topology, n, levels, sizes)
-    work, rate = _quantity("--bytes", size, units.size), _quantity("--link", link, units.rate)
+    work, rates = _quantity("--bytes", size, units.size), _rates(link)
+    rate = min(rates)
     delay = _quantity("--latency", latency, units.seconds)
     if not 4 <= work <= MAX_BYTES or rate <= 0 or delay < 0:
         refuse(f"--bytes must be from 4 to {MAX_BYTES:g}, --link greater than 0, and --latency not less than 0.")
@@ -96,9 +106,18 @@ def collective(
         names = [algorithm_named(name, net) for name in _listed(algorithm)]
         if not names:
             raise AlgorithmError(f"--algorithm: name at least one of {', '.join(ALGORITHMS)}.")
-        chosen = best_stages(net, work, rate, delay) if stages == "auto" else stages_of(net, _listed(stages))
+        net = net.with_rates(rates) if len(rates) > 1 else net
+        answer = fastest(net, work, rate, delay) if stages == "auto" else None
+        if answer is None:
+            chosen = stages_of(net, _listed(stages))
+        elif "hips" in names and answer.algorithm != "hips":
+            chosen = best_stages(net, work, rate, delay)
+        else:
+            chosen = answer.stages or stages_of(net, ["ring"])
     except (AlgorithmError, TopologyError) as error:
         refuse(str(error))
+    if answer and answer.algorithm not in names:
+        names.append(answer.algorithm)
     lines = []
     with progress_bar(quiet=as_json) as bar:
         task = bar.add_task("simulating", total=len(names))
@@ -110,9 +129,11 @@ def collective(
         lines = _measured(net, lines, work, rate, chosen, repeats, as_json)
     if as_json:
         rows = [asdict(line) for line in lines]
-        typer.echo(json.dumps({"topology": net.name, "servers": net.servers, "bytes": work, "rows": rows}))
+        found = {"topology": net.name, "servers": net.servers, "bytes": work, "least_seconds": least(net, work, rate)}
+        typer.echo(json.dumps({**found, "fastest": asdict(answer) if answer else None, "rows": rows}))
     else:
         _show_lines(net, lines, work, lab, delay > 0)
+        _show_remarks(net, lines, least(net, work, rate), answer)
 
 
 def _describe(net: Topology, picture: str, as_json: bool) -> None:
@@ -156,6 +177,15 @@ def _quantity(option: str, text: str, unit: Callable[[object], float]) -> float:
             f"{option}: {text!r} is not a quantity; write a number, with a unit or without: 100MB, 10Gbit, 20us, 1e6."
         )
     return value
+
+
+def _rates(text: str) -> list[float]:
+    """Return the rate of all NICs, or one for each level."""
+    try:
+        found = units.rates(text)
+    except ValueError:
+        found = [_quantity("--link", text, units.rate)]
+    return found
 
 
 def _listed(text: str) -> list[str]:
@@ -249,8 +279,7 @@ def _show_lines(net: Topology, lines: Sequence[CollectiveTimes], work: float, la
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     best = [line.measured_seconds or line.simulated_seconds or line.formula_seconds or 0.0 for line in lines]
     for line, seconds in zip(lines, best, strict=True):
-        alike = line.stages and line.stages[: 1 if len(set(line.stages)) == 1 else None]
-        name = f"{line.algorithm} ({', '.join(alike)})" if alike else line.algorithm
+        name = _titled(line.algorithm, line.stages)
         formula = _time(line.formula_seconds)
         if line.formula_seconds is not None and not line.exact:
             formula = f"≈ {formula}" if delayed else f"≥ {formula}"
@@ -261,6 +290,29 @@ def _show_lines(net: Topology, lines: Sequence[CollectiveTimes], work: float, la
     console.print(table)
     if any(line.simulated_seconds is None and line.algorithm != GLOO for line in lines):
         console.print(f"Networks of more than {MAX_SIMULATED} servers are not simulated.")
+
+
+def _show_remarks(net: Topology, lines: Sequence[CollectiveTimes], bound: float, answer: Choice | None) -> None:
+    """Say which algorithm is the fastest, what no algorithm can be faster than, and why HiPS is slower than that."""
+    console = Console(highlight=False)
+    if answer:
+        found = f"The fastest is {_titled(answer.algorithm, answer.stages)}: {_time(answer.seconds)}."
+        console.print(Text(found, style="bold"), soft_wrap=True)
+    console.print(f"No all-reduce on these links can take less than {_time(bound)}.", soft_wrap=True)
+    unequal = isinstance(net, BCube | Torus) and (len(set(net.sizes)) > 1 or len(set(net.rates)) > 1)
+    times = [line.simulated_seconds or line.formula_seconds for line in lines if line.algorithm == "hips"]
+    if unequal and times and times[0] and times[0] > 1.005 * bound:
+        console.print(
+            f"HiPS takes {times[0] / bound:.2f} times as long: the levels are unequal, so at times a level is idle "
+            "while the processes are at others.",
+            soft_wrap=True,
+        )
+
+
+def _titled(algorithm: str, stages: Sequence[str] | None) -> str:
+    """Return the name of an algorithm with its stages, if it has some."""
+    alike = stages and stages[: 1 if len(set(stages)) == 1 else None]
+    return f"{algorithm} ({', '.join(alike)})" if alike else algorithm
 
 
 def _time(seconds: float | None) -> str:

@@ -263,7 +263,7 @@ def _table(figure: Figure) -> Table:
     """Return a table with the paper's values beside ours. A row's note is below its description."""
     table = ruled(escape(f"{figure.id}: {figure.title}"))
     table.add_column("what", overflow="fold", min_width=20)
-    for heading in ("paper", "ours"):
+    for heading in (figure.paper_heading, "ours"):
         table.add_column(heading, justify="right", overflow="fold", min_width=8)
     table.add_column("unit", overflow="fold")
     table.add_column("where", no_wrap=True)

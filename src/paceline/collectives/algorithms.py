@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from fractions import Fraction
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
 
+from paceline.collectives.ring_orders import disjoint_rings, ring_order, why_no_rings
 from paceline.collectives.schedule import ANY, Numbers, Schedule, ScheduleProcess, Step, cut, step
+from paceline.collectives.shares import shares
 from paceline.collectives.topology import Topology
 
 
@@ -120,14 +124,13 @@ def hips(net: Topology, elements: int, stages: Sequence[str] = ("ring",)) -> Sch
     """Return the schedule of HiPS (algorithm 1).
 
     It has one process for each NIC. Each process begins at a different level, so in every stage it has the NICs of one
-    level to itself.
+    level to itself. The processes have equal shares of the elements if the levels have equal sizes and rates; otherwise
+    the module `shares` chooses them.
     """
     named = stages_of(net, stages)
-    directions = _process_directions(net)
     groups = [by_level(net, level) for level in range(net.levels)]
     processes = []
-    for number, direction in enumerate(directions):
-        bounds = elements * number // len(directions), elements * (number + 1) // len(directions)
+    for number, direction, bounds in _process_bounds(net, elements, named):
         levels = [(number + stage) % net.levels for stage in range(net.levels)]
         processes.append(_hierarchical([groups[level] for level in levels], named, bounds, direction))
     return Schedule(net.servers, elements, tuple(processes))
@@ -136,22 +139,23 @@ def hips(net: Topology, elements: int, stages: Sequence[str] = ("ring",)) -> Sch
 def flat(net: Topology, elements: int, algorithm: str) -> Schedule:
     """Return the schedule of PSS, MS or RS among all servers.
 
-    The ring goes from peer to peer, over one NIC at a time. On networks whose rings run both ways at full rate, half of
-    the elements go each way (sections 4.1 and 4.2).
+    The ring goes from each server to one that is a hop away, over one NIC at a time. On networks whose rings run both
+    ways at full rate, half of the elements go each way (sections 4.1 and 4.2).
     """
     name = stage_named(algorithm)
-    groups = in_order(net, net.gray_order(0), peers=name == "ring")
+    groups = in_order(net, ring_order(net) if name == "ring" else range(net.servers), peers=name == "ring")
     return _side_by_side(net, elements, name, [(groups, direction) for direction in net.directions])
 
 
 def rings(net: Topology, elements: int) -> Schedule:
     """Return the schedule of RS over as many rings as there are levels, no two of which share a link.
 
-    Such rings are known for two levels of equal size, and for three of equal odd size. Raise AlgorithmError for others.
+    Raise AlgorithmError if no such rings are known.
     """
-    found = [
-        (in_order(net, order, peers=True), direction) for direction in net.directions for order in disjoint_rings(net)
-    ]
+    orders = disjoint_rings(net)
+    if not orders:
+        raise AlgorithmError(why_no_rings(net))
+    found = [(in_order(net, order, peers=True), direction) for direction in net.directions for order in orders]
     return _side_by_side(net, elements, "ring", found)
 
 
@@ -178,11 +182,20 @@ def _hierarchical(
     return ScheduleProcess(*bounds, tuple(each for each in down + up if len(each)), direction)
 
 
-def _process_directions(net: Topology) -> list[int]:
-    """Return the direction of each process: one process for each NIC, if a server has a NIC for each level."""
+def _process_bounds(net: Topology, elements: int, stages: Sequence[str]) -> list[tuple[int, int, tuple[int, int]]]:
+    """Return the first level, the direction and the bounds of each process of HiPS.
+
+    There is one process for each NIC, if a server has a NIC for each level.
+    """
     if net.ports < net.levels:  # a server reaches all levels over one NIC
-        return [1]
-    return [direction for direction in net.directions for _ in range(net.levels)]
+        return [(0, 1, (0, elements))]
+    parts = [
+        (level, direction, share / len(net.directions))
+        for direction in net.directions
+        for level, share in enumerate(shares(net, stages))
+    ]
+    ends = [int(elements * end) for end in accumulate((part for _, _, part in parts), initial=Fraction(0))]
+    return [(level, way, (ends[at], ends[at + 1])) for at, (level, way, _) in enumerate(parts)]
 
 
 def by_level(net: Topology, level: int) -> RankGroups:
@@ -209,47 +222,6 @@ def in_order(net: Topology, order: Sequence[int], peers: bool = False) -> RankGr
     return RankGroups(net.servers, place, members, level)
 
 
-def _check_rings(net: Topology) -> None:
-    alike = len(set(net.sizes)) == 1 and net.ports >= net.levels
-    if not alike or not (net.levels <= 2 or (net.levels == 3 and net.sizes[0] % 2 == 1)):
-        raise AlgorithmError(
-            "Edge-disjoint rings are known for two levels of equal size and for three of equal odd size, not for "
-            f"{net.name}."
-        )
-
-
-def disjoint_rings(net: Topology) -> list[list[int]]:
-    """Return one ring through all servers for each level. No two leave a server, or enter it, by the same level."""
-    _check_rings(net)
-    if net.levels <= 2:
-        return [net.gray_order(level) for level in range(net.levels)]
-    return [_follow_ring(net, ring) for ring in range(3)]
-
-
-def _next_digits(i: int, j: int, k: int, n: int) -> str:
-    """Return which digit each of three rings changes next, at ⟨i j k⟩.
-
-    This decomposes the directed 3-torus of odd size into Hamiltonian cycles (D. E. Knuth, "Claude's Cycles", 2026).
-    """
-    total = (i + j + k) % n
-    if total == 0:
-        return "012" if j == n - 1 else "210"
-    if total == n - 1:
-        return "120" if i > 0 else "210"
-    return "201" if i == n - 1 else "102"
-
-
-def _follow_ring(net: Topology, ring: int) -> list[int]:
-    """Return the servers of one of these rings, in order."""
-    at, found = 0, []
-    for _ in range(net.servers):
-        found.append(at)
-        i, j, k = net.address(at)
-        level = net.levels - 1 - int(_next_digits(i, j, k, net.sizes[0])[ring])
-        at = net.peer(at, level, (net.digit(at, level) + 1) % net.sizes[level])
-    return found
-
-
 ALGORITHMS = ("hips", "ring", "rings", "mesh", "ps")
 
 
@@ -260,8 +232,8 @@ def algorithm_named(name: str, net: Topology) -> str:
         raise AlgorithmError(
             f"There is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}.{_suggestion(name, ALGORITHMS)}"
         )
-    if name == "rings":
-        _check_rings(net)
+    if name == "rings" and not disjoint_rings(net):
+        raise AlgorithmError(why_no_rings(net))
     return name
 
 

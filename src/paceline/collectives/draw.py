@@ -25,7 +25,7 @@ def draw(net: Topology, path: Path) -> None:
     axes: Any = figure.subplots()
     for cable in net.cables:
         a, b = places[cable.node], places[cable.other]
-        level = cable.port // 2 if isinstance(net, Torus) else cable.port if cable.node < net.servers else 3
+        level = net.cable_level(cable)
         style = {
             "arrowstyle": "-",
             "color": COLOURS[min(level, 4)],

@@ -25,9 +25,23 @@ Reals = npt.NDArray[np.float64]
 def simulate(net: Topology, schedule: Schedule, rate: float, latency: float = 0.0, element: int = 4) -> float:
     """Return the seconds that a schedule takes on links of `rate` bytes per second.
 
-    `latency` is in seconds from one server to the next. `element` is the size of an element in bytes.
+    A network with rates of its own uses those instead. `latency` is in seconds from one server to the next. `element`
+    is the size of an element in bytes.
     """
     return _FlowRun(net, schedule, rate, latency, element).run()
+
+
+def busiest_link(net: Topology, schedule: Schedule, rate: float, element: int = 4) -> float:
+    """Return the seconds that the busiest link needs for all it carries. The schedule cannot be faster."""
+    carried = np.zeros(len(net.links))
+    for process in schedule.processes:
+        pairs: dict[tuple[int, int], int] = {}
+        for step in process.steps:
+            for a, b, count in zip(step.sender.tolist(), step.receiver.tolist(), step.elements.tolist(), strict=True):
+                pairs[a, b] = pairs.get((a, b), 0) + count
+        for (a, b), count in pairs.items():
+            carried[net.route(a, b, process.direction)] += count * element
+    return float((carried / np.array(net.link_rates(rate))).max())
 
 
 def forwards_packets(net: Topology, schedule: Schedule) -> bool:
@@ -112,6 +126,7 @@ class _FlowRun:
 
     def __post_init__(self) -> None:
         self._progress = [_FlowProgress(process, self.schedule.servers) for process in self.schedule.processes]
+        self._capacity = np.array(self.net.link_rates(self.rate))
         self._routes: dict[tuple[int, int, int], tuple[list[int], int]] = {}
 
     def run(self) -> float:
@@ -158,7 +173,7 @@ class _FlowRun:
         links = np.concatenate([batch.links for batch in self.flowing])
         owner = np.concatenate([batch.owner + first for batch, first in zip(self.flowing, base[:-1], strict=True)])
         left = np.concatenate([batch.left for batch in self.flowing])
-        rates = max_min(links, owner, len(left), np.full(len(self.net.links), self.rate))
+        rates = max_min(links, owner, len(left), self._capacity)
         seconds = float((left / rates).min())
         if self.waiting:
             seconds = min(seconds, self.waiting[0][0] - self.now)

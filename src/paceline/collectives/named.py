@@ -1,4 +1,4 @@
-"""A collective as one line of text, like a policy: "bcube:n=2,levels=2,stages=ring/mesh"."""
+"""A collective as one line of text, like a policy: "bcube:n=2,levels=2,rates=600Gbit/100Gbit"."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from paceline.collectives.algorithms import AlgorithmError, algorithm_named, stages_of
 from paceline.collectives.topology import Topology, TopologyError, topology
+from paceline.simulate import units
 
-OPTIONS = ("n", "levels", "sizes", "stages", "algorithm", "nics")
+OPTIONS = ("n", "levels", "sizes", "rates", "stages", "algorithm", "nics")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,11 @@ def named(text: str) -> NamedCollective:
         sizes = [int(each) for each in options["sizes"].split("x")] if "sizes" in options else []
     except ValueError:
         raise TopologyError(f"n and levels must be whole numbers, and sizes such as 3x4; got {text!r}.") from None
-    net = topology(kind, n, levels, sizes)
+    try:
+        rates = units.rates(options["rates"]) if "rates" in options else []
+    except ValueError:
+        raise TopologyError(f"rates must be one for each level, such as 600Gbit/100Gbit; got {text!r}.") from None
+    net = topology(kind, n, levels, sizes, rates)
     algorithm = algorithm_named(options.get("algorithm", "hips"), net)
     stages = stages_of(net, options.get("stages", "ring").split("/"))
     nics = tuple(filter(None, options.get("nics", "").split("/")))

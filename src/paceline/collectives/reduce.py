@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from paceline.collectives.algorithms import make
 from paceline.collectives.schedule import ANY, Schedule, ScheduleProcess, Transfer
+from paceline.collectives.shares import UNITS
 from paceline.collectives.topology import Topology
 
 TIMEOUT = 300.0  # seconds for which a rank may keep the others waiting
@@ -77,8 +78,8 @@ class AllReduce:
         self._closed = threading.Event()
         if not 0 <= rank < net.servers:
             raise CollectiveError(f"{net.name} has {net.servers} servers; there is no rank {rank}.")
-        shape = self._schedule(net.servers * net.servers * net.ports)  # enough elements for every transfer to have some
-        self._agree(f"{algorithm} ({'/'.join(stages)}) on {net.name}")
+        shape = self._schedule(net.servers**2 * net.ports * UNITS * net.levels)  # each transfer has elements
+        self._agree(f"{algorithm} ({'/'.join(stages)}) on {net.name}{net.rates or ''}")
         self._groups = self._connect(shape)
         self._queues: list[queue.SimpleQueue[_ReduceJob | None]] = [queue.SimpleQueue() for _ in shape.processes]
         self._threads = [

@@ -10,10 +10,11 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 MAX_SERVERS = 1 << 20
 
@@ -37,6 +38,7 @@ class Topology(ABC):
     name: str
     sizes: tuple[int, ...]  # n, the size of a group, at each level; level 0 first
     ports: int  # NICs of each server
+    rates: tuple[float, ...] = ()  # bytes per second of the links of each level; empty if all have the same rate
     rings_both_ways: bool = False  # can a server send to both neighbours of a ring at full rate?
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -125,21 +127,34 @@ class Topology(ABC):
         """Return how many times the route goes from one server to the next, by cable or over switches."""
         return sum(node < self.servers for node, _ in self.hops(a, b, direction))
 
-    def gray_order(self, slowest: int) -> list[int]:
-        """Return all servers in an order in which neighbours, also the last and the first, differ by one in one digit.
+    def cable_level(self, cable: Cable) -> int:
+        """Return the level to which a cable belongs."""
+        return cable.port
 
-        Digits change more rarely the nearer their level is to `slowest`, counted upwards.
+    def with_rates(self, rates: Sequence[float]) -> Self:
+        """Return this network with a rate of its own, in bytes per second, for the links of each level; level 0 first.
+
+        A single rate is that of all levels.
         """
-        order = [(slowest - 1 - place) % self.levels for place in range(self.levels)]  # levels, fastest digit first
-        found = []
-        for counts in product(*(range(self.sizes[level]) for level in reversed(order))):
-            digits = [0] * self.levels
-            above = 0
-            for level, count in zip(reversed(order), counts, strict=True):
-                digits[level] = (count - above) % self.sizes[level]
-                above = count
-            found.append(self.server(digits[::-1]))
-        return found
+        each = tuple(rates) * (self.levels if len(rates) == 1 else 1)
+        if len(each) != self.levels:
+            raise TopologyError(
+                f"{self.name} has {self.levels} levels: give {self.levels} rates, or one for all; got {len(rates)}."
+            )
+        if not all(0 < rate < math.inf for rate in each):
+            raise TopologyError(f"The rates of a network must be above 0; got {', '.join(f'{r:g}' for r in each)}.")
+        new = copy(self)
+        new.rates, new.name = each, f"{self.name} of {'/'.join(f'{8e-9 * r:g}' for r in each)} Gbit/s"
+        return new
+
+    def level_rates(self, rate: float) -> tuple[float, ...]:
+        """Return the rate of each level. It is `rate` if the network has no rates of its own."""
+        return self.rates or (rate,) * self.levels
+
+    def link_rates(self, rate: float) -> list[float]:
+        """Return the rate of each directed link, by number. It is `rate` if the network has no rates of its own."""
+        rates = self.level_rates(rate)
+        return [rates[self.cable_level(cable)] for cable in self.cables for _ in range(2)]
 
 
 class BCube(Topology):
@@ -183,6 +198,9 @@ class Torus(Topology):
 
     def port(self, level: int, direction: int = 1) -> int:
         return 2 * level + (direction < 0)
+
+    def cable_level(self, cable: Cable) -> int:
+        return cable.port // 2
 
     def _next(self, server: int, level: int, direction: int) -> int:
         return self.peer(server, level, (self.digit(server, level) + direction) % self.sizes[level])
@@ -294,6 +312,9 @@ class FatTree(Topology):
     def port(self, level: int, direction: int = 1) -> int:
         return 0
 
+    def cable_level(self, cable: Cable) -> int:
+        return (cable.node >= self.servers) + (cable.node >= self.servers + self._edges)
+
     @property
     def _edges(self) -> int:
         return 2 * self._half * self._half
@@ -345,11 +366,19 @@ KINDS: dict[str, Callable[[int, int], Topology]] = {
 }
 
 
-def topology(kind: str, n: int = 0, levels: int = 2, sizes: Sequence[int] = ()) -> Topology:
+def topology(
+    kind: str, n: int = 0, levels: int = 2, sizes: Sequence[int] = (), rates: Sequence[float] = ()
+) -> Topology:
     """Return a network by the name of its kind.
 
     sizes: the dimensions of a torus, if their lengths differ. The size of level 0 comes last.
+    rates: the bytes per second of the links of each level, if they differ. That of level 0 comes first.
     """
+    net = _topology(kind, n, levels, sizes)
+    return net.with_rates(rates) if rates else net
+
+
+def _topology(kind: str, n: int, levels: int, sizes: Sequence[int]) -> Topology:
     if kind not in KINDS:
         near = get_close_matches(kind, KINDS, 1)
         meant = f" Did you mean {near[0]!r}?" if near else ""

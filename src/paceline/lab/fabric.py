@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from paceline.collectives.topology import Topology
 from paceline.lab.namespaces import Lab, LabError
 from paceline.lab.netns_exec import enter
-from paceline.lab.shaping import CONGESTION_CONTROL, largest_packet, shape
+from paceline.lab.shaping import CONGESTION_CONTROL, largest_packet, mtu_for, shape
 
 SETTINGS = Path("/proc/sys/net/ipv4")
 #: Servers forward packets. The way back may differ from the way there, which rp_filter would forbid.
@@ -39,13 +39,17 @@ class Fabric(Lab):
     forwards = False  # whether servers forward packets; set when the fabric is built, since a container may forbid it
 
     def __init__(self, net: Topology, rate: float) -> None:
-        """rate: the bytes per second of every NIC in each direction."""
+        """rate: the bytes per second of every NIC in each direction, unless the network has rates of its own."""
         if any(min(cable.node, cable.other) >= net.servers for cable in net.cables):
             raise LabError(f"A fabric cannot have cables between switches, as {net.name} has: use a BCube or a torus.")
-        super().__init__({f"server{server}": rate for server in range(net.servers)})
-        self.net, self.rate = net, rate
+        rates = net.level_rates(rate)
+        super().__init__({f"server{server}": rates[0] for server in range(net.servers)})  # that of the first NIC
+        self.net, self._mtu = net, mtu_for(rates)
         self._across: dict[End, End] = {}  # the other end of each cable
-        for node, port, other, other_port in net.cables:
+        self._rates: dict[End, float] = {}
+        for cable in net.cables:
+            node, port, other, other_port = cable
+            self._rates[node, port] = self._rates[other, other_port] = rates[net.cable_level(cable)]
             self._across[node, port] = other, other_port
             self._across[other, other_port] = node, port
         self._unplugged: set[End] = set()
@@ -166,8 +170,8 @@ class Fabric(Lab):
         """Set up the interfaces and routes of a namespace. ends: the ends of cables in it."""
         indexes = {name: link["index"] for name, link in _links(ip).items()}
         ip.link("set", index=indexes["lo"], state="up")
-        largest = largest_packet(self.rate, self._mtu)
         for end in ends:
+            largest = largest_packet(self._rates[end], self._mtu)
             index = indexes[self._interface_of(end)]
             if self._is_server(end):
                 ip.addr("add", index=index, address=self.nic_address(*end), prefixlen=32)
@@ -214,7 +218,7 @@ class Fabric(Lab):
         """Shape one end of a cable, with a queue for each peer whose packets pass it."""
         by = "destination" if self._is_server(end) else "source"
         peers = [self.nic_address(*nic) for nic in self._across if nic[0] in self._crossing.get(end, ())]
-        shape(ip, index, self.rate, self._mtu, by, peers)
+        shape(ip, index, self._rates[end], self._mtu, by, peers)
 
     @cached_property
     def _crossing(self) -> dict[End, set[int]]:

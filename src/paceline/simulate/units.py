@@ -31,6 +31,11 @@ def rate(value: object) -> float:
     return plain(value)
 
 
+def rates(text: str) -> list[float]:
+    """Return rates in bytes per second from a text such as "600Gbit/100Gbit" or "75GB/s/12.5GB/s"."""
+    return [rate(part) for part in re.split(r"/(?!s(?:/|$))", text)]
+
+
 def seconds(value: object) -> float:
     """Return a time in seconds, from a number or a text such as "50us"."""
     if isinstance(value, str):

@@ -117,7 +117,7 @@ def _figure(figure: Figure, name: str, draws: bool) -> str:
             f'<section id="{name}"><h3>{escape(figure.id)}: {escape(figure.title)}</h3>',
             f'<div class="sides{" drawn" if plots else ""}">',
             plots,
-            _table(figure.rows) if figure.rows else "",
+            _table(figure.rows, figure.paper_heading) if figure.rows else "",
             "</div>",
             f'<p class="missing">Missing:</p><ul class="missing">{missing}</ul>' if missing else "",
             "</section>",
@@ -126,8 +126,9 @@ def _figure(figure: Figure, name: str, draws: bool) -> str:
     )
 
 
-def _table(rows: Sequence[Row]) -> str:
-    headings = '<th>what</th><th class="value">paper</th><th class="value">ours</th><th>unit</th><th>where</th>'
+def _table(rows: Sequence[Row], paper: str) -> str:
+    values = "".join(f'<th class="value">{escape(heading)}</th>' for heading in (paper, "ours"))
+    headings = f"<th>what</th>{values}<th>unit</th><th>where</th>"
     parts = []
     for prefix, group in groupby(rows, key=_prefix):
         together = list(group)

@@ -66,6 +66,7 @@ class Figure(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     plots: tuple[Plot, ...] = ()
     missing: tuple[str, ...] = ()  # one sentence for each part that could not be run
+    paper_heading: str = "paper"  # what the paper's values are, if it does not print them itself
 
 
 class Results(msgspec.Struct, frozen=True):
