@@ -25,6 +25,7 @@ REPEATED = {"UpdateReceived", "ApplyUpdates", "StreamUpdates"}
 #: Messages that occur only after a lost connection, or in some jobs.
 SELDOM = {"ShardHeartbeat", "DropUpdate", "KeepUpdate", "AddToSum", "Fence", "PeerRejected", "ShardFailed", "Refused"}
 SELDOM |= {"UpdateProducts", "CheckpointLoaded"}
+WITH_REPLICAS = {"TakeOver", "ContinueAlone", "BackupUnreachable"}  # these jobs have none
 HANDSHAKE = {"Challenge", "Proof", "Accepted", "Register", "Registered"}
 ONE_WAY = {"Stop"}  # the job is over
 
@@ -80,6 +81,7 @@ MATRIX = [
         (when, how) for when in ("before", "half", "after") for how in ("cut", "reset", "mute")
     )
     for kind in KINDS
+    if name not in WITH_REPLICAS
     if occurs(name, *kind) and not (how == "mute" and name in HANDSHAKE | ONE_WAY)  # that would only wait
 ]
 
