@@ -1,4 +1,4 @@
-"""The numbers that workers claim: what a policy is told of them, and what is refused."""
+"""The job checks the numbers that workers claim, before a policy sees them. It refuses impossible ones."""
 
 from __future__ import annotations
 

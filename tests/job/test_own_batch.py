@@ -1,4 +1,4 @@
-"""A worker's own batch size: what it requests, and not what is left of an epoch when it joins."""
+"""A worker's own batch size is the number of samples that it requests. The rest of an epoch may be smaller."""
 
 from __future__ import annotations
 

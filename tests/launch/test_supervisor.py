@@ -1,4 +1,4 @@
-"""The supervisor of workers: what is restarted, which error the user sees, and how output is shown.
+"""The supervisor restarts workers, shows their output, and tells the user the error that ended the job.
 
 The scripts here import nothing of paceline. They print the lines by which a worker reports to its supervisor.
 """

@@ -14,7 +14,7 @@ from paceline.serve.wire.outbox import Outbox
 
 
 class Side:
-    """One side of a session: what it sends, what it has received, and what is on its way to it."""
+    """One side of a session: its outbox, the messages that it has received, and those on their way to it."""
 
     def __init__(self) -> None:
         self.outbox, self.received = Outbox(), list[int]()

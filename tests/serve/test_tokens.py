@@ -1,4 +1,4 @@
-"""Tokens of roles: what each of them allows at a running server, and what it does not."""
+"""Each token of a role allows that role at a running server, and no other."""
 
 from __future__ import annotations
 

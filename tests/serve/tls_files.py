@@ -1,4 +1,4 @@
-"""Certificates for tests, as files: CAs, what they sign, and certificates that have expired."""
+"""Certificates for tests, as files: CAs, the certificates that they sign, and expired ones."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def _show_lines(net: Topology, lines: Sequence[CollectiveTimes], work: float, la
 
 
 def _show_remarks(net: Topology, lines: Sequence[CollectiveTimes], bound: float, answer: Choice | None) -> None:
-    """Say which algorithm is the fastest, what no algorithm can be faster than, and why HiPS is slower than that."""
+    """Name the fastest algorithm and the lower bound of all algorithms, and say why HiPS misses that bound."""
     console = Console(highlight=False)
     if answer:
         found = f"The fastest is {_titled(answer.algorithm, answer.stages)}: {_time(answer.seconds)}."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.cli.shared import errors, refuse
 from paceline.model.correction import CorrectionOption, checked
-from paceline.policies import make
+from paceline.policies import Policy, make
 
 
 def check_policy(policy: str, workers: int, apply: str, correct: str, option: str = "--workers") -> None:
@@ -36,7 +36,7 @@ def check_replicas(replicas: int, policy: str, apply: str, record: Path | None, 
     if not replicas:
         return
     made = make(policy)
-    if made.pipelined or (apply == "streamed" and made.streamable):
+    if _streams(made, apply):
         refuse("Streamed updates cannot be replicated yet; leave --replicas out, or apply updates whole.")
     for option, value in (("--record-updates", record), ("--link", link)):
         if value:
@@ -50,10 +50,14 @@ def check_max_norm(max_norm: float | None, policy: str, apply: str) -> None:
     if math.isinf(max_norm):
         refuse("--max-norm must be a number from 1 up, such as 10.")
     made = make(policy)
-    if made.pipelined or (apply == "streamed" and made.streamable):
+    if _streams(made, apply):
         refuse("Streamed updates are applied before they are whole; leave --max-norm out, or apply updates whole.")
     if made.mixes:
         refuse(f"Workers push whole models under {policy}; leave --max-norm out, and use the policy's own filter.")
+
+
+def _streams(policy: Policy, apply: str) -> bool:
+    return policy.pipelined or (apply == "streamed" and policy.streamable)
 
 
 def correction(correct: str) -> CorrectionOption:

@@ -22,7 +22,7 @@ BETTER = 1 - 1e-9  # a choice is better if it takes less than this fraction of t
 
 @dataclass(frozen=True)
 class HalfStage:
-    """Half a stage of a process: what it sends at one level, before the process goes on to the next."""
+    """Half a stage of a process: its transfers at one level, before it continues at the next level."""
 
     level: int
     seconds: float  # that the busiest link needs if no other process uses it

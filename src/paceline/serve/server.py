@@ -113,8 +113,7 @@ class Server:
         if config.max_norm is not None:
             _check_max_norm(config, made)
         if config.record and config.streams(made):
-            instead = "leave pipeline=true out" if made.pipelined else "leave --apply at whole"
-            raise ServerError(f"Streamed updates cannot be recorded yet: {instead}.")
+            raise ServerError(f"Streamed updates cannot be recorded yet: {_how_to_apply_whole(made)}.")
         self._make_policy, self._observer, self._tls = make_policy, observer, tls.serving() if tls else None
         began = time.monotonic()
         self._own_shards = own_shards
@@ -281,10 +280,15 @@ class Server:
         return self._forks.start(arguments)
 
 
+def _how_to_apply_whole(policy: Policy) -> str:
+    """Say which option makes a policy apply whole updates."""
+    return "leave pipeline=true out" if policy.pipelined else "leave --apply at whole"
+
+
 def _check_replicas(config: ServerConfig, policy: Policy) -> None:
     """Raise ServerError if the shards of this job cannot have backups."""
     if config.streams(policy):
-        instead = "leave pipeline=true out" if policy.pipelined else "leave --apply at whole"
+        instead = _how_to_apply_whole(policy)
         raise ServerError(f"Streamed updates cannot be replicated yet: {instead}, or leave --replicas out.")
     if config.record:
         raise ServerError("A job with --replicas cannot be recorded yet: leave --record-updates out.")
@@ -295,10 +299,9 @@ def _check_replicas(config: ServerConfig, policy: Policy) -> None:
 def _check_max_norm(config: ServerConfig, policy: Policy) -> None:
     """Raise ServerError if the updates of this job cannot be clipped."""
     if config.streams(policy):
-        instead = "leave pipeline=true out" if policy.pipelined else "leave --apply at whole"
         raise ServerError(
             "--max-norm compares whole updates, and streamed ones are applied before they are whole: "
-            f"{instead}, or leave --max-norm out."
+            f"{_how_to_apply_whole(policy)}, or leave --max-norm out."
         )
     if policy.mixes:
         raise ServerError(
