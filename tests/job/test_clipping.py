@@ -205,3 +205,15 @@ def test_a_saved_job_continues_to_clip() -> None:
         push(talk, worker, 1, 1.0)
     talk.state = snapshot.load(json.loads(json.dumps(snapshot.save(talk.state))), Recorder(talk.trace.append))
     assert push(talk, 0, 2, 100.0)[0].decision.weights[0] == pytest.approx(0.1)
+
+
+def test_a_job_that_begins_with_a_checkpoint_knows_the_usual_size() -> None:
+    before = Conversation("asp", workers=3, max_norm=10.0)
+    before.begin(3)
+    for worker in range(3):
+        push(before, worker, 1, 1.0)
+    saved = json.loads(json.dumps(before.state.snapshot()))
+    after = Conversation("asp", workers=1, restored=saved, max_norm=10.0)
+    after.tell(events.ShardLoaded(0))
+    after.join(0)
+    assert push(after, 0, 1, 1000.0)[0].decision.weights[0] == pytest.approx(0.01)

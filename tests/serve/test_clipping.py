@@ -15,11 +15,16 @@ pytest.importorskip("msgspec")
 from paceline.model.description import Description
 from paceline.model.layout import STATISTICS, Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.model.slice import Slice
 from paceline.observe.trace import Clipped
 from paceline.policies import make
 from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.environment import address
 from paceline.serve.server import Server, ServerError
+from paceline.serve.shard.pulls import PullServer
+from paceline.serve.shard.store import HeldUpdate, WholeStore
+from paceline.serve.shard.whole_updates import WholeUpdates
+from paceline.serve.wire.messages import Identity, UpdateReceived
 from paceline.serve.worker.client import Client
 from train.jobs import job
 
@@ -122,3 +127,17 @@ def test_usual_updates_are_left_alone() -> None:
 def test_updates_that_cannot_be_compared_are_refused(policy: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(ServerError, match=why):
         Server(lambda: make(policy), ServerConfig(max_norm=10.0, policy=policy, **options))
+
+
+def test_a_backup_that_takes_over_reports_the_sizes_of_the_updates_it_holds() -> None:
+    part = Slice(LAYOUT, 0, SIZE + COUNTED, OptimizerSpec("SGD", ({"lr": 1.0},)))
+    told: list[Any] = []
+    state, store = threading.Condition(), WholeStore(part)
+    backup = WholeUpdates(store, state, told.append, PullServer(store, state, threading.Event(), None, 1))
+    backup.follows = backup.measures = True
+    values = torch.full((SIZE + COUNTED,), 2.0)
+    update = Identity(0, 1, 1)
+    backup.receive(update, 0, HeldUpdate(values, (0.5,)), None)
+    assert not told
+    backup.take_over()
+    assert told == [UpdateReceived(update, (4.0 * SIZE, 4.0 * COUNTED, 0.5))]
