@@ -58,13 +58,15 @@ class Cluster:
         streamed: bool = False,
         observer: Observer | None = None,
         model: SimulatedModel | None = None,
+        at_most: int | None = None,
     ) -> None:
+        """iterations: of each worker, on average. at_most: as many, if the model may end the run sooner."""
         self.spec = spec
         self.model = model
         self.clock = Clock()
         self.streamed = streamed and policy.streamable
         policy.streamed = self.streamed
-        self._goal = iterations * len(spec.workers)
+        self._goal = (at_most or iterations) * len(spec.workers)
         # A training may stop long before its last iteration, so its warm-up is short. With faults there is none: the
         # report counts what a fault costs, whenever it happens.
         warm_up = min(iterations // 4, 25) if model else iterations // 4

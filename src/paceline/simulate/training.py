@@ -47,8 +47,9 @@ class Training:
         goal: Goal | None = None,
         compares: bool = False,
         shares: Shares | None = None,
+        limit: float = math.inf,
     ) -> None:
-        """shares: the samples of each worker. By default samples are dealt out evenly."""
+        """shares: the samples of each worker. By default samples are dealt out evenly. limit: of the updates."""
         self.task, self._mixes, self._goal, self._compares = task, mixes, goal, compares
         self._correct = chosen(task.correct, task.optimizer)
         self.momentum = momentum_of(task.optimizer)
@@ -82,7 +83,8 @@ class Training:
         self._local_optimizers: dict[WorkerId, Slice] = {}  # worker → its own optimizer, if models are mixed
         # The outcome
         self.outcome = TrainingOutcome("", goal)
-        self.over: Literal["goal", "diverged"] | None = None
+        self.over: Literal["goal", "diverged", "rounds"] | None = None
+        self._limit = limit
         self.seen = 0  # samples that have changed the model
         self._window: deque[float] = deque(maxlen=workers)
         self._in_round = 0
@@ -236,6 +238,8 @@ class Training:
             outcome.best = goal.nearer(outcome.best, tested)
             if tested >= goal.value:
                 self._reach(CurvePoint(time, self.seen, mean, tested))
+        if outcome.updates >= self._limit and not self.over:
+            self.over = "rounds"
 
     def _reach(self, point: CurvePoint) -> None:
         self.outcome.reached, self.over = point, "goal"
@@ -317,8 +321,13 @@ def train(
     """
     if task.device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")  # TF32, which torch uses for convolutions anyway
-    training = Training(task, len(spec.workers), policy.mixes, goal, policy.compares, shares)
-    cluster = Cluster(spec, policy, rounds, task.seed, streamed, observer, training)
+    workers = len(spec.workers)
+    # A cluster counts the updates that arrive, and a round consists of updates that changed the model. A ring applies
+    # an update when its turn comes, and other policies discard some. So the cluster may run longer, up to a limit.
+    # With local training, a round is over when the clients have answered.
+    limit, at_most = (math.inf, rounds) if task.local else (rounds * workers, 2 * rounds + 2)
+    training = Training(task, workers, policy.mixes, goal, policy.compares, shares, limit)
+    cluster = Cluster(spec, policy, rounds, task.seed, streamed, observer, training, at_most)
     outcome = training.outcome
     outcome.policy = name or type(policy).__name__.lower()
     if math.isfinite(budget):
