@@ -36,7 +36,7 @@ def serve_weights(workers: int, weights: torch.Tensor) -> None:
     gradient = torch.empty_like(weights)
     for _ in range(workers * STEPS):
         sender = dist.recv(gradient)
-        weights -= LEARNING_RATE / workers * gradient
+        weights -= LEARNING_RATE * gradient
         dist.send(weights, sender)
     dist.destroy_process_group()
 
@@ -63,12 +63,13 @@ def main() -> None:
     with paceline.coordinate() as pace:
         generator = torch.Generator().manual_seed(rank)
         for _ in range(STEPS):
-            batch = torch.randint(len(labels), (BATCH_SIZE,), generator=generator)
+            batch_size = pace.batch_size or BATCH_SIZE
+            batch = torch.randint(len(labels), (batch_size,), generator=generator)
             local = weights.clone().requires_grad_()
             loss = F.cross_entropy(scores(local, images[batch]), labels[batch])
             loss.backward()
-            pace.proceed(batch_size=BATCH_SIZE, loss=loss.item())  # wait for this worker's turn
-            dist.send(local.grad, workers)
+            permission = pace.proceed(batch_size=batch_size, loss=loss.item())  # wait for this worker's turn
+            dist.send(local.grad * permission.weight, workers)
             dist.recv(weights, workers)
 
     if rank == 0:

@@ -88,8 +88,11 @@ class Conversation:
     def request(self, worker: int, number: int, count: int = 2, size: int = 8, epochs: int = 1) -> list[Instruction]:
         return self.tell(events.SamplesRequested(self.connections[worker], number, count, size, epochs))
 
-    def ready(self, worker: int, iteration: int, *taken: int, version: int = 0, batch: int = 2) -> list[Instruction]:
-        return self.tell(events.GradientComputed(self.connections[worker], iteration, version, batch, 0.1, None, taken))
+    def ready(
+        self, worker: int, iteration: int, *taken: int, version: int = 0, batch: int = 2, seconds: float = 0.1
+    ) -> list[Instruction]:
+        computed = (iteration, version, batch, seconds, None, taken)
+        return self.tell(events.GradientComputed(self.connections[worker], *computed))
 
     def arrive(self, worker: int, iteration: int, *shards: int) -> list[Instruction]:
         """Have all shards, or only the given ones, receive an update. Return the answer to the last event."""

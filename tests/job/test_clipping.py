@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from job.conversation import Conversation, only
 from paceline.job import events, instructions, snapshot
-from paceline.job.clipping import REMEMBERED, Clipping, Size
+from paceline.job.clipping import NOT_CLIPPED, REMEMBERED, Clipping, Size
 from paceline.observe.observer import Recorder
 from paceline.observe.trace import Clipped
 
@@ -134,16 +134,18 @@ def test_a_restored_job_knows_the_usual_norms() -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_clipped_update_is_applied_with_a_smaller_weight(shards: int) -> None:
+def test_the_gradient_of_a_large_update_is_clipped(shards: int) -> None:
     talk = Conversation("asp", workers=3, shards=shards, max_norm=10.0)
     talk.begin(3)
     for worker in (0, 1, 2):
-        assert push(talk, worker, 1, 1.0)[0].decision.weights == (1.0,)
-    assert push(talk, 2, 2, 1e6)[0].decision.weights[0] == pytest.approx(1e-5)
+        assert push(talk, worker, 1, 1.0)[0].clips == ()
+    (order,) = push(talk, 2, 2, 1e6)
+    assert order.clips[0] == pytest.approx((1e-5, 1))
+    assert order.decision.weights == (1.0,)  # the learning rate stays: only the gradient is too large
     assert "worker 2 sent an update 1e+06 times as large as usual" in warnings(talk)[0]
-    assert push(talk, 2, 3, 40.0)[0].decision.weights[0] == pytest.approx(0.25)
+    assert push(talk, 2, 3, 40.0)[0].clips[0] == pytest.approx((0.25, 1))
     assert not warnings(talk)  # once for each worker
-    assert push(talk, 0, 2, 2.0)[0].decision.weights == (1.0,)
+    assert push(talk, 0, 2, 2.0)[0].clips == ()
     clipped = [(each.worker, each.iteration) for each in talk.trace if isinstance(each, Clipped)]
     assert clipped == [(2, 2), (2, 3)]
 
@@ -153,24 +155,25 @@ def test_a_learning_rate_is_scaled_down_apart_from_the_gradients() -> None:
     talk = Conversation("asp", workers=3, max_norm=10.0)
     talk.begin(3)
     for worker in (0, 1, 2):
-        assert push(talk, worker, 1, 1.0)[0].rate_factor == 1
+        assert push(talk, worker, 1, 1.0)[0].clips == ()
     (order,) = push(talk, 2, 2, 1.0, rate=100.0)
-    assert order.rate_factor == pytest.approx(0.01)
-    assert order.decision.weights == (1.0,)
+    assert order.clips[0] == pytest.approx((1, 0.01))
     assert "worker 2 sent a learning rate 1e+03 times as large as usual" in warnings(talk)[0]
     (order,) = push(talk, 0, 2, 1.0)
-    assert order.rate_factor == 1
+    assert order.clips == ()
 
 
-def test_only_the_large_update_of_a_round_has_a_smaller_weight() -> None:
+def test_only_the_large_update_of_a_round_is_clipped() -> None:
     talk = Conversation("bsp:weights=mean", workers=3, shards=2, max_norm=10.0)
     talk.begin(3)
     for iteration, norm, factor in ((1, 1.0, 1.0), (2, 1e3, 0.01)):
         push(talk, 0, iteration, 1.0)
         push(talk, 1, iteration, norm)
         (order,) = push(talk, 2, iteration, 1.0)
-        weights = dict(zip((each.worker for each in order.decision.updates), order.decision.weights, strict=True))
-        assert weights == pytest.approx({0: 1 / 3, 1: factor / 3, 2: 1 / 3})
+        assert order.decision.weights == pytest.approx((1 / 3,) * 3)
+        clips = order.clips or (NOT_CLIPPED,) * 3
+        factors = dict(zip((each.worker for each in order.decision.updates), clips, strict=True))
+        assert {worker: each.weight for worker, each in factors.items()} == pytest.approx({0: 1, 1: factor, 2: 1})
 
 
 def test_a_running_sum_contains_the_factor_of_a_clipped_update() -> None:
@@ -182,9 +185,10 @@ def test_a_running_sum_contains_the_factor_of_a_clipped_update() -> None:
             talk.ready(worker, iteration)
             out += talk.tell(events.UpdateArrived(0, worker, 1, iteration, (its**2, 0.0, 0.1)))
         added = [each.weight for each in only(instructions.OrderAdd, out)]
+        clips = [each.clip.weight for each in only(instructions.OrderAdd, out)]
         (order,) = only(instructions.OrderApply, out)
         ((_, whole),) = order.decision.sums
-        assert added == pytest.approx([added[0], added[0] * factor, added[0]])
+        assert clips == pytest.approx([1, factor, 1])
         assert [weight * whole for weight in added] == pytest.approx(list(order.decision.weights))
 
 
@@ -204,7 +208,7 @@ def test_a_saved_job_continues_to_clip() -> None:
     for worker in range(3):
         push(talk, worker, 1, 1.0)
     talk.state = snapshot.load(json.loads(json.dumps(snapshot.save(talk.state))), Recorder(talk.trace.append))
-    assert push(talk, 0, 2, 100.0)[0].decision.weights[0] == pytest.approx(0.1)
+    assert push(talk, 0, 2, 100.0)[0].clips[0].weight == pytest.approx(0.1)
 
 
 def test_a_job_that_begins_with_a_checkpoint_knows_the_usual_size() -> None:
@@ -216,4 +220,4 @@ def test_a_job_that_begins_with_a_checkpoint_knows_the_usual_size() -> None:
     after = Conversation("asp", workers=1, restored=saved, max_norm=10.0)
     after.tell(events.ShardLoaded(0))
     after.join(0)
-    assert push(after, 0, 1, 1000.0)[0].decision.weights[0] == pytest.approx(0.01)
+    assert push(after, 0, 1, 1000.0)[0].clips[0].weight == pytest.approx(0.01)

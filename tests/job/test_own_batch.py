@@ -93,3 +93,33 @@ def test_samples_know_what_was_asked_for_until_they_are_used() -> None:
     assert samples.asked(1, (1,)) == 0
     samples.abandoned(0)
     assert samples.asked(0, (1,)) == 0
+
+
+def warned(talk: Conversation) -> list[str]:
+    return [each.text for each in talk.unfiltered if isinstance(each, instructions.LogLine) and each.warns]
+
+
+def talked(policy: str, batches: list[int]) -> list[str]:
+    """Return the warnings of a job whose two workers are unequal, and compute these batches whatever is granted."""
+    talk = Conversation(policy, workers=2)
+    talk.begin(2)
+    found: list[str] = []
+    for iteration, batch in enumerate(batches, 1):
+        for worker in (0, 1):
+            talk.now += 1.0
+            talk.ready(worker, iteration, version=talk.state.version, batch=batch, seconds=(0.1, 1.0)[worker])
+            found += warned(talk)
+            talk.arrive(worker, iteration)
+            found += warned(talk)
+    return found
+
+
+def test_a_worker_that_does_not_follow_the_tuned_batches_is_named_once() -> None:
+    """A Trainer or a stream has batches of its own. Tuning had no effect there, and nobody was told."""
+    (only_one,) = talked("bsp:tune_batches=true", [32] * 40)
+    assert "worker 0 does not follow" in only_one
+    assert "computed 32" in only_one and "optimizer.granted_batch" in only_one
+
+
+def test_without_tuning_no_worker_is_named() -> None:
+    assert not talked("bsp", [32] * 40)

@@ -46,3 +46,31 @@ def test_without_a_server_every_request_is_permitted(monkeypatch: pytest.MonkeyP
     with paceline.coordinate() as pace:
         assert pace.worker == 0
         assert [pace.proceed(batch_size=4).iteration for _ in range(3)] == [2, 3, 4]
+        assert pace.proceed(batch_size=4).weight == 1.0
+
+
+def following(batches: list[int]) -> Callable[[str], list[float]]:
+    """Return a worker that computes these batches, and returns the weights of its gradients."""
+
+    def run(where: str) -> list[float]:
+        with paceline.coordinate(connect=where) as pace:
+            return [pace.proceed(batch_size=batch, seconds=0.001).weight for batch in batches]
+
+    return run
+
+
+def test_a_permission_names_the_weight_of_the_gradient() -> None:
+    """The paper's worker applies the factor of the learning rate itself (algorithm 1, line 5)."""
+    with job("bsp:weights=mean", shards=0, workers=2) as running:
+        small, large = running.work(following([8] * 4), following([24] * 4))
+        running.finish()
+    assert small == pytest.approx([0.25] * 4)
+    assert large == pytest.approx([0.75] * 4)
+
+
+def test_a_tuned_batch_has_a_larger_weight() -> None:
+    with job("r2sp:weights=sum,tune_batches=true", shards=0, workers=1) as running:
+        (weights,) = running.work(following([8, 8, 16, 4]))
+        running.finish()
+    assert weights[0] == 1.0
+    assert weights[3] == pytest.approx(0.5)

@@ -35,6 +35,9 @@ class Factors(NamedTuple):
     rate: float = 1.0  # of the learning rates
 
 
+NOT_CLIPPED = Factors()
+
+
 class Clipping:
     """Finds the factors that limit each update to `max_norm` times what is usual."""
 

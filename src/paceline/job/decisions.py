@@ -8,7 +8,7 @@ from typing import Any
 from paceline import policies
 from paceline.job import instructions
 from paceline.job.accounting import Watcher
-from paceline.job.clipping import Factors
+from paceline.job.clipping import NOT_CLIPPED, Factors
 from paceline.job.config import JobConfig
 from paceline.job.identity import Identity, identity_of
 from paceline.job.membership import Member, Stage, Transition
@@ -16,7 +16,6 @@ from paceline.job.samples import Samples
 from paceline.job.saving import CheckpointLayer, clamp_staleness
 from paceline.policies import Decision, Policy, Update
 
-NOT_CLIPPED = Factors()
 GRANT = Transition.GRANT  # a module-level name, because looking up an enum's member is slow
 
 
@@ -59,6 +58,7 @@ class DecisionLayer(CheckpointLayer):
                     member.batch_size,
                     member.pull,
                     member.expected_staleness,
+                    None if self.config.shards else member.weight,
                 )
             )
 
@@ -67,7 +67,7 @@ class DecisionLayer(CheckpointLayer):
 
     def _add(self, add: policies.Add) -> None:
         self._out.append(
-            instructions.OrderAdd(identity_of(add.update), add.sum, add.weight * self._factors_of(add.update).weight)
+            instructions.OrderAdd(identity_of(add.update), add.sum, add.weight, self._factors_of(add.update))
         )
 
     def _apply(self, apply: policies.Apply) -> None:
@@ -76,14 +76,15 @@ class DecisionLayer(CheckpointLayer):
         if not self.config.streams:  # with streaming, the shards have applied the update already
             turns = self._turns_per_round(updates)
             compare = len(updates) > 1 and self.ledger.policy.compares
-        decision, rate_factor = self._clipped_apply(apply) if self._factors else (apply, 1.0)
-        self._out.append(instructions.OrderApply(version, decision, turns, compare, rate_factor))
+        clips = self._clips_of(apply) if self._factors else ()
+        self._out.append(instructions.OrderApply(version, apply, turns, compare, clips))
         training = self.roster.training
-        for update in updates:
+        for update, weight in zip(updates, apply.weights, strict=True):
             member = training.get(update.worker)
             if member and member.incarnation == update.incarnation:
                 member.applied_iteration = update.iteration
                 member.applied_version = version
+                member.weight = weight
             else:
                 self._applied[update.worker, update.incarnation] = update.iteration
         if self.samples:
@@ -95,16 +96,15 @@ class DecisionLayer(CheckpointLayer):
     def _factors_of(self, update: Update) -> Factors:
         return self._factors.get(identity_of(update), NOT_CLIPPED) if self._factors else NOT_CLIPPED
 
-    def _clipped_apply(self, apply: policies.Apply) -> tuple[policies.Apply, float]:
-        """Return an Apply whose weights contain the factors of clipped updates, and the factor of its learning rates.
+    def _clips_of(self, apply: policies.Apply) -> tuple[Factors, ...]:
+        """Return the factors of clipped updates, and forget them; empty if no update was clipped.
 
-        Running sums contain the factors already. The shards use the learning rates of the last update.
+        Running sums contain the factors already.
         """
-        factors = [self._factors_of(update) for update in apply.updates]
-        weights = tuple(each.weight * weight for each, weight in zip(factors, apply.weights, strict=True))
+        factors = tuple(self._factors_of(update) for update in apply.updates)
         for update in {identity_of(each) for each in apply.updates}.difference(self._kept.values()):
             self._factors.pop(update, None)
-        return policies.Apply(apply.updates, weights, apply.mix, apply.sums), factors[-1].rate
+        return () if all(each == NOT_CLIPPED for each in factors) else factors
 
     def _count_trained(self, samples: Samples, updates: Iterable[Update]) -> None:
         """Count the samples of these updates as done, and report the progress."""
@@ -119,6 +119,9 @@ class DecisionLayer(CheckpointLayer):
         identity = identity_of(discard.update)
         self._settle_update(identity)
         self._factors.pop(identity, None)
+        member = self.roster.training.get(identity.worker)
+        if member and member.incarnation == identity.incarnation:
+            member.weight = 0.0
         self._out.append(instructions.OrderDiscard(discard))
         if self.samples:
             self.samples.dropped(identity)

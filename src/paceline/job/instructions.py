@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from paceline import policies
+from paceline.job.clipping import NOT_CLIPPED, Factors
 from paceline.job.identity import Identity
 from paceline.policies.record import record
 
@@ -82,6 +83,7 @@ class SendGrant:
     batch_size: None means the worker's own batch size.
     pull: False if this version was already returned to the worker, piece by piece.
     expected: the staleness that the resulting update will have, if it is known.
+    weight: with which the worker's last update was applied, if the job has no shards that apply it.
     """
 
     to: int
@@ -90,6 +92,7 @@ class SendGrant:
     batch_size: int | None
     pull: bool
     expected: int | None
+    weight: float | None = None
 
 
 @record
@@ -166,14 +169,14 @@ class OrderApply:
 
     turns: the number of Applies that make up a round, if it is known; otherwise 1.
     compare: True if the shards must compare the updates and report the result.
-    rate_factor: the factor of the learning rates. It is 1, or less if they were clipped.
+    clips: the factors of each update's gradient and learning rates, if one of the updates was clipped.
     """
 
     version: int
     decision: policies.Apply
     turns: int = 1
     compare: bool = False
-    rate_factor: float = 1.0
+    clips: tuple[Factors, ...] = ()
 
 
 @record
@@ -190,11 +193,12 @@ class OrderStream:
 
 @record
 class OrderAdd:
-    """Add an update, times this weight, to a running sum."""
+    """Add an update, times this weight, to a running sum. clip: the factors of its gradient and learning rates."""
 
     update: Identity
     sum: int
     weight: float
+    clip: Factors = NOT_CLIPPED
 
 
 @record

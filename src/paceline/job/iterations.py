@@ -8,9 +8,9 @@ from typing import Any
 
 from paceline.job import events, instructions
 from paceline.job.accounting import Watcher
-from paceline.job.clipping import Clipping, Size
+from paceline.job.clipping import NOT_CLIPPED, Clipping, Size
 from paceline.job.config import JobConfig
-from paceline.job.decisions import NOT_CLIPPED, DecisionLayer
+from paceline.job.decisions import DecisionLayer
 from paceline.job.identity import Identity
 from paceline.job.limits import (
     MAX_EPOCHS,
@@ -28,6 +28,8 @@ from paceline.policies.contract import DRIVER_KINDS
 
 # Looking up an enum's member takes ten times as long as a module-level name, and these are used for every update.
 COMPUTING, ANNOUNCE, ARRIVE = Stage.COMPUTING, Transition.ANNOUNCE, Transition.ARRIVE
+#: A worker that computes other batches than it was granted, so many times in a row, does not follow the policy.
+IGNORED = 5
 GIVEN_UP = "This worker has been given up; it must join again."
 
 
@@ -57,6 +59,7 @@ class IterationLayer(DecisionLayer):
         super().__init__(policy, config, watcher, restored, now)
         self._sees_pulls = sees_pulls
         self._members: dict[int, Member] = {}  # by connection
+        self._warned_of_batches = False
         self._largest_given = 1  # samples in the largest update so far whose samples the job had handed out
         self._claims: dict[int, tuple[int, float]] = {}  # connection → the taken number that it claims, and since when
 
@@ -133,6 +136,7 @@ class IterationLayer(DecisionLayer):
         if seconds is None:
             raise Violation(f"A gradient takes 0 to {MAX_SECONDS:.0f} s to compute, not {computed.compute_seconds}.")
         self._report_own_batch(member, computed.taken)
+        self._check_batch(member, batch_size, computed.taken)
         batch_size, loss = self._counted(member, batch_size, computed.taken), loss_of(computed.loss)
         update = Update(member.worker, iteration, base_version, batch_size, seconds, loss, member.incarnation)
         member.update, member.taken = update, computed.taken
@@ -155,6 +159,21 @@ class IterationLayer(DecisionLayer):
         if given and taken is not None:
             self._largest_given = max(self._largest_given, counted)
         return counted
+
+    def _check_batch(self, member: Member, claimed: int, taken: tuple[int, ...]) -> None:
+        """Warn once if a worker's script does not follow the batch sizes that the policy grants."""
+        if taken or member.batch_size in (None, claimed):  # served samples follow the Grant, except for an epoch's last
+            member.ignored_batches = 0
+            return
+        member.ignored_batches += 1
+        if member.ignored_batches == IGNORED and not self._warned_of_batches:
+            self._warned_of_batches = True
+            text = (
+                f"the policy tunes batch sizes, and worker {member.worker} does not follow: it was granted "
+                f"{member.batch_size} samples, and computed {claimed}. Take the batches from session.batches or "
+                f"session.loader, or read optimizer.granted_batch (with paceline.coordinate: Permission.batch_size)"
+            )
+            self._out.append(instructions.LogLine(text, warns=True))
 
     def _report_own_batch(self, member: Member, taken: tuple[int, ...]) -> None:
         """Tell the policy a member's own batch size, once: the samples that it requested for a Grant without a batch.

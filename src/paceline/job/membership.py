@@ -80,6 +80,7 @@ class Member:
         "final_version",
         "granted_version",
         "heard",
+        "ignored_batches",
         "incarnation",
         "iteration",
         "own_batch",
@@ -89,6 +90,7 @@ class Member:
         "stage",
         "taken",
         "update",
+        "weight",
         "worker",
     )
 
@@ -102,6 +104,7 @@ class Member:
         self.granted_version = 0
         self.batch_size: int | None = None
         self.own_batch = 0  # the batch size that it computes if a Grant names none; 0: not known
+        self.ignored_batches = 0  # updates in a row that had another batch size than their Grants
         self.pull = True
         self.expected_staleness: int | None = None
         # The update of this iteration, from its announcement until it has arrived at all shards
@@ -111,6 +114,7 @@ class Member:
         self.size: tuple[float, float, float] | None = None  # of these parts together, if updates are clipped
         self.applied_iteration = 0  # the newest iteration that was applied
         self.applied_version = -1  # the version that it made
+        self.weight: float | None = None  # with which its last update was applied; 0 if it was discarded
         self.exclusion = ""  # why the policy excludes this worker, if it does
         self.final_version = -1  # the last version of the model, once the worker was told
 

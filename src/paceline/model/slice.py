@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from paceline.model.combination import Combination, RunningSum, Term
 from paceline.model.correction import Correction, drift, slowed
 from paceline.model.layout import STATISTICS, Layout
 from paceline.model.optimizer import bare_step, make, trial
@@ -63,7 +64,7 @@ class Slice:
         self._settings = [{**group, "params": ()} for group in self._optimizer.param_groups]
         self._sum: torch.Tensor | None = None
         self._newest: torch.Tensor | None = None  # the gradient of the last step, if predictions need it
-        self._last: tuple[tuple[float, ...], int] | None = None  # rates and steps per round, last time
+        self._last: tuple[tuple[float, ...], int, float] | None = None  # the last arguments of `_pace`
 
     @property
     def buffer(self) -> memoryview:
@@ -77,15 +78,18 @@ class Slice:
         rates: Sequence[float],
         correct: Correction = "none",
         turns: int = 1,
-        whole: float | None = None,
     ) -> None:
-        """Make one optimizer step with the gradient Σ weight·gradient.
+        """Make one optimizer step with gradients that have the same learning rates. `step_by` explains the rest."""
+        self._must_fit(gradients, weights)
+        terms = [Term.of(gradient, weight, rates) for gradient, weight in zip(gradients, weights, strict=True)]
+        self.step_by(terms, correct, turns)
 
-        gradients: flat float32 tensors of the slice's size. They are not changed, and not used after the step.
-        rates: one learning rate for each parameter group.
+    def step_by(self, terms: Sequence[Term], correct: Correction = "none", turns: int = 1) -> None:
+        """Make one optimizer step with these updates, each with its weight and its learning rate (`combination.py`).
+
+        terms: their gradients are not changed, and not used after the step.
         correct: how staleness is corrected (`correction.py`).
         turns: the number of steps in a round.
-        whole: the total weight of the updates, if `gradients` are sums of several; otherwise the sum of `weights`.
 
         For running statistics, "gradients" hold the workers' own values, and the optimizer is not used. With
         W = Σ weight and c = min(1, W), a statistic becomes (1−c)·old + c·Σ (weight/W)·value. So a barrier gives the
@@ -93,19 +97,18 @@ class Slice:
         weight. Workers send values and not differences, because a mean of values lies within the values, however stale
         they are. Differences that are 16 versions stale make batch norm's statistics diverge.
         """
-        self._must_fit(gradients, weights)
-        if len(rates) != len(self.spec.settings_of_groups):
-            raise ValueError(f"there are {len(self.spec.settings_of_groups)} parameter groups and {len(rates)} rates")
-        if not all(0 <= rate <= MAX_RATE for rate in rates):
-            raise ValueError(f"a learning rate must be from 0 to {MAX_RATE:.0f}; got {list(rates)}")
-        total = self._combined(gradients, weights)
+        self._must_fit([term.gradient for term in terms], [term.scale for term in terms])
+        for term in terms:
+            self._must_be_rates(term.rates)
+        combined = Combination.of(terms, self.spec.name)
+        total = self._combined(terms, combined.scales)
         if correct != "full":
             self._newest = None  # an earlier gradient is no longer the newest
         elif self._newest is None:
             self._newest = total.clone()
         else:
             self._newest.copy_(total)
-        self._pace(tuple(rates), turns if correct in ("round", "full") else 1)
+        self._pace(combined.rates, turns if correct in ("round", "full") else 1, combined.decay)
         for part, parameter in zip(self._parts, self._parameters, strict=True):
             parameter.grad = self._part(total, part)
         try:
@@ -115,11 +118,24 @@ class Slice:
         finally:
             for parameter in self._parameters:
                 parameter.grad = None  # release the caller's buffer
-        sum_of_weights = sum(weights) if whole is None else whole
-        if sum_of_weights > 0:
-            share = min(1.0, sum_of_weights)
+        self._mix_statistics(terms)
+
+    def _mix_statistics(self, terms: Sequence[Term]) -> None:
+        weight = sum(term.share for term in terms)
+        if weight > 0:
+            share = min(1.0, weight)
             for statistic, part in zip(self._statistics, self._statistics_parts, strict=True):
-                statistic.mul_(1 - share).add_(self._part(total, part), alpha=share / sum_of_weights)
+                statistic.mul_(1 - share)
+                for term in terms:
+                    statistic.add_(self._part(term.gradient, part), alpha=share * term.scale / weight)
+
+    def add(self, term: Term, known: RunningSum | None) -> RunningSum:
+        """Return the running sum with one more term; None begins a sum, which uses the term's buffer."""
+        if known is None:
+            return RunningSum.of(term)
+        parts = (*self._parts, *self._statistics_parts)
+        known.add(term, [(part.group, slice(part.start - self.start, part.stop - self.start)) for part in parts])
+        return known
 
     def ahead(self, steps: int, correct: Correction, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return a prediction of the weights after `steps` more steps. It is written to `out`, if given.
@@ -211,8 +227,8 @@ class Slice:
             "others": others,
         }
         if self._last is not None:
-            rates, turns = self._last
-            meta["last"] = {"rates": list(rates), "turns": turns}
+            rates, turns, decay = self._last
+            meta["last"] = {"rates": list(rates), "turns": turns, "decay": decay}
         return tensors, meta
 
     def load(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
@@ -258,21 +274,27 @@ class Slice:
                 key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()
             }
 
-    def _pace(self, rates: tuple[float, ...], turns: int) -> None:
-        """Set the optimizer's settings for the next step and for predictions: one of `turns` steps in a round."""
+    def _pace(self, rates: tuple[float, ...], turns: int, decay: float) -> None:
+        """Set the optimizer's settings for the next step and for predictions: one of `turns` steps in a round.
+
+        decay: the factor of weight decay.
+        """
         for group, settings, rate in zip(self._optimizer.param_groups, self._settings, rates, strict=True):
             group.update(slowed(self.spec.name, settings, rate, turns))
-        self._last = (rates, turns)
+            if settings.get("weight_decay"):
+                group["weight_decay"] = settings["weight_decay"] * decay
+        self._last = (rates, turns, decay)
 
-    def _last_of(self, meta: Mapping[str, Any]) -> tuple[tuple[float, ...], int]:
-        """Return the rates and the steps per round of the last step. Old checkpoints do not have them."""
+    def _last_of(self, meta: Mapping[str, Any]) -> tuple[tuple[float, ...], int, float]:
+        """Return the arguments of `_pace` for the last step. Old checkpoints do not have them all."""
         groups = len(self.spec.settings_of_groups)
         match meta.get("last"):
             case None:
-                return tuple(float(settings["lr"]) for settings in self._settings), 1
-            case {"rates": [*rates], "turns": int(turns)} if len(rates) == groups and turns >= 1:
-                if all(isinstance(rate, float | int) and math.isfinite(rate) and rate >= 0 for rate in rates):
-                    return tuple(map(float, rates)), turns
+                return tuple(float(settings["lr"]) for settings in self._settings), 1, 1.0
+            case {"rates": [*rates], "turns": int(turns), **rest} if len(rates) == groups and turns >= 1:
+                numbers = [each for each in (*rates, rest.get("decay", 1.0)) if isinstance(each, float | int)]
+                if len(numbers) > groups and all(math.isfinite(each) and each >= 0 for each in numbers):
+                    return tuple(map(float, numbers[:-1])), turns, float(numbers[-1])
         raise ValueError("the checkpoint is damaged: it does not say how the last step was made")
 
     def _must_be_state(self, part: SlicePart, parameter: torch.Tensor, values: Mapping[str, Any]) -> None:
@@ -298,15 +320,19 @@ class Slice:
         sizes = zip(value.shape, parameter.shape, strict=True)
         return not is_elementwise(self.spec.name) and all(ours in (1, its) for ours, its in sizes)
 
-    def _combined(self, gradients: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-        """Return Σ weight·gradient, without a copy for one gradient of weight 1."""
-        if len(gradients) == 1 and weights[0] == 1:
-            return gradients[0]
+    def _combined(self, terms: Sequence[Term], scales: Sequence[Sequence[float]]) -> torch.Tensor:
+        """Return Σ scale·gradient, without a copy for one gradient of scale 1. scales: by parameter group."""
+        first = scales[0]
+        is_same = all(each == first for each in scales)
+        if is_same and len(terms) == 1 and first[0] == 1:
+            return terms[0].gradient
         if self._sum is None:  # kept, because allocating new pages in each step costs more than the sum
             self._sum = torch.empty_like(self.weights)
-        torch.mul(gradients[0], weights[0], out=self._sum)
-        for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
-            self._sum.add_(gradient, alpha=weight)
+        if is_same:  # one pass over the whole buffer
+            return _sum_into(self._sum, [term.gradient for term in terms], first)
+        for part in self._parts:
+            gradients = [self._part(term.gradient, part) for term in terms]
+            _sum_into(self._part(self._sum, part), gradients, scales[part.group])
         return self._sum
 
     def _part(self, flat: torch.Tensor, part: SlicePart) -> torch.Tensor:
@@ -322,6 +348,12 @@ class Slice:
             and tensor.device == self.weights.device
         )
 
+    def _must_be_rates(self, rates: Sequence[float]) -> None:
+        if len(rates) != len(self.spec.settings_of_groups):
+            raise ValueError(f"there are {len(self.spec.settings_of_groups)} parameter groups and {len(rates)} rates")
+        if not all(0 <= rate <= MAX_RATE for rate in rates):
+            raise ValueError(f"a learning rate must be from 0 to {MAX_RATE:.0f}; got {list(rates)}")
+
     def _must_fit(self, tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> None:
         if not tensors or len(tensors) != len(weights):
             raise ValueError(
@@ -331,6 +363,13 @@ class Slice:
             raise ValueError(f"an update must be one flat float32 tensor of {self.stop - self.start} elements")
         if not all(math.isfinite(weight) for weight in weights):
             raise ValueError(f"the weight of an update must be a finite number; got {list(weights)}")
+
+
+def _sum_into(out: torch.Tensor, gradients: Sequence[torch.Tensor], scales: Sequence[float]) -> torch.Tensor:
+    torch.mul(gradients[0], scales[0], out=out)
+    for gradient, scale in zip(gradients[1:], scales[1:], strict=True):
+        out.add_(gradient, alpha=scale)
+    return out
 
 
 def is_bounded(squares: float) -> bool:

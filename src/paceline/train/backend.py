@@ -66,6 +66,10 @@ class Backend(Protocol):
         """Whether the server mixes models. A worker then steps its own optimizer and pushes weights."""
 
     @property
+    def granted_batch(self) -> int | None:
+        """The number of samples that the policy wants in this process's next gradient; None: the script's own."""
+
+    @property
     def is_pushing(self) -> bool:
         """Whether a gradient is being pushed while the backward pass still computes it."""
 
@@ -129,6 +133,7 @@ class LocalBackend(PushAfterBackward):
     workers = 1
     alone = True
     mixes = False
+    granted_batch = None
 
     def sample_source(self) -> SampleSource:
         """Return a function that assigns all samples of each epoch, in order."""
@@ -229,6 +234,10 @@ class JobBackend(PushAfterBackward):
         self._loading.has_stepped |= after_step
         self.joins = self._client.joins
         self._pulled_at = time.perf_counter()
+
+    @property
+    def granted_batch(self) -> int | None:
+        return self._client.granted.batch_size
 
     @property
     def mixes(self) -> bool:

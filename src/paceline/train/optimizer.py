@@ -77,6 +77,15 @@ class PacedOptimizer(JobProcess, torch.optim.Optimizer):
         return getattr(self.inner, name)
 
     @property
+    def granted_batch(self) -> int | None:
+        """The number of samples that the policy wants in the next gradient; None: as many as the script likes.
+
+        Batches of a session follow it. Another loop reads it after each step, and sets `batch_size` to the number of
+        samples that it took. A policy with `tune_batches=true` gives faster workers larger batches in this way.
+        """
+        return self._backend.granted_batch
+
+    @property
     def pending(self) -> bool:
         """Whether there are batches whose gradients no step has pushed yet."""
         return bool(self._samples)

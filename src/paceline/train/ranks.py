@@ -148,7 +148,7 @@ class RankedBackend(PushAfterBackward):
         self._group = RankGroup(rank, ranks, flat.device)
         self._sum = torch.empty(flat.layout.size, device=flat.device)
         self._client: Client | None = None
-        self.worker = self.joins = 0
+        self.worker = self.joins = self._granted = 0
         self.workers = 1
 
         def begin() -> None:
@@ -228,15 +228,16 @@ class RankedBackend(PushAfterBackward):
         If it fails, its error is raised in rank 0, and a ConnectionError in the others.
         """
         error: BaseException | None = None
-        values = [0, 0, 0, 0]
+        values = [0, 0, 0, 0, 0]
         if self.rank == 0:
             try:
                 action()
                 assert self._client is not None
-                values = [1, self._client.worker, self._client.joins, self._client.workers]
+                client = self._client
+                values = [1, client.worker, client.joins, client.workers, client.granted.batch_size or 0]
             except BaseException as problem:
                 error = problem
-        succeeded, self.worker, self.joins, self.workers = self._group.broadcast_numbers(values)
+        succeeded, self.worker, self.joins, self.workers, self._granted = self._group.broadcast_numbers(values)
         if error is not None:
             raise error
         if not succeeded:
@@ -256,6 +257,11 @@ class RankedBackend(PushAfterBackward):
                 self._flat.weights.copy_(self._sum)
         self._flat.scatter()
         self._loading.pulled()
+
+    @property
+    def granted_batch(self) -> int | None:
+        start, stop = _range_of(self._granted, self.rank, self.ranks)
+        return max(1, stop - start) if self._granted else None
 
     @property
     def mixes(self) -> bool:
@@ -307,10 +313,15 @@ def _part(whole: AssignedSamples, rank: int, ranks: int) -> AssignedSamples | No
     count = whole.stop - whole.start
     if not count:
         return None
-    start, stop = whole.start + count * rank // ranks, whole.start + count * (rank + 1) // ranks
+    start, stop = _range_of(count, rank, ranks)
     if start == stop:
         return replace(whole, stop=whole.start + 1, size=0)
-    return replace(whole, start=start, stop=stop, size=stop - start)
+    return replace(whole, start=whole.start + start, stop=whole.start + stop, size=stop - start)
+
+
+def _range_of(count: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the part of a rank when so many samples are divided among all ranks."""
+    return count * rank // ranks, count * (rank + 1) // ranks
 
 
 @contextmanager

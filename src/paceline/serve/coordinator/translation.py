@@ -52,7 +52,7 @@ def _apply_updates(apply: instructions.OrderApply) -> Message:
     decision = apply.decision
     updates = tuple([identity_of(update) for update in decision.updates])
     weights, mix, sums = decision.weights, decision.mix, decision.sums
-    how = (mix, apply.turns, apply.compare, sums, apply.rate_factor)
+    how = (mix, apply.turns, apply.compare, sums, apply.clips)
     return messages.ApplyUpdates(apply.version, updates, weights, *how)
 
 

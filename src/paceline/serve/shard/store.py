@@ -7,11 +7,12 @@ recorded run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
+from paceline.job.clipping import NOT_CLIPPED, Factors
+from paceline.model.combination import RunningSum, Term
 from paceline.model.correction import Correction
 from paceline.model.similarity import Products
 from paceline.model.slice import MAX_RATE, NEWEST, Slice
@@ -33,15 +34,6 @@ class HeldUpdate(NamedTuple):
     rates: tuple[float, ...]
     size: tuple[float, float, float] | None = None  # as in UpdateReceived
     base: int | None = None  # the version that its model was computed from, if the store knows (`bases.py`)
-
-
-@dataclass
-class RunningSum:
-    """The weighted sum of some updates, and the learning rates of the last of them."""
-
-    total: torch.Tensor
-    rates: tuple[float, ...]
-    count: int = 1
 
 
 def step_correction(correct: Correction, turns: int) -> Correction:
@@ -190,18 +182,16 @@ class WholeStore(Store):
     def apply(self, order: ApplyUpdates) -> None:
         """Change the weights. `applied` sets the version afterwards, so each can run under a lock of its own."""
         if order.sums:
-            parts = [HeldUpdate(each.total, each.rates) for each in (self._sums[number] for number, _ in order.sums)]
-            weights = tuple(factor for _, factor in order.sums)
+            self.products, terms = None, [self._sums[number].term(factor) for number, factor in order.sums]
         else:
-            parts, weights = [self.held(update) for update in order.updates], order.weights
-        gradients = [part.gradient for part in parts]
-        self.products = self._compare(order, parts) if order.compare and not order.sums else None
+            parts = [self.held(update) for update in order.updates]
+            self.products = self._compare(order, parts) if order.compare else None
+            clips = order.clips or (NOT_CLIPPED,) * len(parts)
+            terms = [_term(*each) for each in zip(parts, order.weights, clips, strict=True)]
         if order.mix is None:
-            correct = step_correction(self.correct, order.turns)
-            rates = tuple(rate * order.rate_factor for rate in parts[-1].rates)
-            self.slice.step(gradients, weights, rates, correct, order.turns, sum(order.weights))
+            self.slice.step_by(terms, step_correction(self.correct, order.turns), order.turns)
         else:
-            self.slice.mix(gradients, weights, order.mix)
+            self.slice.mix([term.gradient for term in terms], [term.scale for term in terms], order.mix)
 
     def _compare(self, order: ApplyUpdates, parts: Sequence[HeldUpdate]) -> Products | None:
         """Return the products of updates, or None if they are models, and it is not known what they began from."""
@@ -223,8 +213,8 @@ class WholeStore(Store):
     def carry_out(self, order: AddToSum | DropUpdate | KeepUpdate) -> None:
         """Carry out an order that does not change the weights."""
         match order:
-            case AddToSum(update, number, weight):
-                self._add(update, number, weight)
+            case AddToSum(update, number, weight, clip):
+                self._add(update, number, weight, clip)
             case DropUpdate(update):
                 self._release(update)
             case KeepUpdate(update, slot):
@@ -245,14 +235,16 @@ class WholeStore(Store):
             if not known.count:  # all updates of the sum were applied, or all were dropped
                 self.return_buffer(0, self._sums.pop(number).total)
 
-    def _add(self, update: Identity, number: int, weight: float) -> None:
+    def _add(self, update: Identity, number: int, weight: float, clip: Factors) -> None:
         held = self._waiting.pop(update)
         self._sum_of[update] = number
         known = self._sums.get(number)
-        if known is None:
-            held.gradient.mul_(weight)
-            self._sums[number] = RunningSum(held.gradient, held.rates)
-        else:
-            known.total.add_(held.gradient, alpha=weight)
-            known.count, known.rates = known.count + 1, held.rates
+        self._sums[number] = self.slice.add(_term(held, weight, clip), known)
+        if known is not None:
             self.return_buffer(0, held.gradient)
+
+
+def _term(held: HeldUpdate, weight: float, clip: Factors) -> Term:
+    """Return an update as a term of a step. clip: the factors of its gradient and of its learning rates."""
+    rates = held.rates if clip.rate == 1 else tuple(rate * clip.rate for rate in held.rates)
+    return Term.of(held.gradient, weight, rates, clip.weight)

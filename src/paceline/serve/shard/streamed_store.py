@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paceline.model.combination import Term
 from paceline.model.correction import Correction
 from paceline.model.slice import Slice
 from paceline.serve.shard.store import Fenced, HeldUpdate, Store, step_correction
@@ -59,7 +60,7 @@ class PieceWork:
     updates: tuple[Identity, ...]
     gradients: tuple[torch.Tensor, ...]
     weights: tuple[float, ...]
-    rates: tuple[float, ...]
+    rates: tuple[tuple[float, ...], ...]  # of each update, by parameter group
     correct: Correction
     steps: int  # over which the copy is predicted
     copy: torch.Tensor  # receives the piece after the step, as predicted for `steps` steps later
@@ -67,7 +68,8 @@ class PieceWork:
     def apply(self) -> None:
         """Make the step, and fill the copy."""
         turns = self.entry.order.turns
-        self.slice.step(self.gradients, self.weights, self.rates, step_correction(self.correct, turns), turns)
+        terms = [Term.of(*each) for each in zip(self.gradients, self.weights, self.rates, strict=True)]
+        self.slice.step_by(terms, step_correction(self.correct, turns), turns)
         self.slice.ahead(self.steps, self.correct, self.copy)
 
 
@@ -232,7 +234,7 @@ class StreamedStore(Store):
             updates,
             tuple(each.gradient for each in held),
             tuple(entry.weights.values()),
-            held[-1].rates,
+            tuple(each.rates for each in held),
             self.correct,
             steps,
             self.take_buffer(number),

@@ -5,6 +5,7 @@ The coordinator sends its orders to all shards in the same order. That sequence 
 
 from __future__ import annotations
 
+from paceline.job.clipping import NOT_CLIPPED, Factors
 from paceline.job.identity import Identity
 from paceline.model.correction import Correction
 from paceline.serve.wire.message_base import Message, Ranges
@@ -120,7 +121,8 @@ class AddToSum(Message, frozen=True):
 
     update: Identity
     sum: int  # the number of the running sum
-    weight: float  # the factor of the update
+    weight: float  # of the update
+    clip: Factors = NOT_CLIPPED
 
 
 class ApplyUpdates(Message, frozen=True):
@@ -131,12 +133,12 @@ class ApplyUpdates(Message, frozen=True):
 
     version: int
     updates: tuple[Identity, ...]
-    weights: tuple[float, ...]  # the factor of each update
-    mix: float | None  # None: take an optimizer step; else weights ← (1−mix)·weights + mix·Σ factor·update
+    weights: tuple[float, ...]  # of each update
+    mix: float | None  # None: take an optimizer step; else weights ← (1−mix)·weights + mix·Σ weight·update
     turns: int = 1  # the number of ApplyUpdates that make up a round, if it is known
     compare: bool = False  # must the shard answer with UpdateProducts?
     sums: tuple[tuple[int, float], ...] = ()  # apply these running sums, times these factors, in place of the updates
-    rate_factor: float = 1.0  # of the learning rates that came with the last update
+    clips: tuple[Factors, ...] = ()  # of each update, if one of them was clipped
 
 
 class UpdateProducts(Message, frozen=True):

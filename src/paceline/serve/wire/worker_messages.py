@@ -102,6 +102,7 @@ class GrantIteration(Message, frozen=True):
     batch_size: int | None  # None: the worker's own
     pull: bool = True  # False: the worker has this version already, from the pieces that it was returned
     expected: int | None = None  # versions between this one and the update's own, if the policy knows the number
+    weight: float | None = None  # of the worker's last update, if there are no shards; 0 if it was discarded
 
 
 class RequestSamples(Message, frozen=True):

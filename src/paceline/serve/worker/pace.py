@@ -6,8 +6,8 @@ Something else moves the gradients (torch.distributed, MPI, a store of your own)
     with paceline.coordinate() as pace:
         while training:
             ...                                    # compute a gradient of pace.batch_size samples
-            pace.proceed(batch_size=32, loss=...)  # waits for permission
-            ...                                    # now exchange the gradient by your own means
+            permission = pace.proceed(batch_size=32, loss=...)  # waits
+            ...                                    # exchange the gradient by your own means, with permission.weight
 
 Run the script with `paceline run --servers 0 --policy r2sp script.py`. Under plain `python` every request is permitted
 at once.
@@ -34,6 +34,9 @@ class Permission:
 
     iteration: int
     batch_size: int | None  # samples to compute the next gradient from; None: as many as the script likes
+    #: The weight of the gradient that asked for this permission: the factor of its learning rate. It is 0 if the policy
+    #: discards the gradient, as `bsp:backup=1` discards late ones.
+    weight: float = 1.0
 
 
 class Pace:
@@ -65,7 +68,7 @@ class Pace:
         granted = self._client.exchange(EMPTY, EMPTY, batch_size=batch_size, compute_seconds=spent, rates=(), loss=loss)
         self.batch_size = granted.batch_size
         self._since = time.perf_counter()
-        return Permission(granted.iteration, granted.batch_size)
+        return Permission(granted.iteration, granted.batch_size, 1.0 if granted.weight is None else granted.weight)
 
     def close(self) -> None:
         """Leave the job. The policy goes on without this worker."""
