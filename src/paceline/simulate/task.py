@@ -48,6 +48,7 @@ class Task:
     together: bool = True  # compute gradients that are due at the same time together
     local: LocalSettings | None = None  # local training of clients with this optimizer; None: workers push gradients
     precision: Precision = "float32"  # of passes through the network; weights and their updates are always float32
+    augment: bool = False  # crop and mirror the training images at random
 
     def rate(self, epochs: float) -> float:
         """Return the learning rate after this number of epochs."""

@@ -29,6 +29,7 @@ from paceline.simulate.cluster_spec import ClusterSpec
 from paceline.simulate.gradients import GradientJob, Gradients, flat, load
 from paceline.simulate.local_training import LocalTraining
 from paceline.simulate.task import CurvePoint, Goal, Task, TrainingError, TrainingOutcome, device_named
+from paceline.workloads.augmentation import Crops, draw, samples_of
 from paceline.workloads.networks import accuracy, loss, make
 
 DIVERGED_FACTOR = 1e3  # a loss above this many times that of the first round, or NaN, ends the run
@@ -72,6 +73,8 @@ class Training:
         self.slice = Slice(layout, 0, layout.size, SUMS if local else task.optimizer, self._device)
         self.slice.weights.copy_(flat(self._network))
         self.samples = shares or Shares.dealt(len(task.data.labels), workers, task.seed)
+        self._crops = Crops(self._data) if task.augment else None
+        self._variants = torch.Generator().manual_seed(task.seed)
         self.version = 0
         self._newest: torch.Tensor | None = None  # a copy of the newest weights, if a worker has pulled them unchanged
         self._pulled: dict[WorkerId, torch.Tensor] = {}  # worker → the weights that it has pulled
@@ -115,7 +118,10 @@ class Training:
     def compute(self, worker: WorkerId, batch: int) -> None:
         """Let a worker begin to compute with the weights that it has pulled."""
         local = self.task.local
-        samples = self.samples.take(worker, local.steps * local.batch if local else batch).to(self._device)
+        samples = self.samples.take(worker, local.steps * local.batch if local else batch)
+        if self._crops:
+            samples = draw(samples, self._variants)
+        samples = samples.to(self._device)
         job = GradientJob(self._pulled[worker], samples.view(local.steps, local.batch) if local else samples)
         self._computing[worker] = job
         self._due.append(job)
@@ -272,7 +278,10 @@ class Training:
         return losses / len(data.test_labels), right / len(data.test_labels)
 
     def _fetch(self, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._data.prepared(self._data.inputs[samples]), self._data.labels[samples]
+        data = self._data
+        if self._crops:
+            return data.prepared(self._crops.images(samples)), data.labels[samples_of(samples)]
+        return data.prepared(data.inputs[samples]), data.labels[samples]
 
 
 class Shares:

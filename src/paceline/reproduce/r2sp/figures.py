@@ -10,6 +10,7 @@ from paceline.reproduce.r2sp.contention import fig1, fig2, fig8, fig9, table1
 from paceline.reproduce.r2sp.hardware import fig7a, fig11, fig12
 from paceline.reproduce.r2sp.learning import fig7b, fig7c, fig10, optimizers
 from paceline.reproduce.r2sp.nlp import fig14
+from paceline.reproduce.r2sp.recipe import recipe
 from paceline.reproduce.r2sp.theory import regime_map, staleness
 from paceline.reproduce.r2sp.unequal import fig5, table2
 from paceline.reproduce.shared.papers import Paper, PaperFigure
@@ -35,6 +36,7 @@ PAPER = Paper(
         PaperFigure("fig14", "Transformers with delayed workers", fig14),
         PaperFigure("staleness", "Staleness, measured and in theory", staleness),
         PaperFigure("optimizers", "Momentum and Adam, with staleness correction", optimizers),
+        PaperFigure("recipe", "ResNet-20 to its final test accuracy", recipe),
         PaperFigure("map", "R²SP against pipelined BSP over the ratio of compute to communication", regime_map),
     ),
 )

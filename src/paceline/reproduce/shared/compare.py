@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
 import msgspec
 
+from paceline.model.combination import LINEAR
 from paceline.model.correction import Correction
 from paceline.reproduce.shared.runs import Run, Runs, Trained
 from paceline.simulate.task import Goal
@@ -25,8 +27,21 @@ class Scheme(msgspec.Struct, frozen=True):
         return self.policy if self.correct == "none" else f"{self.policy} --correct {self.correct}"
 
     def of(self, run: Run, rate: float, seed: int) -> Run:
-        """Return a copy of the run with this scheme, learning rate and seed."""
+        """Return a copy of the run with this scheme, learning rate and seed.
+
+        For SGD the rate is that of an update. For an adaptive optimizer it is that of a step, however many updates the
+        scheme applies together, because such a step is as long as its rate.
+        """
+        if run.optimizer not in LINEAR:
+            rate /= self.updates_in_a_step(len(run.spec().workers))
         return msgspec.structs.replace(run, policy=self.policy, correct=self.correct, rate=rate, seed=seed)
+
+    def updates_in_a_step(self, workers: int) -> float:
+        """Return how many updates this scheme applies together, in the mean."""
+        if self.policy.partition(":")[0] == "bsp":
+            return workers
+        groups = re.search(r"\bgroups=(\d+)", self.policy)
+        return workers / int(groups[1]) if groups else 1.0
 
 
 class SchemeResult(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
@@ -50,6 +50,8 @@ class Run(msgspec.Struct, frozen=True):
     goal: Goal | None = None  # where training stops
     decay: tuple[tuple[float, float], ...] = ()
     precision: Precision = "float32"
+    weight_decay: float = 0.0
+    augment: bool = False
 
     def spec(self) -> ClusterSpec:
         spec = load_cluster(self.cluster)
@@ -64,10 +66,11 @@ class Run(msgspec.Struct, frozen=True):
             settings["momentum"] = self.momentum
         if self.nesterov:
             settings["nesterov"] = True
+        if self.weight_decay:
+            settings["weight_decay"] = self.weight_decay
         optimizer = OptimizerSpec(self.optimizer, (settings,))
-        return Task(
-            self.network, data, optimizer, self.seed, self.decay, self.correct, device, precision=self.precision
-        )
+        how: dict[str, Any] = {"precision": self.precision, "augment": self.augment}
+        return Task(self.network, data, optimizer, self.seed, self.decay, self.correct, device, **how)
 
     def described(self) -> str:
         """Return a one-line description."""
@@ -116,10 +119,17 @@ class Trained(msgspec.Struct, frozen=True):
         return min(self.learned.loss, default=math.nan)
 
 
+#: Settings that were added after results had been kept, and their defaults.
+LATER_SETTINGS: dict[str, object] = {"weight_decay": 0.0, "augment": False}
+
+
 def key_of(run: Run) -> str:
     """Return what the training depends on, as JSON. The order of updates replaces policy, cluster and jitter."""
     order = run.schedule().order
-    same = msgspec.structs.replace(run, cluster="", policy=order, jitter=0.0)
+    same = msgspec.to_builtins(msgspec.structs.replace(run, cluster="", policy=order, jitter=0.0))
+    for name, default in LATER_SETTINGS.items():
+        if same[name] == default:
+            del same[name]  # results that were kept before the setting existed stay valid
     return msgspec.json.encode(same, order="sorted").decode()
 
 
