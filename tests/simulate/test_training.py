@@ -578,3 +578,10 @@ def test_a_training_has_as_many_rounds_as_were_asked_for(policy: str, rounds: in
     outcome = train(cluster(), make(policy), task(), None, rounds)
     assert len(outcome.curve) == rounds
     assert outcome.ended == "rounds"
+
+
+def test_augmented_images_depend_on_the_seed_alone() -> None:
+    augmented = replace(task(), augment=True)
+    one, again = (train(cluster(), make("r2sp"), augmented, None, 4) for _ in range(2))
+    assert one.curve == again.curve
+    assert one.curve != train(cluster(), make("r2sp"), task(), None, 4).curve
