@@ -84,16 +84,20 @@ def bound(load: Load, policy: str) -> int:
     """Return the maximum bytes that a shard takes for updates and copies of the model under fl-r2sp.
 
     A shard holds the model; a running sum for each group, or with the filter a quorum of updates; the pushes that it
-    receives; and a copy of each older version that workers still pull, at most one per group.
+    receives; and a copy of each older version that workers still pull, at most one per group. Where models are compared
+    (moves=model with the filter), it also keeps the versions that clients train from: one for each group, and one for
+    each client that missed its group's last quorum, because such a client is granted by itself.
     """
     made = make(policy)
     if not (isinstance(made, FLR2SP) and isinstance(made.policy, Groups) and isinstance(made.policy.inner, BSP)):
         raise CrowdError(f"The memory bound is known only for fl-r2sp; got {policy}.")
     groups, fraction = made.count, made.policy.inner.fraction
     sizes = [len(range(group, load.clients, groups)) for group in range(groups)]
-    held = sum(count_of(fraction, size) for size in sizes) if made.compares else groups
+    quorum = sum(count_of(fraction, size) for size in sizes)
+    held = quorum if made.compares else groups
     received = min(load.clients, max(MIN_AT_ONCE, AT_ONCE // load.bytes))
-    return load.bytes * (1 + held + received + groups)
+    bases = groups + load.clients - quorum if made.compares and made.mixes else 0
+    return load.bytes * (1 + held + received + groups + bases)
 
 
 def thread_bytes(load: Load) -> int:

@@ -50,6 +50,10 @@ def test_the_memory_bound_of_fl_r2sp() -> None:
     received = (1 << 28) // 1_000_000
     assert crowd.bound(load, "fl-r2sp:groups=125") == 1_000_000 * (1 + 125 * 12 + received + 125)
     assert crowd.bound(load, "fl-r2sp:groups=125,filter=false") == 1_000_000 * (1 + 125 + received + 125)
+    bases = 125 + 125 * 4  # of each group, and of the four late clients of each
+    assert crowd.bound(load, "fl-r2sp:groups=125,moves=model") == 1_000_000 * (1 + 125 * 12 + received + 125 + bases)
+    unfiltered = crowd.bound(load, "fl-r2sp:groups=125,moves=model,filter=false")
+    assert unfiltered == crowd.bound(load, "fl-r2sp:groups=125,filter=false")
     with pytest.raises(CrowdError, match="only for fl-r2sp"):
         crowd.bound(load, "asp")
 

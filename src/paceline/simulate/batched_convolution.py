@@ -41,6 +41,9 @@ class Product(nn.Module):
         self._padding = (0, 0) if isinstance(of.padding, str) else of.padding  # "valid" means none
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        given, device = images.dtype, images.device.type
+        if torch.is_autocast_enabled(device):  # before the copies, which then take half the memory
+            images = images.to(torch.get_autocast_dtype(device))
         count, channels, height, width = images.shape
         down, across = self._padding
         padded = F.pad(images, (across, across, down, down)) if down or across else images
@@ -53,7 +56,7 @@ class Product(nn.Module):
         ]
         # Channels first: one matrix for the whole batch, in the layout that the next layer uses.
         laid_out = torch.stack([place.transpose(0, 1) for place in places], 1).view(channels * tall * wide, -1)
-        found = (self.weight.flatten(1) @ laid_out).to(images.dtype)  # batch norm under vmap needs a single type
+        found = (self.weight.flatten(1) @ laid_out).to(given)  # batch norm under vmap needs a single type
         if self.bias is not None:
             found = found + self.bias[:, None]
         return found.view(-1, count, rows, columns).transpose(0, 1)

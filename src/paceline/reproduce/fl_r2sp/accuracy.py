@@ -24,46 +24,49 @@ def fig15(request: Request) -> Figure:
         if left_out := [scheme for scheme, policy in case.schemes.items() if policy not in found]:
             missing.append(f"{case.title}: not trained: {'; '.join(left_out)}.")
         if found:
-            rows += _accuracy_rows(request, case, found)
-            rows += _filter_rows(request, case, found)
-            plots += _plots(case, found)
+            rows += accuracy_rows("fig15", request, case, found)
+            rows += filter_rows("fig15", request, case, found)
+            plots += accuracy_plots(case, found)
     return Figure("fig15", "Accuracy, with outliers filtered and not", tuple(rows), tuple(plots), tuple(missing))
 
 
-def _accuracy_rows(request: Request, case: FederatedCase, found: dict[str, BySeed]) -> list[Row]:
+def accuracy_rows(id: str, request: Request, case: FederatedCase, found: dict[str, BySeed]) -> list[Row]:
+    """Return the final accuracy of each scheme, and the difference between FL-R²SP and BSP if both are filtered."""
     rows = []
     for scheme, policy in case.schemes.items():
         if runs := found.get(policy):
             what, note = f"{case.title}: {scheme}, final accuracy", f"{_seeds(runs)}; the paper only plots this"
-            rows.append(Row("fig15", what, None, round(_final(runs), 2), "%", request.where, note))
+            rows.append(Row(id, what, None, round(_final(runs), 2), "%", request.where, note))
     if pair := paired(found, BSP_FILTERED, FL):
         what = f"{case.title}: FL-R²SP's final accuracy above that of filtered BSP"
-        rows.append(Row("fig15", what, "comparable", _gained(*pair), "points", request.where))
+        rows.append(Row(id, what, "comparable", _gained(*pair), "points", request.where))
     return rows
 
 
-def _filter_rows(request: Request, case: FederatedCase, found: dict[str, BySeed]) -> list[Row]:
+def filter_rows(id: str, request: Request, case: FederatedCase, found: dict[str, BySeed]) -> list[Row]:
+    """Return the accuracy that the filter gains, and the shares of outliers and of other clients that it blacklists."""
     rows = []
     for scheme, plain, filtered in (("BSP", BSP, BSP_FILTERED), ("FL-R²SP", FL_PLAIN, FL)):
         if pair := paired(found, plain, filtered):
             what = f"{case.title}: {scheme}, accuracy gained by the filter"
-            rows.append(Row("fig15", what, "around 10", _gained(*pair), "points", request.where, _seeds(pair[0])))
+            rows.append(Row(id, what, "around 10", _gained(*pair), "points", request.where, _seeds(pair[0])))
         if runs := found.get(filtered):
             detected = 100 * mean(run.detected for run in runs.values())
             wrongly = 100 * mean(run.wrongly_blacklisted for run in runs.values())
             for who, share in (("outliers", detected), ("other clients", wrongly)):
                 what = f"{case.title}: {scheme}, {who} that the filter blacklists"
-                rows.append(Row("fig15", what, None, round(share, 1), "%", request.where))
+                rows.append(Row(id, what, None, round(share, 1), "%", request.where))
     if not case.core:
         without_outliers = msgspec.structs.replace(case.template, outliers=0.0)
         if clean := trained(request, FederatedCase(case.name, without_outliers), (FL,)).get(FL):
             wrongly = 100 * mean(run.wrongly_blacklisted for run in clean.values())
             what = f"{case.title}: FL-R²SP, clients blacklisted when there are no outliers"
-            rows.append(Row("fig15", what, None, round(wrongly, 2), "%", request.where, _seeds(clean)))
+            rows.append(Row(id, what, None, round(wrongly, 2), "%", request.where, _seeds(clean)))
     return rows
 
 
-def _plots(case: FederatedCase, found: dict[str, BySeed]) -> list[Plot]:
+def accuracy_plots(case: FederatedCase, found: dict[str, BySeed]) -> list[Plot]:
+    """Return the final accuracies as bars, and the accuracy over time."""
     done = {scheme: found[policy] for scheme, policy in case.schemes.items() if policy in found}
     bars = PlotLine("", tuple(done), tuple(_final(runs) for runs in done.values()))
     curves = tuple(_curve(scheme, next(iter(runs.values()))) for scheme, runs in done.items())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from paceline.reproduce.fl_r2sp.accuracy import fig15
 from paceline.reproduce.fl_r2sp.convergence import table4
+from paceline.reproduce.fl_r2sp.resnet20 import TITLE as RESNET20
+from paceline.reproduce.fl_r2sp.resnet20 import resnet20
 from paceline.reproduce.fl_r2sp.round_times import fig16, fig18, fractions
 from paceline.reproduce.fl_r2sp.transfers import fig17, table2, table5
 from paceline.reproduce.shared.papers import Paper, PaperFigure
@@ -16,6 +18,7 @@ PAPER = Paper(
         PaperFigure("table2", "The cost of contention on the server's link", table2),
         PaperFigure("fig15", "Accuracy, with outliers filtered and not", fig15),
         PaperFigure("table4", "Round time and time to converge", table4),
+        PaperFigure("resnet20", RESNET20, resnet20),
         PaperFigure("fig16", "Phases of all clients", fig16),
         PaperFigure("table5", "Time to push and pull", table5),
         PaperFigure("fig17", "The server's uplink over time", fig17),

@@ -13,6 +13,7 @@ from paceline.reproduce.shared.simulated import PLOTTED, report, row
 from paceline.simulate import Cluster, load_cluster
 
 SIZES = (2, 4, 8, 16, 32, 64)
+NO_FEDSCALE = "The appendix's experiments on the FedScale benchmark were not run, because its data is not available."
 FRACTIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -84,7 +85,7 @@ def fractions(request: Request) -> Figure:
         rows.append(make_row(f"CNN: C = {fraction:g}, applied updates", None, applied, "per second"))
     line = PlotLine("CNN", FRACTIONS, tuple(points))
     plot = Plot("The fraction that a group waits for", "C", "seconds per round", (line,))
-    return Figure("fractions", "The fraction C", tuple(rows), (plot,))
+    return Figure("fractions", "The fraction C", tuple(rows), (plot,), (NO_FEDSCALE,))
 
 
 def _round_seconds(cluster: str, policy: str, quick: bool) -> float:
