@@ -17,7 +17,7 @@ from paceline.reproduce.r2sp import learning, nlp
 from paceline.reproduce.shared.papers import PAPERS, UnknownFigureError, paper
 from paceline.reproduce.shared.request import Request
 from paceline.reproduce.shared.rows import Figure, Row
-from paceline.reproduce.shared.runs import Run, Runs
+from paceline.reproduce.shared.runs import Run, Runs, Trained, TrainingCurve
 from paceline.simulate.task import Goal
 from workloads.making import write_cifar
 
@@ -121,7 +121,7 @@ def test_two_unequal_workers_as_in_dssps_table(monkeypatch: pytest.MonkeyPatch, 
         assert isinstance(value, float)
         return value
 
-    assert times(figures.UNBOUNDED) == pytest.approx(1.0, abs=0.05)
+    assert times(figures.PRINTED) == pytest.approx(1.0, abs=0.05)
     for policy in ("bsp", "ssp:staleness=3", "ssp:staleness=6", "ssp:staleness=15"):
         assert times(policy) > 1.6
 
@@ -175,6 +175,37 @@ def test_dssps_own_networks_are_trained_if_their_data_is_there(tmp_path: Path) -
     )
     assert table.missing == ()
     assert table.template.decay == ((200.0, 0.1), (250.0, 0.1))  # as in the paper, of 300 epochs
+
+
+def test_thresholds_bind_on_dssps_four_equal_workers(quick_request: Request) -> None:
+    """ASP, every SSP and DSSP were one and the same training. Now each makes the fastest worker wait at its own time."""
+    (case,) = figures._equal(quick_request)
+    policies = ("bsp", "asp", figures.DSSP, figures.PRINTED, *figures.ssps_of(quick_request))
+    orders = {msgspec.structs.replace(case.template, policy=policy).schedule().order for policy in policies}
+    assert len(orders) == len(policies)
+
+
+def test_thresholds_bind_for_dssps_resnet_too(tmp_path: Path) -> None:
+    write_cifar(tmp_path, "cifar10")
+    _, case = figures._equal(Request(Runs(), folder=tmp_path))
+    policies = ("asp", "ssp:staleness=3", figures.DSSP, figures.PRINTED)
+    orders = {msgspec.structs.replace(case.template, policy=policy).schedule().order for policy in policies}
+    assert len(orders) == len(policies)
+
+
+def test_a_target_that_some_seeds_miss_says_how_many_reached_it(quick_request: Request) -> None:
+    def run(seed: int, best: float) -> Trained:
+        template = msgspec.structs.replace(figures._equal(quick_request)[0].template, seed=seed)
+        curve = TrainingCurve("", (1.0,), (1,), {0: best}, "", "cpu")
+        return Trained(template, curve, (2.0,), 1.0, 0.0)
+
+    three = [run(0, 0.95), run(1, 0.8), run(2, 0.91)]
+    assert figures._time(three, 0.9) is None
+    assert (
+        figures._reached(three, 0.9) == "reached by 2 of 3 seeds, after 2.0 s on average; the best accuracy was 0.950"
+    )
+    assert figures._reached(three, 0.99) == "reached by 0 of 3 seeds; the best accuracy was 0.950"
+    assert figures._reached(three, 0.8) == ""
 
 
 def test_missing_data_is_reported(tmp_path: Path) -> None:
