@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -182,7 +181,7 @@ def _make_figures(
                 figure = entry.reproduce(request)
             if count := len(request.runs.left_out):
                 left_out = f"{count} training{'s' if count > 1 else ''} did not begin before the end of --minutes."
-                figure = msgspec.structs.replace(figure, missing=(*figure.missing, left_out))
+                figure = figure.lacking(left_out)
             figures.append(figure)
             if show:
                 _show_figure(figure)

@@ -12,10 +12,11 @@ faster worker proceed at the slowest one's pace in the long run. So `bound` name
 gap (the default) keeps the text's promise: the progress gap is at most `high`. The speed is that of SSP.
 
 staleness counts a lead afresh for each iteration of the slowest worker: it is the number of updates that a worker has
-pushed while the longest-running iteration runs. Every worker may ask the controller. Whoever waits goes on when that
-iteration ends, as in figure 2 of the paper and as algorithm 2 assumes. So while an iteration runs, no other worker
-pushes more than high + 1 updates, and the staleness of N workers is at most (high + 1)·(N − 1). The progress gap has no
-bound. The speed is that of ASP while the fastest worker is up to `high` times as fast as the slowest.
+pushed while the longest-running iteration runs. Every worker may ask the controller. A worker that waits goes on when
+that iteration ends, as in figure 2 of the paper and as algorithm 2 assumes. So while an iteration runs, no other worker
+pushes more than high + 1 updates. The staleness of N workers is then at most (high + 1)·(N − 1), if updates are applied
+whole. The progress gap has no bound. The speed is that of ASP while the fastest worker is up to `high` times as fast as
+the slowest.
 
 none is algorithm 1 as printed: the OK on line 14 uses up none of the r* iterations, and a worker that has used them up
 may ask again. It bounds nothing.

@@ -76,6 +76,10 @@ class Figure(msgspec.Struct, frozen=True):
     missing: tuple[str, ...] = ()  # one sentence for each part that could not be run
     paper_heading: str = "paper"  # what the paper's values are, if it does not print them itself
 
+    def lacking(self, what: str) -> Figure:
+        """Return the same figure with one more missing part."""
+        return msgspec.structs.replace(self, missing=(*self.missing, what))
+
 
 class Results(msgspec.Struct, frozen=True):
     """All reproduced figures of a paper, and the command, device and date that produced them."""
