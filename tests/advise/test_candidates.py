@@ -13,3 +13,9 @@ def test_only_unequal_workers_get_candidates_with_tuned_batches() -> None:
 
 def test_one_worker_has_no_candidate_with_all_reduce_or_colocated_servers() -> None:
     assert all(each.policy != DDP and not each.colocated for each in candidates(cluster(0.1, workers=1)))
+
+
+def test_every_bound_of_dssp_is_tried() -> None:
+    """On unequal workers, the default is as slow as SSP, so the other two must be in the table."""
+    tried = {each.policy for each in candidates(cluster(0.1))}
+    assert {"dssp", "dssp:bound=staleness", "dssp:bound=none"} <= tried

@@ -365,3 +365,16 @@ def test_a_real_interrupt_stops_a_training(shell: Shell) -> None:
     assert outcome.err.endswith("Finished trainings are kept. Run the same command again to continue.\n")
     assert [row["id"] for row in json.loads(outcome.out)["rows"]] == ["table1"]
     assert shell.files() == set(), "an unfinished training is not kept"
+
+
+def test_parts_of_a_paper_without_a_figure_are_named(shell: Shell) -> None:
+    """FedScale's appendix was missing without a word."""
+    folder = Path("kept")
+    folder.mkdir()
+    (folder / "a.json").write_bytes(results("fl-r2sp", "table4").as_json())
+    printed = " ".join(shell("--from", "kept").out.split())
+    assert "Not reproduced: The appendix" in printed and "FedScale" in printed
+    assert "Not reproduced" not in shell("--from", "kept", "--only", "table4").out
+    assert "FedScale" in json.loads(shell("--from", "kept", "--json").out)["not_reproduced"][0]
+    shell("--from", "kept", "--report", "page")
+    assert "FedScale" in Path("page/index.html").read_text(encoding="utf-8")

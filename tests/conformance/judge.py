@@ -78,6 +78,7 @@ class Judge:
     gap: float = float("inf")  # the largest progress gap that the policy allows
     turns: float = float("inf")  # the largest number of seats in the ring, if the policy has one
     ring: bool = False  # whether the number of seats bounds the staleness
+    during: float = float("inf")  # the largest number of updates that another worker pushes during an iteration
     at_once: bool = False  # whether every update is applied when it arrives
     streamed: bool = False  # whether a worker's model comes back with its push, from its Turn on
     fresh: bool = False  # whether every applied update is computed from the newest model
@@ -192,6 +193,8 @@ class Judge:
         if self.ring:
             most = min(self.turns, len(task.company)) - 1
             assert staleness <= most, f"{_described(update)} is {staleness} versions old; at most {most} are allowed"
+        most = self.during * max(1, len(task.company) - 1)
+        assert staleness <= most, f"{_described(update)} is {staleness} versions old; at most {most} are allowed"
         assert staleness == 0 or not self.fresh, f"{_described(update)} is {staleness} versions old"
 
     def _settle(self, update: Identity) -> Task:
@@ -217,8 +220,10 @@ def judge_of(spec: str, streamed: bool = False) -> Judge:
             return Judge(at_once=True)
         case "ssp":
             return Judge(gap=int(given.get("staleness", 3)), at_once=True)
-        case "dssp" if given.get("bounded") != "false":
+        case "dssp" if given.get("bound", "gap") == "gap":
             return Judge(gap=int(given.get("high", 15)), at_once=True)
+        case "dssp" if given["bound"] == "staleness" and not streamed:
+            return Judge(during=int(given.get("high", 15)) + 1, at_once=True)
         case "dssp":
             return Judge(at_once=True)
         case "r2sp":

@@ -47,7 +47,8 @@ VARIANTS = [
     "ssp:staleness=0",
     "ssp:staleness=1",
     "dssp:low=1,high=4",
-    "dssp:low=1,high=4,bounded=false",
+    "dssp:low=1,high=4,bound=none",
+    "dssp:low=1,high=4,bound=staleness",
     "r2sp:groups=2",
     "r2sp:groups=3",
     "r2sp:groups=auto",
@@ -165,8 +166,8 @@ def test_the_same_job_gives_the_same_trace(driver: str, spec: str, streamed: boo
 def test_dssp_with_low_equal_to_high_is_ssp(driver: str, streamed: bool) -> None:
     job = _streamed(JOBS["mixed"], streamed)
     ssp, _ = run(driver, "ssp:staleness=2", job)
-    for bounded in ("true", "false"):
-        dssp, _ = run(driver, f"dssp:low=2,high=2,bounded={bounded}", job)
+    for bound in ("gap", "none"):
+        dssp, _ = run(driver, f"dssp:low=2,high=2,bound={bound}", job)
         assert dssp == ssp
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +63,24 @@ class StalenessWithin(Promise):
                 staleness <= bound,
                 f"worker {task.worker}'s update is {staleness} versions old; at most {bound} are allowed",
             )
+
+
+class UpdatesDuringAnIteration(Promise):
+    """While an iteration runs, each other incarnation of a worker pushes at most `bound` updates."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+
+    def applied(self, driver: AnyDriver, tasks: list[Task]) -> None:
+        for task in tasks:
+            pushed = task.notes.get("pushed", Counter())
+            most = max(pushed.values(), default=0)
+            require(most <= self.bound, f"{most} updates of one worker came during worker {task.worker}'s iteration")
+            others = max(len(pushed), len(task.company) - 1)
+            staleness = driver.version - task.base_version
+            require(staleness <= self.bound * others, f"worker {task.worker}'s update is {staleness} versions old")
+            for other in driver.running.values():
+                other.notes.setdefault("pushed", Counter())[task.worker, task.incarnation] += 1
 
 
 class TurnsApart(Promise):
@@ -216,8 +234,10 @@ def promises_of(spec: str) -> tuple[Promise, ...]:
             return (GapAtMost(0),)
         case "ssp":
             return GapAtMost(int(given.get("staleness", 3))), AppliesAtOnce()
-        case "dssp" if given.get("bounded") != "false":
+        case "dssp" if given.get("bound", "gap") == "gap":
             return GapAtMost(int(given.get("high", 15))), AppliesAtOnce()
+        case "dssp" if given["bound"] == "staleness" and not spec.endswith(STREAMED):
+            return UpdatesDuringAnIteration(int(given.get("high", 15)) + 1), AppliesAtOnce()
         case "dssp":
             return (AppliesAtOnce(),)
         case "r2sp" if "groups" not in given:

@@ -26,7 +26,11 @@ VARIANTS = [
     "ssp:staleness=1,weights=mean" + STREAMED,
     "dssp:low=1,high=3",
     "dssp:low=1,high=3,weights=mean" + STREAMED,
-    "dssp:low=1,high=3,bounded=false",
+    "dssp:low=1,high=3,bound=none",
+    "dssp:bound=staleness",
+    "dssp:low=0,high=1,bound=staleness",
+    "dssp:low=0,high=0,bound=staleness",
+    "dssp:low=1,high=3,bound=staleness,weights=mean" + STREAMED,
     "dssp:low=2,high=2",
     "r2sp:groups=2",
     "r2sp:groups=3,patience=0.5",
@@ -75,7 +79,7 @@ APPLY_ALL_MEMBERS = [
     *("asp", "asp:weights=mean", "asp" + STREAMED, "asp:weights=mean" + STREAMED),
     *("bsp", "bsp:tune_batches=true", "bsp:weights=mean", "bsp:pipeline=true", "bsp:pipeline=true,weights=mean"),
     *("ssp", "ssp:staleness=0", "ssp:staleness=1"),
-    *("dssp", "dssp:low=1,high=3", "dssp:low=1,high=3,bounded=false", "dssp:low=2,high=2"),
+    *("dssp", "dssp:low=1,high=3", "dssp:low=1,high=3,bound=none", "dssp:low=2,high=2", "dssp:bound=staleness"),
     *("r2sp", "r2sp:groups=2", "r2sp:groups=auto", "r2sp:tune_batches=true", "r2sp" + STREAMED),
 ]
 # Under these, some workers may wait for very long. When the fastest group cancels the others, their rings start anew

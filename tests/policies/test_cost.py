@@ -14,6 +14,7 @@ from paceline.policies import Decision, make, names
 from policies.cluster import run
 
 VARIANTS = ["bsp:tune_batches=true", "r2sp:tune_batches=true", "r2sp:groups=4", "r2sp:groups=auto", "groups:outer=ssp"]
+VARIANTS += ["dssp:bound=staleness", "dssp:low=0,high=0,bound=staleness"]
 
 
 def lines_per_decision(spec: str, workers: int, rounds: int = 4) -> float:

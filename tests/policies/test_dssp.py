@@ -1,9 +1,10 @@
-"""DSSP: algorithms 1 and 2 of the paper, with and without the bound that the paper's text promises."""
+"""DSSP: algorithms 1 and 2 of the paper, and its three bounds: on the gap, on the staleness, and none."""
 
 import pytest
 from hypothesis import given, settings
 
 from paceline.policies import PolicyError
+from paceline.policies.asp import ASP
 from paceline.policies.dssp import DSSP
 from paceline.policies.ssp import SSP
 from policies.any_driver import AnyDriver
@@ -67,10 +68,44 @@ def test_the_printed_algorithm_does_not_bound_the_gap_of_two_unequal_workers() -
     """The cluster of table I: as printed, the faster GPU may ask again and again, so its lead has no bound."""
     unequal = {0: steady(1.0), 1: steady(10.7)}
     bounded = run(DSSP(low=3, high=15), unequal, updates=2000)
-    printed = run(DSSP(low=3, high=15, bounded=False), unequal, updates=2000)
+    printed = run(DSSP(low=3, high=15, bound="none"), unequal, updates=2000)
     assert max(bounded.gaps) <= 15
     assert max(printed.gaps) > 100
     assert printed.waited[0] < bounded.waited[0] / 10  # as fast as ASP
+
+
+@pytest.mark.parametrize("ratio", [1.4, 2.57, 10.7])
+def test_bounded_staleness_keeps_the_speed_of_asp(ratio: float) -> None:
+    """A bound on the gap costs as much as SSP. A bound on the staleness costs at most 3%, and bounds something."""
+    unequal = {0: steady(1.0), 1: steady(ratio)}
+    asp, gap, fresh_enough = (
+        run(policy, unequal, updates=2000) for policy in (ASP(), DSSP(), DSSP(low=3, high=15, bound="staleness"))
+    )
+    assert gap.applied[-1][0] > 1.19 * asp.applied[-1][0]
+    assert fresh_enough.applied[-1][0] < 1.03 * asp.applied[-1][0]
+    assert max(fresh_enough.staleness) <= 16
+
+
+def test_bounded_staleness_is_faster_than_the_printed_algorithm_with_more_workers() -> None:
+    """As printed, a worker that is not the fastest waits until the slowest has caught up with its whole lead."""
+    unequal = {0: steady(1.0), 1: steady(1.1), 2: steady(8.0), 3: steady(8.5)}
+    printed = run(DSSP(low=3, high=15, bound="none"), unequal, updates=2000)
+    fresh_enough = run(DSSP(low=3, high=15, bound="staleness"), unequal, updates=2000)
+    assert fresh_enough.applied[-1][0] < 0.55 * printed.applied[-1][0]
+
+
+def test_a_lead_counts_afresh_when_the_longest_iteration_ends() -> None:
+    talk = Conversation(DSSP(low=0, high=1, bound="staleness"), workers="abc")
+    talk.arrives("a", at=1.0).answers(applied("a"))  # b's interval is unknown, so a waits for its push
+    talk.arrives("b", at=10.0).answers(applied("b"))  # b has pushed one while c runs; a may go on only after c
+    talk.arrives("c", at=11.0).answers(applied("c"), granted("c"), granted("a"), granted("b"))
+
+
+def test_a_worker_that_hangs_is_waited_for_and_one_that_leaves_is_not() -> None:
+    talk = Conversation(DSSP(low=1, high=1, bound="staleness"), workers="ab")
+    talk.arrives("a", at=1.0).answers(applied("a"), granted("a"))
+    talk.arrives("a", at=2.0).answers(applied("a"))
+    talk.leaves("b", at=50.0).answers(granted("a"))
 
 
 def test_a_dynamic_threshold_saves_waiting() -> None:
@@ -84,13 +119,13 @@ def test_high_must_not_be_below_low() -> None:
         DSSP(low=4, high=3)
 
 
-@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("bound", ["gap", "none"])
 @given(steps=STEPS)
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_with_low_equal_to_high_dssp_decides_as_ssp(bounded: bool, steps: list[Step]) -> None:
+def test_with_low_equal_to_high_dssp_decides_as_ssp(bound: str, steps: list[Step]) -> None:
     driver = AnyDriver(fresh("ssp:staleness=1"))
     driver.shadows.append(
-        DSSP(low=1, high=1, bounded=bounded)
+        DSSP(low=1, high=1, bound=bound)  # type: ignore[arg-type]
     )  # it sees the same events and must make the same decisions
     for step in steps:
         act(driver, step)

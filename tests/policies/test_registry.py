@@ -84,9 +84,10 @@ def test_every_name_makes_a_policy_with_a_summary_and_documented_options(name: s
 def test_options_make_the_policy_they_describe() -> None:
     assert make("ssp").staleness == 3  # type: ignore[attr-defined]
     assert make("ssp:staleness=5").staleness == 5  # type: ignore[attr-defined]
-    dssp = make(" dssp : low=2 , high = 9 , bounded = FALSE ".replace(" : ", ":"))
+    dssp = make(" dssp : low=2 , high = 9 , bound = none ".replace(" : ", ":"))
     assert isinstance(dssp, DSSP)
-    assert (dssp.low, dssp.high, dssp.bounded) == (2, 9, False)
+    assert (dssp.low, dssp.high, dssp.bound) == (2, 9, "none")
+    assert make("bsp:pipeline = FALSE").pipelined is False
     r2sp = make("r2sp:relax=0.5,groups=auto,tune_batches=true")
     assert isinstance(r2sp, R2SP)
     assert r2sp.relax == 0.5

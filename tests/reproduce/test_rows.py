@@ -47,7 +47,7 @@ def test_results_survive_writing_and_reading(tmp_path: Path) -> None:
 
 def test_all_rows_are_in_one_list() -> None:
     plain = json.loads(RESULTS.as_json())
-    assert plain.keys() == {"paper", "rows", "command", "device", "date", "figures"}
+    assert plain.keys() == {"paper", "not_reproduced", "rows", "command", "device", "date", "figures"}
     assert [row["what"] for row in plain["rows"]] == [row.what for row in RESULTS.rows]
     assert plain["rows"][0] == {
         "id": "table1",

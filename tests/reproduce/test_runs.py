@@ -11,10 +11,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from paceline.policies import make
 from paceline.reproduce.shared import runs as module
 from paceline.reproduce.shared.compare import Scheme, at_own_best, at_rate, measured
 from paceline.reproduce.shared.runs import Run, Runs, Trained, TrainingCurve, key_of
 from paceline.simulate.task import Goal
+from paceline.simulate.update_schedule import update_schedule
 
 TEMPLATE = Run("lab-5mb", "bsp", "mlp", "digits", 0.01, 30, goal=Goal("loss", 0.8))
 GOAL = Goal("loss", 1.0, hold=3)
@@ -157,3 +159,11 @@ def test_a_scheme_without_all_rates_has_no_best_rate(tmp_path: Path) -> None:
     Runs(kept=kept)([*(schemes[0].of(TEMPLATE, rate, 0) for rate in rates), schemes[1].of(TEMPLATE, 0.01, 0)])
     (only,) = at_own_best(Runs(kept=kept, stop_at=lambda: True), TEMPLATE, schemes, rates, (0,), GOAL)
     assert (only.scheme.policy, only.rate) == ("bsp", 0.01)
+
+
+def test_a_cluster_with_its_own_jitter_is_timed_with_the_seed_of_the_training() -> None:
+    """Times and the order of updates were those of seed 0, whatever the seed of the training."""
+    runs = [Run("dssp-homogeneous-alexnet", "asp", "mlp", "digits", 0.1, 20, seed=seed) for seed in (0, 1)]
+    planned = [run.schedule() for run in runs]
+    assert planned[0].order != planned[1].order
+    assert planned[1].order == update_schedule(runs[1].spec(), make("asp"), 20, seed=1).order

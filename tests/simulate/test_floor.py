@@ -23,7 +23,7 @@ from paceline.simulate import (
 
 POLICIES = [
     *names(),
-    *("bsp:pipeline=true", "bsp:backup=1", "bsp:tune_batches=true", "dssp:bounded=false", "groups:count=2"),
+    *("bsp:pipeline=true", "bsp:backup=1", "bsp:tune_batches=true", "dssp:bound=none", "groups:count=2"),
     *("r2sp:groups=2", "r2sp:groups=auto", "r2sp:tune_batches=true"),
 ]
 LINK = 100e6  # bytes per second

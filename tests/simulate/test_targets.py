@@ -362,11 +362,20 @@ def test_dssp_keeps_within_high() -> None:
 
 def test_dssp_as_printed_is_as_fast_as_asp() -> None:
     printed, asp, bounded = (
-        report("dssp-mixed", spec, 120).samples_per_second for spec in ("dssp:bounded=false", "asp", "dssp")
+        report("dssp-mixed", spec, 120).samples_per_second for spec in ("dssp:bound=none", "asp", "dssp")
     )
     assert printed == pytest.approx(asp, rel=0.01)
     assert printed > 1.5 * bounded
-    assert report("dssp-mixed", "dssp:bounded=false", 120).max_progress_gap > 15
+    assert report("dssp-mixed", "dssp:bound=none", 120).max_progress_gap > 15
+
+
+def test_dssp_with_bounded_staleness_is_as_fast_as_asp_where_the_default_is_as_slow_as_bsp() -> None:
+    bsp, default, staleness, asp = (
+        report("dssp-mixed", spec, 400) for spec in ("bsp", "dssp", "dssp:bound=staleness", "asp")
+    )
+    assert default.samples_per_second < 1.02 * bsp.samples_per_second
+    assert staleness.samples_per_second == pytest.approx(asp.samples_per_second, rel=0.01)
+    assert staleness.max_staleness <= 16
 
 
 def homogeneous(workers: int, servers: int, compute: float, latency: float = 0.0) -> ClusterSpec:

@@ -44,6 +44,8 @@ def candidates(spec: ClusterSpec) -> list[Candidate]:
         Candidate("r2sp"),
         Candidate("ssp"),
         Candidate("dssp"),
+        Candidate("dssp:bound=staleness"),
+        Candidate("dssp:bound=none"),  # as the paper prints it
         Candidate("asp"),
         Candidate("asp", colocated=True),
     ]

@@ -24,15 +24,17 @@ from rich.text import Text
 from paceline.cli.shared import INTERRUPTED, check_target, errors, need, progress_bar, refuse, sentence
 from paceline.observe.table import ruled
 from paceline.reproduce.shared import report as page
-from paceline.reproduce.shared.rows import Figure, Results, read
+from paceline.reproduce.shared.rows import NOT_REPRODUCED, TITLES, Figure, Results, read
 
 if TYPE_CHECKING:
     from paceline.reproduce.shared.papers import PaperFigure
     from paceline.reproduce.shared.request import Request
 
+NAMES = f"{', '.join(list(TITLES)[:-1])} or {list(TITLES)[-1]}"
+
 
 def reproduce(
-    paper: Annotated[str | None, typer.Argument(help="r2sp, fl-r2sp, dssp, rlp or hips. Optional with --from.")] = None,
+    paper: Annotated[str | None, typer.Argument(help=f"{NAMES}. Optional with --from.")] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Reproduce only this table or figure, such as fig7a. Can be repeated.")
     ] = None,
@@ -64,12 +66,16 @@ def reproduce(
         if not as_json:
             for results in found:
                 _show(results)
+                if not only:
+                    _show_not_reproduced(results.paper)
     else:
         request, entries, progress = _prepare(
             paper, only or [], quick, device, data, jobs, keep, minutes, quiet=as_json
         )
         _check_folder(report)
         figures, ended = _make_figures(request, entries, progress, show=not as_json)
+        if not as_json and not only:
+            _show_not_reproduced(str(paper))
         command = shlex.join(["paceline", *sys.argv[1:]])
         date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         found = [Results(str(paper), command, device, date, tuple(figures))]
@@ -135,7 +141,7 @@ def _prepare(
 ) -> tuple[Request, list[PaperFigure], _ProgressDisplay]:
     """Check everything that was asked for, before anything runs."""
     if name is None:
-        refuse("Name a paper (r2sp, fl-r2sp, dssp, rlp or hips), or a folder of results with --from.")
+        refuse(f"Name a paper ({NAMES}), or a folder of results with --from.")
     if data is not None and not data.is_dir():
         refuse(f"--data: there is no folder {str(data)!r}.")
     check_target(keep, "--keep")
@@ -172,10 +178,10 @@ def _make_figures(
         for number, entry in enumerate(entries, 1):
             request.runs.left_out.clear()
             with progress.figure(entry, number, len(entries)):
-                figure = entry.make(request)
+                figure = entry.reproduce(request)
             if count := len(request.runs.left_out):
                 left_out = f"{count} training{'s' if count > 1 else ''} did not begin before the end of --minutes."
-                figure = Figure(figure.id, figure.title, figure.rows, figure.plots, (*figure.missing, left_out))
+                figure = figure.lacking(left_out)
             figures.append(figure)
             if show:
                 _show_figure(figure)
@@ -246,6 +252,11 @@ def _show(results: Results) -> None:
     )
     for figure in results.figures:
         _show_figure(figure)
+
+
+def _show_not_reproduced(paper: str) -> None:
+    for what in NOT_REPRODUCED.get(paper, ()):
+        Console(highlight=False).print(Text(f"Not reproduced: {what}", style="yellow"))
 
 
 def _show_figure(figure: Figure) -> None:

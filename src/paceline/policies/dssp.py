@@ -5,45 +5,64 @@ worker asks the synchronization controller (algorithm 2). The controller returns
 most r_max = high − low, after which that worker waits the shortest time for the slowest. The worker may run these extra
 iterations one by one. Every other worker waits for the slowest.
 
-The paper's text and its theorem 2 keep the threshold within [low, high]. Its algorithm 1, as printed, does not: the OK
-on line 14 uses up none of the r* iterations, and a worker that has used them up may ask again. `bounded=true` (the
-default) keeps the promise that the progress gap is at most `high`. `bounded=false` follows the printed algorithm, whose
-gap has no bound. If low = high, both are SSP.
+The paper promises two things that no algorithm can keep together if one worker is always faster: a threshold within
+[low, high] (its text and theorem 2), and the speed of ASP (its table I). A bound on the lead in iterations makes the
+faster worker proceed at the slowest one's pace in the long run. So `bound` names what is promised:
+
+gap (the default) keeps the text's promise: the progress gap is at most `high`. The speed is that of SSP.
+
+staleness counts a lead afresh for each iteration of the slowest worker: it is the number of updates that a worker has
+pushed while the longest-running iteration runs. Every worker may ask the controller. A worker that waits goes on when
+that iteration ends, as in figure 2 of the paper and as algorithm 2 assumes. So while an iteration runs, no other worker
+pushes more than high + 1 updates. The staleness of N workers is then at most (high + 1)·(N − 1), if updates are applied
+whole. The progress gap has no bound. The speed is that of ASP while the fastest worker is up to `high` times as fast as
+the slowest.
+
+none is algorithm 1 as printed: the OK on line 14 uses up none of the r* iterations, and a worker that has used them up
+may ask again. It bounds nothing.
+
+If low = high, `gap` and `none` are SSP.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from paceline.policies.components import Progress, Waiting, Weights
-from paceline.policies.contract import Decisions, Discard, Grant, Update, WorkerId, grant_all
+from paceline.policies.components import Progress, Weights
+from paceline.policies.contract import Decisions, Discard, Grant, Update, WorkerId
+from paceline.policies.leads import Leads, ProgressLeads, RunningLeads
 from paceline.policies.one_by_one import OneByOne
 from paceline.policies.options import PolicyError, Range
 
 
 class DSSP(OneByOne):
-    summary = "as ssp, with a threshold chosen at run time between `low` and `high`"
+    summary = "as ssp, with a threshold chosen at run time; for workers of unequal speed, use bound=staleness"
 
     def __init__(
         self,
         low: Annotated[int, Range(0), "s_L, the threshold that every worker may reach"] = 3,
         high: Annotated[int, Range(0), "s_U, the highest threshold that the controller may choose"] = 15,
-        bounded: Annotated[bool, "keep the gap within `high`; false: the paper's algorithm as printed"] = True,
+        bound: Annotated[
+            Literal["gap", "staleness", "none"],
+            "what `high` bounds. gap: the progress gap, as the paper promises; as slow as ssp if workers are unequal. "
+            "staleness: the updates of a worker during another one's iteration; as fast as asp. none: nothing, as the "
+            "paper's algorithm is printed",
+        ] = "gap",
         weights: Weights = "sum",
     ) -> None:
         if high < low:
             raise PolicyError(f"dssp: high must be at least low ({low}); got {high}.")
-        self.low, self.high, self.bounded = low, high, bounded
+        self.low, self.high, self.bound = low, high, bound
         super().__init__(weights)
         self.progress = Progress()
-        self.waiting = Waiting()
+        self.leads: Leads = (
+            RunningLeads(self.progress, high) if bound == "staleness" else ProgressLeads(self.progress, low)
+        )
         self.extra: dict[WorkerId, int] = {}  # r_p: the extra iterations that worker p may still run
         self.pushes: dict[WorkerId, tuple[float, float]] = {}  # table A: times of the latest two pushes, latest first
-        self.members_at: dict[int, dict[WorkerId, None]] = {}  # progress → members that have completed this many
 
     def joined(self, worker: WorkerId, now: float) -> Decisions:
-        self.progress.add(worker)
-        self._enter(worker)
+        self.leads.add(worker)
         self.pushes[worker] = (now, now)  # its first Grant stands in for a push until there is one
         self.extra[worker] = 0
         return [Grant(worker)]
@@ -52,50 +71,50 @@ class DSSP(OneByOne):
         worker = update.worker
         if worker not in self.progress:
             return [Discard(update)]
-        self._leave(worker)
-        done = self.progress.advance(worker)
-        self._enter(worker)
+        ahead = self.leads.advance(worker)
         self.pushes[worker] = (now, self.pushes[worker][0])
         decisions: Decisions = [self._apply(update, len(self.progress))]
-        if self._may_proceed(worker, done):
+        if self._may_proceed(worker, ahead):
+            self.leads.granted(worker)
             decisions.append(Grant(worker))
         else:
-            self.waiting.add(worker, done)
+            self.leads.wait(worker)
         return decisions + self._release()
 
     def left(self, worker: WorkerId, now: float) -> Decisions:
         if worker not in self.progress:
             return []
-        self._leave(worker)
-        self.progress.remove(worker)
-        self.waiting.discard(worker)
+        self.leads.remove(worker)
         self._forget(worker)
         del self.extra[worker], self.pushes[worker]
         return self._release()
 
-    def _may_proceed(self, worker: WorkerId, done: int) -> bool:
+    def _may_proceed(self, worker: WorkerId, ahead: int) -> bool:
         """Algorithm 1, lines 3 to 16."""
-        ahead = done - self.progress.slowest
-        if self.extra[worker] > 0 and (not self.bounded or ahead <= self.high):
+        bounded = self.bound != "none"
+        if self.extra[worker] > 0 and (not bounded or ahead <= self.high):
             self.extra[worker] -= 1
             return True
         if ahead <= self.low:
             return True
-        if done < self.progress.fastest or (self.bounded and ahead > self.high):
+        if not self.leads.asks(worker) or (bounded and ahead > self.high):
             return False
         most = self.high - self.low
-        if self.bounded:
+        if bounded:
             most = min(most, self.high - ahead + 1)  # this OK is the first of the extra iterations
         extra = self._controller(worker, most)
         if extra > 0:
-            self.extra[worker] = extra - 1 if self.bounded else extra
+            self.extra[worker] = extra - 1 if bounded else extra
         return extra > 0
 
     def _controller(self, worker: WorkerId, most: int) -> int:
         """Algorithm 2: the number r* ≤ most of extra iterations after which the wait for the slowest is shortest."""
         latest, before = self.pushes[worker]
         interval = latest - before  # I_p
-        slow_latest, slow_before = self.pushes[next(iter(self.members_at[self.progress.slowest]))]
+        slowest = self.leads.slowest()
+        if slowest is None:  # there is no iteration to wait for
+            return most
+        slow_latest, slow_before = self.pushes[slowest]
         slow_interval = slow_latest - slow_before  # I_slowest
         if slow_interval <= 0:  # the interval of the slowest is unknown
             return 0
@@ -114,16 +133,9 @@ class DSSP(OneByOne):
         return self.progress
 
     def _release(self) -> Decisions:
-        """Line 17: grant every waiting worker that is now at most `low` ahead of the slowest."""
-        return grant_all(self.waiting.release(self.progress.slowest + self.low))
-
-    def _enter(self, worker: WorkerId) -> None:
-        """Add a worker to the members at its progress."""
-        self.members_at.setdefault(self.progress[worker], {})[worker] = None
-
-    def _leave(self, worker: WorkerId) -> None:
-        """Remove a worker from the members at its progress."""
-        members = self.members_at[self.progress[worker]]
-        del members[worker]
-        if not members:
-            del self.members_at[self.progress[worker]]
+        """Line 17: grant every worker that need not wait for the slowest any longer."""
+        decisions: Decisions = []
+        for worker in self.leads.release():
+            self.leads.granted(worker)
+            decisions.append(Grant(worker))
+        return decisions

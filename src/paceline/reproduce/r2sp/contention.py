@@ -123,7 +123,7 @@ def fig2(request: Request) -> Figure:
         rows.append(make_row(f"{model}: iteration time saved", None, gains[model], "%", note))
     low, high = min(gains.values()), max(gains.values())
     note = (
-        "The paper's range is read as time saved. As a speed-up, our runs gain "
+        "The paper's per cent are time saved (docs/reproduce.md). As a speed-up, our runs gain "
         f"{100 * low / (100 - low):.0f} to {100 * high / (100 - high):.0f}%. Ours save more, because the fitted links "
         "attribute all of the communication time to sharing, and a single worker does not share them."
     )

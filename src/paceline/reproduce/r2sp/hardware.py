@@ -23,7 +23,7 @@ ASP_NOTE = (
     "bottleneck, these schemes become faster the longer they run."
 )
 R2SP_NOTE = (
-    "The text says “around 30%”, and the introduction that iterations take 30% less time. Ours gain more, because the "
+    "The text says “around 30%”, which is 30% less time. Ours gain more, because the "
     "fitted links attribute all of BSP's communication time to the links, and R²SP keeps them full."
 )
 #: Explanations, each at the first row that needs it.

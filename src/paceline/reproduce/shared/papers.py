@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from paceline.reproduce.shared.request import Request
 from paceline.reproduce.shared.rows import TITLES, Figure
 
@@ -24,7 +26,15 @@ class PaperFigure:
     id: str
     title: str
     make: Callable[[Request], Figure]
-    also: tuple[str, ...] = ()  # its numbers in another version of the paper
+    also: tuple[str, ...] = ()  # other names: its parts, or its numbers in another version of the paper
+    numbers: str = ""  # its number in each version of the paper, where the versions differ
+
+    def reproduce(self, request: Request) -> Figure:
+        """Return the reproduced figure. Its title names its number in each version of the paper."""
+        figure = self.make(request)
+        if not self.numbers:
+            return figure
+        return msgspec.structs.replace(figure, title=f"{figure.title} ({self.numbers})")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from paceline.reproduce.shared.draw import can_draw, svg
-from paceline.reproduce.shared.rows import TITLES, Figure, Results, Row, Value
+from paceline.reproduce.shared.rows import NOT_REPRODUCED, TITLES, Figure, Results, Row, Value
 
 NAME = "index.html"
 NO_PICTURES = "This page has no plots because matplotlib is not installed: pip install 'paceline[plot]'."
@@ -99,7 +99,10 @@ def _results(results: Results, name: str, draws: bool) -> str:
     facts |= {"device": escape(results.device), "date": escape(results.date)}
     head = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts.items())
     figures = "\n".join(_figure(figure, f"{name}-{at}", draws) for at, figure in enumerate(results.figures))
-    return f"<h2>{escape(TITLES.get(results.paper, results.paper))}</h2>\n<dl>{head}</dl>\n{figures}"
+    not_reproduced = "\n".join(
+        f'<p class="missing">Not reproduced: {escape(what)}</p>' for what in NOT_REPRODUCED.get(results.paper, ())
+    )
+    return f"<h2>{escape(TITLES.get(results.paper, results.paper))}</h2>\n<dl>{head}</dl>\n{figures}\n{not_reproduced}"
 
 
 def _figure(figure: Figure, name: str, draws: bool) -> str:

@@ -18,6 +18,14 @@ TITLES = {
     "rlp": "RLP (ICLR 2020)",
     "hips": "HiPS (NetAI 2018)",
 }
+#: Parts of a paper that have no table or figure here, and why.
+NOT_REPRODUCED = {
+    "fl-r2sp": (
+        "The appendix, which is supplementary material of the journal, was not available to us. Its experiments on the "
+        "FedScale benchmark are not reproduced. For the fraction C there are only our own figures (fractions).",
+    ),
+    "hips": ("Table 1 needs RoCE hardware.",),
+}
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -68,6 +76,10 @@ class Figure(msgspec.Struct, frozen=True):
     missing: tuple[str, ...] = ()  # one sentence for each part that could not be run
     paper_heading: str = "paper"  # what the paper's values are, if it does not print them itself
 
+    def lacking(self, what: str) -> Figure:
+        """Return the same figure with one more missing part."""
+        return msgspec.structs.replace(self, missing=(*self.missing, what))
+
 
 class Results(msgspec.Struct, frozen=True):
     """All reproduced figures of a paper, and the command, device and date that produced them."""
@@ -85,7 +97,9 @@ class Results(msgspec.Struct, frozen=True):
     def as_json(self) -> bytes:
         """Return the results as JSON, with the rows of all figures in one top-level list."""
         plain = msgspec.to_builtins(self)
-        plain = {"paper": plain["paper"], "rows": msgspec.to_builtins(self.rows)} | plain
+        not_reproduced = list(NOT_REPRODUCED.get(self.paper, ()))
+        first = {"paper": plain["paper"], "not_reproduced": not_reproduced, "rows": msgspec.to_builtins(self.rows)}
+        plain = first | plain
         for figure in plain["figures"]:
             del figure["rows"]
         return msgspec.json.format(msgspec.json.encode(plain), indent=1)

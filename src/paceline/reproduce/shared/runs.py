@@ -58,7 +58,8 @@ class Run(msgspec.Struct, frozen=True):
         return spec.with_jitter(self.jitter) if self.jitter else spec
 
     def schedule(self) -> UpdateSchedule:
-        return _schedule(self.cluster, self.policy, self.rounds, self.jitter, self.seed if self.jitter else 0)
+        varies = any(worker.jitter.kind != "none" for worker in self.spec().workers)  # otherwise all seeds share one
+        return _schedule(self.cluster, self.policy, self.rounds, self.jitter, self.seed if varies else 0)
 
     def task(self, data: Data, device: str) -> Task:
         settings: dict[str, float | bool] = {"lr": self.rate}
