@@ -167,7 +167,6 @@ def _as_in_the_paper(
 ) -> None:
     from paceline.rlp import dqn
     from paceline.rlp.network_file import save
-    from paceline.rlp.rule_network import weights_of
 
     settings = dqn.DqnSettings(seed, ring=ring, size=size, budget=budget, pretraining=100 if pretrained else 0)
     learner = dqn.DqnLearner(settings, data)
@@ -181,7 +180,7 @@ def _as_in_the_paper(
         )
     except KeyboardInterrupt:  # hours may have gone into it
         errors.print(f"Interrupted after {learner.episodes:,} episodes.")
-    save(weights_of(learner.network, settings.state, settings.rules), out, {"episodes": str(learner.episodes)})
+    save(learner.weights(), out, {"episodes": str(learner.episodes)})
     errors.print(Text(f"Written: {out}. Use it with --policy rlp:network={out}"))
 
 

@@ -22,6 +22,7 @@ from paceline.workloads.data import Data
 TEST_EVERY = 5  # updates between tests of the accuracy
 
 Progress = Callable[[int, int], None]  # the number of episodes that are over, and of all episodes
+Ended = Callable[[Tensor, Tensor], None]  # the episodes that are over now, and whether they reached the target
 
 
 class Chooser(Protocol):
@@ -62,14 +63,16 @@ def play(
     device: str = "cpu",
     record: Callable[[int, int], bool] | None = None,
     progress: Progress | None = None,
+    ended: Ended | None = None,
 ) -> Episodes:
     """Play one episode on each of these instances, which have the same shape, with the actions of a chooser.
 
-    record: given the numbers of updates and workers, whether to keep a ChoiceRecord of this update.
+    record: given the numbers of updates and workers, whether to keep a ChoiceRecord of this update. An episode that is
+    over may be played on until rows are dropped. ended: called when episodes are over, so that a chooser can tell.
     """
     fleet = Fleet(instances, data, device)
     states = FleetState(fleet, features)
-    outcomes = _Outcomes(fleet, progress)
+    outcomes = _Outcomes(fleet, progress, ended)
     guard = Guard(fleet)
     while True:
         tick = fleet.next_arrivals()
@@ -147,9 +150,9 @@ class Guard:
 class _Outcomes:
     """Tests which episodes have reached the target or spent the budget, and records their outcomes."""
 
-    def __init__(self, fleet: Fleet, progress: Progress | None) -> None:
+    def __init__(self, fleet: Fleet, progress: Progress | None, ended: Ended | None = None) -> None:
         E, device = fleet.E, fleet.device
-        self._count, self._progress = E, progress
+        self._count, self._progress, self._ended = E, progress, ended
         self.rows = torch.arange(E, device=device)
         self.over = torch.zeros(E, dtype=torch.bool, device=device)
         self._target = torch.tensor([each.target for each in fleet.instances], device=device)
@@ -177,6 +180,8 @@ class _Outcomes:
         spent = fleet.now * (self._budget / fleet.updates)
         self.episodes.seconds[which] = torch.where(reached, fleet.now, spent)[new]
         self.over |= new
+        if self._ended and len(which):
+            self._ended(which, reached[new])
         left = int((~self.over).sum())
         if self._progress:
             self._progress(self._count - left, self._count)
