@@ -22,10 +22,11 @@ from paceline.rlp.instance import Instance, drawn
 from paceline.rlp.network_file import NetworkWeights
 from paceline.rlp.rollout import play
 from paceline.rlp.rule_network import QNetwork, RulePlayer, weights_of
-from paceline.rlp.rules import ACTIONS, RING, RULES, Rule
+from paceline.rlp.rules import ACTIONS, RING, Rule
 from paceline.workloads.data import Data
 
-PRETRAINED_BY = (Rule(1), Rule(0), Rule(bound=2), Rule(bound=5), Rule(bound=8))
+#: BSP, ASP, and SSP with s = 2, 5 and 8. The paper's SSP waits at a lead of s, and these rules beyond their bound.
+PRETRAINED_BY = (Rule(1), Rule(0), *(Rule(bound=s - 1) for s in (2, 5, 8)))
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,9 @@ class DqnLearner:
         s = self.settings
         states, actions, rewards = [], [], []
         for instances in self._instances(s.pretraining):
-            rules = (*RULES, Rule(bound=8))
             repeated = [instance for instance in instances for _ in PRETRAINED_BY]
-            numbers = torch.tensor([rules.index(rule) for rule in PRETRAINED_BY]).repeat(len(instances))
-            chooser = _ActionsOf(RulePlayer(None, rules, numbers))
+            numbers = torch.arange(len(PRETRAINED_BY)).repeat(len(instances))
+            chooser = _ActionsOf(RulePlayer(None, PRETRAINED_BY, numbers))
             episodes = play(repeated, self._data, chooser, s.state, record=lambda *_: True)
             for record in episodes.records:
                 running = record.episode >= 0
