@@ -53,6 +53,7 @@ def save(weights: NetworkWeights, path: Path, about: Mapping[str, str] | None = 
         "history": str(state.history),
         "scene": str(int(state.scene)),
         "validated": str(int(state.validated)),
+        "links": str(int(state.links)),
         "rules": ",".join(map(str, weights.rules)),
     }
     pairs = enumerate(weights.layers)
@@ -73,7 +74,8 @@ def load(name: str) -> NetworkWeights:
     except (SafetensorError, OSError, ValueError):
         raise PolicyError(f"rlp: {name!r} does not hold weights of a network; {MAKE_IT}.") from None
     try:
-        state = StateFeatures(int(metadata["history"]), metadata["scene"] == "1", metadata["validated"] == "1")
+        flags = (metadata["scene"] == "1", metadata["validated"] == "1", metadata.get("links") == "1")
+        state = StateFeatures(int(metadata["history"]), *flags)  # older files have no features of the network
         rules = parse_rules(metadata["rules"])
     except (KeyError, ValueError):
         raise PolicyError(f"rlp: {name!r} does not say what its weights are for; {MAKE_IT}.") from None

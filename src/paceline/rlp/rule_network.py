@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from paceline.rlp.features import ALL, ITSELF, WAIT, StateFeatures, is_due
+from paceline.rlp.features import ALL, ITSELF, NEXT, WAIT, StateFeatures, is_due
 from paceline.rlp.fleet import Fleet, FleetTick, Tensor
 from paceline.rlp.network_file import NetworkWeights
 from paceline.rlp.rules import Rule, last_a_round
@@ -42,20 +42,22 @@ def weights_of(network: QNetwork, state: StateFeatures, rules: tuple[Rule, ...])
 
 def actions_of(rule: Tensor, rules: tuple[Rule, ...], fleet: Fleet, tick: FleetTick) -> Tensor:
     """Return the actions (E,) that the rules with these numbers (E,) take now: `Rule.action` for each cluster."""
-    quorum, bound, only = (table[rule] for table in _tables(rules, fleet.N, fleet.device))
+    quorum, bound, only, limit = (table[rule] for table in _tables(rules, fleet.N, fleet.device))
     done = fleet.steps - (~fleet.idle).long()
     lead = done.gather(1, tick.worker[:, None])[:, 0] - done.min(1).values
-    by_count = torch.where(fleet.idle.sum(1) >= quorum, ALL, WAIT)
+    idle = fleet.idle.sum(1)
+    by_count = torch.where(idle >= quorum, ALL, WAIT)
     by_lead = torch.where(lead > bound, WAIT, torch.where(lead == 0, ALL, ITSELF))
-    return torch.where(only >= 0, only, torch.where(bound >= 0, by_lead, by_count))
+    action = torch.where(only >= 0, only, torch.where(bound >= 0, by_lead, by_count))
+    wanted = limit - (fleet.N - idle)
+    return torch.where(limit >= 0, torch.where(wanted > 0, NEXT + wanted, WAIT), action)
 
 
 @lru_cache
-def _tables(rules: tuple[Rule, ...], workers: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the quorums, bounds and fixed actions of these rules."""
-    table = [(rule.quorum(workers), rule.bound, rule.only) for rule in rules]
-    quorum, bound, only = (torch.tensor(each, device=device) for each in zip(*table, strict=True))
-    return quorum, bound, only
+def _tables(rules: tuple[Rule, ...], workers: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return the quorums, bounds, fixed actions and limits of these rules."""
+    table = [(rule.quorum(workers), rule.bound, rule.only, rule.running) for rule in rules]
+    return tuple(torch.tensor(each, device=device) for each in zip(*table, strict=True))
 
 
 class RulePlayer:
