@@ -36,7 +36,7 @@ KEPT = Path(__file__).parents[1] / "docs" / "results" / "rlp-ablations.jsonl"
 DEPTHS = (0, 1)
 PAPERS_EPISODES = 512  # few, because the paper's learner makes a step for every update
 RUNS_PER_INSTANCE = 10  # runs of every network on every instance
-OURS = LearnerSettings(instances=256, depths=DEPTHS, size="bundled", budget=600)
+OURS = LearnerSettings(instances=256, depths=DEPTHS, size="bundled", budget=600, links=False)
 PAPERS = dqn.DqnSettings(depths=DEPTHS, size="bundled", budget=600)
 ROWS: dict[str, LearnerSettings | dqn.DqnSettings] = {
     "as it is": OURS,

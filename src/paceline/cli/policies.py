@@ -75,6 +75,9 @@ def learn(
     scene: Annotated[
         bool, typer.Option(help="Add features that the paper lacks: inequality of workers, momentum and others.")
     ] = True,
+    links: Annotated[
+        bool, typer.Option(help="Let the workers of some instances share a link, and add features of the network.")
+    ] = True,
     pretrained: Annotated[bool, typer.Option(help="Play by fixed rules first.")] = True,
     ring: Annotated[bool, typer.Option("--ring", help="Also offer turns in a fixed order as an action.")] = False,
     paper: Annotated[
@@ -110,8 +113,9 @@ def learn(
     kept = out.with_name(out.name + ".checkpoint")
     settings = LearnerSettings(
         seed,
-        StateFeatures(history, scene, validated),
+        StateFeatures(history, scene, validated, links),
         ring=ring,
+        links=links,
         instances=instances,
         budget=budget,
         pretrained=pretrained,

@@ -118,7 +118,7 @@ def links(members: int, transfer: Any, iteration: Any, step: Any, running: Any, 
     """
     return (
         transfer / iteration,  # the share of an iteration in which its worker does not compute
-        squash(members * transfer / (running * step)),  # the time to move a round of updates, in steps
+        squash(10 * transfer / (running * step)),  # the time of one transfer alone, roughly, in tenths of a step
         running / members,
         squash(members * gap / step),  # the time of a round, in steps
     )

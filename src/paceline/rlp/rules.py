@@ -65,7 +65,7 @@ RING = Rule(only=NEXT)
 #: The twelve rules that consist of the paper's actions.
 PAPERS_RULES = (*(Rule(each / 10) for each in (0, 2, 3, 4, 5, 6, 7, 8, 9, 10)), Rule(bound=2), Rule(bound=5))
 #: The rules that the network chooses among, once a round.
-RULES = (*PAPERS_RULES, *(Rule(running=each) for each in (1, 2, 3, 4, 6)))
+RULES = (*PAPERS_RULES, *(Rule(running=each) for each in (2, 3, 4, 6)))
 #: The actions that the paper's network chooses among, at every update.
 ACTIONS = tuple(Rule(only=action) for action in (WAIT, ITSELF, ALL))
 
@@ -86,7 +86,6 @@ HeldRule: TypeAlias = Literal[
     "bsp",
     "ssp-2",
     "ssp-5",
-    "run-1",
     "run-2",
     "run-3",
     "run-4",
