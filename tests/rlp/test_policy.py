@@ -249,6 +249,6 @@ def test_the_state_shows_how_much_of_an_iteration_is_transfer() -> None:
         policy.arrived(update(at % 4), float(at))
     share, alone, running, rounds = policy.cluster_state.vector(4, StateFeatures())[-LINKS:]
     assert share == pytest.approx(3 / 4, abs=0.01)
-    assert alone == pytest.approx(7.5 / (1 + 7.5), abs=0.01)
+    assert alone == pytest.approx(15 / (1 + 15), abs=0.01)
     assert running == 1
     assert rounds == pytest.approx(4 / (1 + 4), abs=0.01)

@@ -39,6 +39,7 @@ class ClusterState:
         self.jitter = 0.0
         self.momentum = 0.0  # of the server's optimizer; 0 while unknown
         self.last_arrival: float | None = None
+        self.least_transfer: float | None = None
         self.traffic = [0.0] * 5  # running means: transfer, iteration, step, running and gap (features.links)
 
     def observe(
@@ -80,7 +81,7 @@ class ClusterState:
         fast, first, slow, best = (each or 1.0 for each in (self.fast, self.first, self.slow, self.best))
         rounds = self.updates / members
         newest = scene(rounds, fast, first, slow, best, self.noise, inequality, self.jitter, self.momentum, paces)
-        traffic = links(members, *self.traffic) if features.links else ()
+        traffic = links(members, self.least_transfer or 0.0, *self.traffic) if features.links else ()
         return [*self.frames, *newest, *traffic]
 
     def forget(self, worker: WorkerId) -> None:
@@ -106,8 +107,9 @@ class ClusterState:
         iteration = max(seconds, now - granted_at)
         gap = max(0.0, now - (granted_at if self.last_arrival is None else self.last_arrival))
         self.last_arrival = now
-        weight = max(FAST, 1 / self.updates)
-        newest = (iteration - seconds, iteration, seconds, float(running), gap)
+        weight, transfer = max(FAST, 1 / self.updates), iteration - seconds
+        self.least_transfer = transfer if self.least_transfer is None else min(transfer, self.least_transfer)
+        newest = (transfer, iteration, seconds, float(running), gap)
         self.traffic = [mean + weight * (new - mean) for mean, new in zip(self.traffic, newest, strict=True)]
 
     def _record_step(self, worker: WorkerId, seconds: float) -> None:

@@ -25,11 +25,10 @@ from paceline.workloads.data import Data
 
 FIXED = ("bsp", "asp", "ssp:staleness=2", "ssp:staleness=5", "ssp:staleness=8", "dssp", "r2sp")
 CORRECTED = " corrected"  # suffix of a spec: staleness that the policy knows in advance is corrected
-#: The wider yardstick: also the rules of RLP, each held from beginning to end, and schemes with options that help. The
-#: rules ASP and BSP are the policies.
+#: The wider yardstick: also the rules of RLP, each held from beginning to end, and schemes with options that help.
 YARDSTICK = (
     *FIXED,
-    *(f"rlp:rule={option_name(rule)}" for rule in RULES if str(rule) not in FIXED),
+    *(f"rlp:rule={option_name(rule)}" for rule in RULES),
     *("ksync:k=5", "ksync:k=8", "kbatch:k=5", "kbatch:k=10"),
     *("r2sp corrected", "r2sp:groups=3", "r2sp:groups=3 corrected", "r2sp:groups=5 corrected"),
 )

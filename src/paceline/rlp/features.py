@@ -110,15 +110,18 @@ def scene(
     )
 
 
-def links(members: int, transfer: Any, iteration: Any, step: Any, running: Any, gap: Any) -> tuple[Any, ...]:
+def links(
+    members: int, least: Any, transfer: Any, iteration: Any, step: Any, running: Any, gap: Any
+) -> tuple[Any, ...]:
     """Return the features of the network, from means over recent updates.
 
-    iteration: seconds from Grant to arrival; step: seconds of the computation; transfer: the difference. running: the
-    number of workers that were running when an update arrived. gap: seconds between two arrivals.
+    iteration: seconds from Grant to arrival; step: seconds of the computation; transfer: the difference; least: the
+    least of all such differences, in which hardly any other transfer was in the way. running: the number of workers
+    that were running when an update arrived. gap: seconds between two arrivals.
     """
     return (
         transfer / iteration,  # the share of an iteration in which its worker does not compute
-        squash(10 * transfer / (running * step)),  # the time of one transfer alone, roughly, in tenths of a step
+        squash(5 * least / step),  # the time of one transfer alone, in tenths of a step
         running / members,
         squash(members * gap / step),  # the time of a round, in steps
     )

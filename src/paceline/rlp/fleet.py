@@ -78,12 +78,13 @@ class Fleet:
         self.granted_at = torch.zeros(E, N, dtype=torch.float64, device=self.device)
         self.base = torch.zeros(E, N, dtype=torch.int64, device=self.device)  # number of updates when it was granted
         self.idle = torch.ones(E, N, dtype=torch.bool, device=self.device)
+        self.idle_since = torch.arange(-N, 0, device=self.device).expand(E, N).contiguous()  # update, or an order
         self.updates = 0
         self.grant(self.idle.clone())
 
     def next_arrivals(self) -> FleetTick:
         """Receive the next update of each cluster."""
-        return self.receive(*self.links.next_arrivals(self.now))
+        return self.receive(*self.links.next_arrivals())
 
     def receive(self, worker: Tensor, now: Tensor, step: Tensor | None = None) -> FleetTick:
         """Receive the update of this worker (E,) in each cluster, at this time (E,).
@@ -97,6 +98,7 @@ class Fleet:
         staleness, iteration_seconds = self.updates - self.base[rows, worker], now - self.granted_at[rows, worker]
         step_seconds = self._step_seconds[rows, worker, step]
         self.idle[rows, worker] = True
+        self.idle_since[rows, worker] = self.updates
         index = rows * self.N + worker
         pulled = [layer.flatten(0, 1).index_select(0, index) for layer in self.pulled]
         loss = self._add_gradients(pulled, self._samples[rows, worker, step])
@@ -113,18 +115,21 @@ class Fleet:
 
     def grant(self, workers: Tensor) -> None:
         """Let these workers (E, N) pull the newest weights and begin their next step."""
-        rows, columns = workers.nonzero(as_tuple=True)
-        self._pull(rows, columns)
+        self.pull(workers | self.links.queued(self.now))
         self._most_steps += 1
         if self._most_steps > self._step_seconds.shape[2]:
             self._most_steps = int(self.steps.max()) + 1
             self.draw(self._most_steps)
-        now, step = self.now[rows], self.steps[rows, columns]
-        self.granted_at[rows, columns] = now
-        self.links.begin(rows, columns, now, self._step_seconds[rows, columns, step])
-        self.base[rows, columns] = self.updates
-        self.steps[rows, columns] += 1
-        self.idle[rows, columns] = False
+        seconds = self._step_seconds.gather(2, self.steps[:, :, None])[:, :, 0]
+        self.links.begin(workers, self.idle_since, self.now, seconds)
+        self.granted_at = torch.where(workers, self.now[:, None], self.granted_at)
+        self.base = torch.where(workers, self.updates, self.base)
+        self.steps = self.steps + workers
+        self.idle = self.idle & ~workers
+
+    def pull(self, workers: Tensor) -> None:
+        """Give these workers (E, N) the newest weights."""
+        self._pull(*workers.nonzero(as_tuple=True))
 
     def draw(self, steps: int) -> None:
         """Draw the step times and samples of at least the first `steps` steps of all workers."""
@@ -144,7 +149,7 @@ class Fleet:
 
     def keep(self, rows: Tensor) -> None:
         """Drop all clusters but these."""
-        for name in ("rate", "momentum", "steps", "now", "idle", "granted_at", "base"):
+        for name in ("rate", "momentum", "steps", "now", "idle", "idle_since", "granted_at", "base"):
             setattr(self, name, getattr(self, name)[rows])
         self.links.keep(rows)
         self._step_seconds, self._samples = self._step_seconds[rows], self._samples[rows]

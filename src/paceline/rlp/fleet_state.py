@@ -33,6 +33,7 @@ class FleetState:
         self.frames = torch.zeros(E, features.history, FRAME, device=device)
         self.first, self.fast, self.slow, self.best = (torch.zeros(E, device=device) for _ in range(4))
         self.noise, self.jitter = (torch.zeros(E, device=device) for _ in range(2))
+        self.least_transfer = torch.full((E,), torch.inf, device=device)
         self.traffic = torch.zeros(E, 5, device=device)  # running means, as in ClusterState
 
     def observe(self, fleet: Fleet, tick: FleetTick, validation: Tensor | None = None) -> Tensor:
@@ -60,12 +61,23 @@ class FleetState:
         paces = (steps[:, [rank(share, N) for share in SHARES]] / median).clamp(max=UNKNOWN).unbind(1)
         momentum = fleet.momentum[:, 0, 0]
         added = scene(rounds, loss, self.first, slow, self.best, self.noise, inequality, self.jitter, momentum, paces)
-        traffic = links(N, *self.traffic.unbind(1)) if self._features.links else ()
+        traffic = links(N, self.least_transfer, *self.traffic.unbind(1)) if self._features.links else ()
         return torch.cat([state, torch.stack([*added, *traffic], 1)], 1)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all clusters but these."""
-        for name in ("mean_steps", "frames", "first", "fast", "slow", "best", "noise", "jitter", "traffic"):
+        for name in (
+            "mean_steps",
+            "frames",
+            "first",
+            "fast",
+            "slow",
+            "best",
+            "noise",
+            "jitter",
+            "traffic",
+            "least_transfer",
+        ):
             setattr(self, name, getattr(self, name)[rows])
 
     def _record_losses(self, losses: Tensor) -> None:
@@ -83,6 +95,7 @@ class FleetState:
     def _record_traffic(self, fleet: Fleet, tick: FleetTick) -> None:
         running = fleet.N + 1 - fleet.idle.sum(1)  # this worker counts
         transfer = (tick.iteration_seconds - tick.step_seconds).clamp(min=0)
+        self.least_transfer = torch.minimum(self.least_transfer, transfer.float())
         newest = torch.stack([transfer, tick.iteration_seconds, tick.step_seconds, running, tick.seconds], 1).float()
         self.traffic = self.traffic + max(FAST, 1 / self.updates) * (newest - self.traffic)
 

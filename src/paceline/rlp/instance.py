@@ -23,6 +23,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 INSTANT = 1e15  # bytes per second; communication takes no time, as in the paper
 MODEL = 1e9  # bytes of a model whose transfer takes time. How many does not matter; the transfer's seconds do.
+PUSH = 1.01  # seconds of a push, by those of a pull. On a full link, a pull and a push would else end at the same time.
 FREE = 0.25  # share of the instances with links whose transfers take no time
 ROUND = (
     0.1,
@@ -47,7 +48,7 @@ class Instance:
     share: float = 0.5  # of the training samples that are used
     target: float = 0.88  # accuracy on the validation set
     budget: int = 1500  # updates after which the training counts as failed
-    transfer: float = 0.0  # seconds for which one update, or one model, fills the server's link in its direction
+    transfer: float = 0.0  # seconds for which one model fills the server's link; an update takes PUSH times as long
 
     @property
     def workers(self) -> int:
@@ -61,7 +62,9 @@ class Instance:
             for step, sleep in zip(self.steps, self.sleeps, strict=True)
         )
         size = MODEL if self.transfer else 1.0
-        return ClusterSpec(f"instance {self.seed}", size, 1, link, 0.0, size * INSTANT, math.inf, workers)
+        apply_rate, into = size * INSTANT, link / PUSH
+        name = f"instance {self.seed}"
+        return ClusterSpec(name, size, 1, link, 0.0, apply_rate, math.inf, workers, server_link_in=into)
 
     def step_chances(self) -> list[random.Random]:
         """Return the random generators of the workers' step times, as the simulator has them."""

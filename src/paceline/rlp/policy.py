@@ -25,6 +25,7 @@ from paceline.rlp.rules import NETWORK, HeldRule, named_rule
 
 class RLP(Policy):
     hears_loss = True
+    queues_transfers = True  # sharing a link, workers that are granted together would all wait for the last of them
     summary = "a learned network chooses once a round how many workers to wait for"
 
     def __init__(

@@ -120,7 +120,7 @@ def follow(
         if isinstance(fleet, CorrectedFleet):
             fleet.turns, fleet.ahead = turns[:, at].float(), pulled_by[:, at].clamp(min=0).float()
         fleet.apply(completes[:, at])
-        fleet.grant(pulled_by[:, at] >= 0)
+        fleet.pull(pulled_by[:, at] >= 0)
         kept = outcomes.check(fleet)
         if kept is None:
             return outcomes.episodes
