@@ -211,6 +211,11 @@ class Policy(ABC):
         """Whether the driver must report `ready`. It may skip it if the only answer is ever a Turn."""
         return False
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether transfers use the servers' links one after the other."""
+        return self.takes_turns or self.queues_transfers
+
     @abstractmethod
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         """A worker has joined and waits for a Grant."""

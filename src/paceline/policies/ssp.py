@@ -1,9 +1,9 @@
 """Stale Synchronous Parallel (Ho et al., NIPS 2013): no worker runs more than `staleness` ahead of the slowest.
 
 Papers count the lead in two ways. By default a worker with a lead of s = `staleness` still runs, and waits beyond it.
-With `wait=at` a worker waits at a lead of s, as in the unified framework of the RLP paper (Zhu et al., ICLR 2020): the
-server lets a worker run while 0 < pₛ − min pⱼ < s, and lets all idle workers run once the slowest has moved on. So it
-is the default with a threshold of s − 1.
+With `wait=at` a worker waits at a lead of s, as in the unified framework of Zhu et al. (ICLR 2020): the server lets a
+worker run while 0 < pₛ − min pⱼ < s, and lets all idle workers run once the slowest has moved on. So it is the default
+with a threshold of s − 1.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SSP(OneByOne):
         weights: Weights = "sum",
         wait: Annotated[
             Literal["beyond", "at"],
-            "beyond: a worker waits when it is more than `staleness` ahead; at: as in the RLP paper, when it is "
-            "`staleness` ahead",
+            "beyond: a worker waits when it is more than `staleness` ahead; at: as in Zhu et al. (ICLR 2020), "
+            "when it is `staleness` ahead",
         ] = "beyond",
     ) -> None:
         if wait == "at" and staleness < 1:

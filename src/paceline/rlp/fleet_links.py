@@ -1,4 +1,4 @@
-"""When the updates of many clusters arrive: pull, compute, push, over one link to the server that the workers share.
+"""The arrival times of many clusters: pull, compute, push, over one link to the server that the workers share.
 
 The transfers of RLP use the link one after the other, in the order in which they are requested: pulls in the order of
 the Grants, and pushes in the order in which workers have computed. Each direction has its own queue. This is what the

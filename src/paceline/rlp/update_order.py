@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.job.identity import Identity, identity_of
 from paceline.policies import Apply, Policy, Update
 from paceline.rlp.instance import Instance
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.simulated_model import CountedModel
 
 SPARE = 5  # rounds to simulate beyond the budget, since the last updates to arrive are not always applied
+
+
+Key = tuple[int, int, int]  # worker, incarnation and iteration, which identify an update
 
 
 @dataclass
@@ -35,7 +37,7 @@ class UpdateOrder(CountedModel):
     def __post_init__(self) -> None:
         self._begun: dict[int, int] = {}  # worker → computations that it has begun
         self._turns: dict[int, int] = {}  # worker → Applies in a round, according to its last Grant
-        self._arrived: dict[Identity, int] = {}  # update that has arrived → the number of its computation
+        self._arrived: dict[Key, int] = {}  # update that has arrived → the number of its computation
 
     def grant(self, worker: int, staleness: int | None) -> None:
         self._turns[worker] = 1 if staleness is None else staleness + 1
@@ -47,17 +49,17 @@ class UpdateOrder(CountedModel):
     def compute(self, worker: int, batch: int) -> None:
         self._begun[worker] = self._begun.get(worker, 0) + 1
 
-    def arrive(self, update: Identity) -> None:
-        self._arrived[update] = self._begun[update.worker] - 1
+    def arrive(self, update: Any) -> None:
+        self._arrived[_key(update)] = self._begun[update.worker] - 1
 
     def discard(self, update: Update) -> None:
-        self._arrived.pop(identity_of(update), None)
+        self._arrived.pop(_key(update), None)
 
     def apply(self, apply: Apply, time: float) -> list[float]:
         turns = max(self._turns.get(update.worker, 1) for update in apply.updates)
         for update in apply.updates:
             self.worker.append(update.worker)
-            self.step.append(self._arrived.pop(identity_of(update)))
+            self.step.append(self._arrived.pop(_key(update)))
             self.seconds.append(time)
             self.completes.append(update is apply.updates[-1])
             self.turns.append(turns)
@@ -84,3 +86,7 @@ def update_order(instance: Instance, policy: Policy) -> UpdateOrder:
     rounds = -(-instance.budget // instance.workers) + SPARE
     Cluster(instance.cluster(), policy, rounds, instance.seed, model=order).run()
     return order
+
+
+def _key(update: Any) -> Key:
+    return update.worker, update.incarnation, update.iteration

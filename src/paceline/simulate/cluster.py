@@ -80,8 +80,7 @@ class Cluster:
         self._timer = NEVER
         self._stopped = False
         # Without separate servers there is no server's link to take turns on, unless updates are streamed.
-        one_by_one = policy.takes_turns or policy.queues_transfers
-        in_turn = one_by_one and (self.streamed or not spec.colocate)
+        in_turn = policy.one_by_one and (self.streamed or not spec.colocate)
         self.network = self._build_network(in_turn)
         self.machines = [
             Machine(number, worker, self.clock, self.network, seed) for number, worker in enumerate(spec.workers)
