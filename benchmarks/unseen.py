@@ -98,6 +98,8 @@ def show(lines: list[Line], hundreds: list[str]) -> None:
     policies = [policy for policy, count in counts.items() if count == len(every)]
     fixed = [policy for policy in (*YARDSTICK, *policies) if is_fixed(policy) and policy in policies]
     fixed = list(dict.fromkeys(fixed))
+    if not fixed:
+        raise SystemExit("No fixed policy was measured on all of these instances; measure one to compare with.")
     best = {at: fastest({spec: mean(seconds[at, spec]) for spec in fixed}) for at in instances}
     wins = Counter(best.values())
     for spec in (*(policy for policy in policies if policy not in fixed), *fixed):
@@ -126,7 +128,8 @@ def groups_of(every: list[Instance]) -> dict[str, list[int]]:
         found.setdefault(f"{each.hidden} hidden layers", []).append(at)
         found.setdefault(f"momentum {each.momentum:g}", []).append(at)
         per_round = each.transfer * each.workers
-        name = "free links" if not per_round else "a round's transfers below" if per_round < 1 else "and above one step"
+        slow = "less" if per_round < 1 else "more"
+        name = f"links: a round's transfers take {slow} than a step" if per_round else "links: free"
         found.setdefault(name, []).append(at)
     return (
         dict(sorted(found.items()))

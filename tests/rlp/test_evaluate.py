@@ -56,6 +56,7 @@ def test_the_number_of_episodes_at_once_fits_the_memory_of_a_gpu() -> None:
     assert at_once(small(0), 1) == 1500, "more would not be faster"
     assert 1 < at_once(large, 4) < at_once(large, 1) < 1500
     assert at_once(replace(large, units=100_000), 4) == 1
+    assert _episodes_at_once(large, bundled, "cuda", 4, corrected=True) < at_once(large, 4)
 
 
 @pytest.mark.matrix

@@ -71,13 +71,14 @@ def judged(
     data: returns a dataset by its name. progress: called with the number of instances that are done, and of all.
     jobs: the number of processes that play episodes.
     """
-    lots: list[list[int]] = []
+    parts: list[tuple[str, list[int]]] = []
     for numbers in _by_shape(instances).values():
-        at_once = max(1, _episodes_at_once(instances[numbers[0]], data, device, jobs) // seeds)
-        lots += [numbers[at : at + at_once] for at in range(0, len(numbers), at_once)]
+        for spec in specs:
+            episodes = _episodes_at_once(instances[numbers[0]], data, device, jobs, spec.endswith(CORRECTED))
+            at_once = max(1, episodes // seeds)
+            parts += [(spec, numbers[at : at + at_once]) for at in range(0, len(numbers), at_once)]
     shape = (len(instances), seeds)
     found = {spec: Times(np.zeros(shape, bool), np.zeros(shape, int), np.zeros(shape)) for spec in specs}
-    parts = [(spec, lot) for lot in lots for spec in specs]
     tables = {each.dataset: data(each.dataset) for each in instances}
     done = 0
     with pool_of(min(jobs, len(parts)), tables) as pool:
@@ -127,15 +128,21 @@ def _by_shape(instances: Sequence[Instance]) -> dict[object, list[int]]:
     return found
 
 
-def _episodes_at_once(instance: Instance, data: Callable[[str], Data], device: str, jobs: int) -> int:
-    """Return the number of episodes to play at once: what fits the memory of a GPU, or the cache of a CPU."""
+def _episodes_at_once(
+    instance: Instance, data: Callable[[str], Data], device: str, jobs: int, corrected: bool = False
+) -> int:
+    """Return the number of episodes to play at once: what fits the memory of a GPU, or the cache of a CPU.
+
+    corrected: whether staleness is corrected, which needs more models for each episode.
+    """
     if torch.device(device).type == "cpu":
         return 60
     units, samples = instance.units, data(instance.dataset)
     inputs = samples.inputs[0].numel() // instance.pooled**2
     sizes = (inputs, *(units,) * instance.hidden, samples.classes)
     weights = sum(each * following for each, following in pairwise(sizes))
-    held = 4 * (weights * (instance.workers + 5) + 3000 * units)
+    models = instance.workers + 5 + corrected * (2 + instance.workers)
+    held = 4 * (weights * models + 3000 * units)
     return max(1, min(1500, int(MEMORY / jobs / held)))
 
 

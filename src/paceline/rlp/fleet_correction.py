@@ -60,5 +60,6 @@ class CorrectedFleet(Fleet):
         decayed = beta * (1 - beta**steps) / (1 - beta)
         of_gradient = torch.where(beta > 0, (steps - decayed) / (1 - beta), 0.0)
         for pulled, buffer, newest in zip(self.pulled, self._buffers, self._newest, strict=True):
-            drift = -rate * (decayed * buffer[rows] + of_gradient * newest[rows])
-            pulled.flatten(0, 1).index_add_(0, rows * self.N + columns, drift)
+            index = rows * self.N + columns
+            pulled.flatten(0, 1).index_add_(0, index, buffer[rows].mul_(-rate * decayed))
+            pulled.flatten(0, 1).index_add_(0, index, newest[rows].mul_(-rate * of_gradient))
