@@ -18,7 +18,7 @@ from paceline.rlp.features import StateFeatures
 from paceline.rlp.fleet import Fleet
 from paceline.rlp.fleet_correction import CorrectedFleet
 from paceline.rlp.fleet_state import FleetState
-from paceline.rlp.instance import Instance, drawn, unseen
+from paceline.rlp.instance import PUSH, Instance, drawn, unseen
 from paceline.rlp.network_file import SHIPPED
 from paceline.rlp.network_file import load as load_weights
 from paceline.rlp.policy import RLP
@@ -164,6 +164,18 @@ def test_the_policy_on_a_cluster_and_its_network_in_a_fleet_agree(hidden: int, t
     assert fleet_choices == choices
     fleet.apply(granted.any(1))
     torch.testing.assert_close(flat(fleet), training.slice.weights, rtol=1e-3, atol=1e-4)
+
+
+def test_workers_that_are_granted_together_pull_one_by_one() -> None:
+    """Four workers compute for 1 s, and a pull takes 1 s. In a queue, the first pushes while the last still pulls."""
+    even = replace(instance(transfer=1.0), steps=(1.0,) * 4, sleeps=((0.0, 0.0, 0.0),) * 4)
+    queued, shared = (
+        Cluster(even.cluster(), make(spec), 40, 1).run().simulated_seconds / 40 for spec in ("rlp:rule=bsp", "bsp")
+    )
+    assert make("rlp").one_by_one
+    assert not make("bsp").one_by_one
+    assert queued == pytest.approx(1 + 1 + 4 * PUSH, rel=0.01)
+    assert shared == pytest.approx(4 + 1 + 4 * PUSH, rel=0.01)
 
 
 def test_the_clusters_of_a_fleet_do_not_influence_each_other() -> None:

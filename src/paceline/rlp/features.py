@@ -31,6 +31,7 @@ WAIT, ITSELF, ALL, NEXT = range(4)
 STEP_WEIGHT = 0.2  # weight of the newest step in the mean step time of a worker
 JITTER_WEIGHT = 0.05  # weight of the newest step in the mean deviation of steps
 FAST, SLOW = 0.1, 0.025  # weights of the newest loss in the two means of reported losses
+CHOICE_WEIGHT = 0.2  # weight of the newest Q in its mean over rounds, by which rules that last are chosen
 UNKNOWN = 1000.0  # the pace of a worker that has not yet sent an update, relative to the median worker
 WORST = 10.0  # times the first loss; a higher loss, or one that is not a number, counts as this
 PATIENCE = 3  # rounds of updates after which an idle worker runs, whatever the action

@@ -18,7 +18,7 @@ from paceline.policies import Apply, Discard, Grant, Policy, Update, WorkerId
 from paceline.policies.components import Progress, Weigher, Weights
 from paceline.policies.contract import Decisions
 from paceline.rlp.cluster_state import ClusterState
-from paceline.rlp.features import ALL, ITSELF, NEXT, PATIENCE, is_due
+from paceline.rlp.features import ALL, CHOICE_WEIGHT, ITSELF, NEXT, PATIENCE, is_due
 from paceline.rlp.network_file import SHIPPED, load
 from paceline.rlp.rules import NETWORK, HeldRule, named_rule
 
@@ -44,6 +44,8 @@ class RLP(Policy):
         self.pending: list[Update] = []  # updates since the last Grant
         self.cluster_state = ClusterState(state.history)
         self.choice = 0  # number of the rule that was chosen last
+        self.values: list[float] = []  # Q of each rule, as a mean over recent rounds
+        self.choices = 0
         self.chosen_at = 0  # number of updates when it was chosen
         self.ring: dict[WorkerId, None] = {}  # members in the order of their turns, the next one first
         self.validation: float | None = None  # the newest loss on validation data
@@ -100,7 +102,12 @@ class RLP(Policy):
             return named_rule(self.rule).action(members, len(self.idle), lead)
         if is_due(cluster_state.updates, members, network.lasts) or cluster_state.updates >= self.chosen_at + members:
             state = np.array(cluster_state.vector(members, network.state), np.float32)
-            self.choice = int(network.values(state).argmax())
+            self.choices += 1
+            weight = max(CHOICE_WEIGHT, 1 / self.choices) if network.lasts else 1.0
+            old = self.values or [0.0] * len(network.rules)
+            newest = network.values(state).tolist()
+            self.values = [mean + weight * (new - mean) for mean, new in zip(old, newest, strict=True)]
+            self.choice = self.values.index(max(self.values))
             self.chosen_at = cluster_state.updates
         return network.rules[self.choice].action(members, len(self.idle), lead)
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from paceline.rlp.features import ALL, ITSELF, NEXT, WAIT, StateFeatures, is_due
+from paceline.rlp.features import ALL, CHOICE_WEIGHT, ITSELF, NEXT, WAIT, StateFeatures, is_due
 from paceline.rlp.fleet import Fleet, FleetTick, Tensor
 from paceline.rlp.network_file import NetworkWeights
 from paceline.rlp.rules import Rule, last_a_round
@@ -82,18 +82,29 @@ class RulePlayer:
         self._switch = torch.zeros_like(first) if switch is None else switch
         self._ends = torch.full_like(first, 2**40) if ends is None else ends
         self._rule = first.clone()
+        self._q = torch.zeros(len(first), len(rules), device=first.device)  # means over rounds
+        self._choices = 0
 
     def __call__(self, state: Tensor, fleet: Fleet, tick: FleetTick, rows: Tensor) -> tuple[Tensor, Tensor]:
         if is_due(fleet.updates, fleet.N, self._lasts):
             chosen = torch.where(fleet.updates < self._switch[rows], self._first[rows], self._second[rows])
             chosen = torch.where(fleet.updates < self._ends[rows], chosen, -1)
             if self._network is not None:
-                with torch.no_grad():
-                    best = self._network(state).argmax(1)
-                chosen = torch.where(chosen < 0, best, chosen)
+                chosen = torch.where(chosen < 0, self._best(state, rows), chosen)
             self._rule[rows] = chosen
         rule = self._rule[rows]
         return actions_of(rule, self._rules, fleet, tick), rule
+
+    def _best(self, state: Tensor, rows: Tensor) -> Tensor:
+        """Return the rules with the highest Q. If rules last, it is a mean over recent rounds, which has less noise."""
+        assert self._network is not None
+        self._choices += 1
+        with torch.no_grad():
+            q: Tensor = self._network(state)
+        if self._lasts:
+            self._q[rows] += max(CHOICE_WEIGHT, 1 / self._choices) * (q - self._q[rows])
+            q = self._q[rows]
+        return q.argmax(1)
 
 
 def greedy(network: nn.Module, rules: tuple[Rule, ...], episodes: int, device: str | torch.device) -> RulePlayer:
