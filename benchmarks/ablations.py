@@ -1,9 +1,11 @@
 """Ablations of RLP's training: each variant is trained several times on digits, which two cores can do in an hour.
 
-python benchmarks/ablations.py measure [--seeds 3] [--episodes 12288] [--jobs 2]    # train and evaluate
+python benchmarks/ablations.py measure [ROW ...] [--seeds 3] [--episodes 12288] [--jobs 2]    # train and evaluate
 python benchmarks/ablations.py                                     # print docs/results/rlp-ablations.jsonl
 
-Seeds vary the training. All networks are evaluated on the same hundred instances, which are not used for training.
+ROW: words with which the names of the rows to measure begin; by default, all rows. Their new results replace the old
+ones. Seeds vary the training. All networks are evaluated on the same hundred instances, which are not used for
+training.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ KEPT = Path(__file__).parents[1] / "docs" / "results" / "rlp-ablations.jsonl"
 DEPTHS = (0, 1)
 PAPERS_EPISODES = 512  # few, because the paper's learner makes a step for every update
 RUNS_PER_INSTANCE = 10  # runs of every network on every instance
-OURS = LearnerSettings(instances=256, depths=DEPTHS, size="bundled", budget=600)
+OURS = LearnerSettings(instances=256, depths=DEPTHS, size="bundled", budget=600, links=False)
 PAPERS = dqn.DqnSettings(depths=DEPTHS, size="bundled", budget=600)
 ROWS: dict[str, LearnerSettings | dqn.DqnSettings] = {
     "as it is": OURS,
@@ -65,6 +67,8 @@ def learn(job: tuple[LearnerSettings | dqn.DqnSettings, int, Path]) -> Path:
         learner = dqn.DqnLearner(settings, table("digits"))
         learner.pretrain()
         learner.learn(PAPERS_EPISODES)
+        save(learner.weights(), path)
+        return path
     save(weights_of(learner.network, settings.state, settings.rules), path)
     return path
 
@@ -74,7 +78,8 @@ def measure(args: argparse.Namespace) -> list[Line]:
     data = load("digits")
     with TemporaryDirectory() as folder, pool_of(max(args.jobs, 2), {"digits": data}) as pool:
         assert pool is not None
-        courses = [(row, seed) for seed in range(args.seeds) for row in ROWS]
+        chosen = [row for row in ROWS if not args.rows or row.startswith(tuple(args.rows))]
+        courses = [(row, seed) for seed in range(args.seeds) for row in chosen]
         tasks = [
             (replace(ROWS[row], seed=seed), args.episodes, Path(folder) / f"{at}.safetensors")
             for at, (row, seed) in enumerate(courses)
@@ -117,6 +122,7 @@ def show(lines: list[Line]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("measure", "show"), default="show")
+    parser.add_argument("rows", nargs="*", metavar="ROW")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--episodes", type=int, default=12_288)
     parser.add_argument("--jobs", type=int, default=2)
@@ -124,7 +130,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.what == "measure":
-        lines = measure(args)
+        new = measure(args)
+        known = {line["row"] for line in new}
+        old = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+        lines = [line for line in old if line["row"] not in known] + new
         args.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
     show([json.loads(line) for line in args.out.read_text().splitlines()])
 

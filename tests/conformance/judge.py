@@ -219,7 +219,7 @@ def judge_of(spec: str, streamed: bool = False) -> Judge:
         case "asp":
             return Judge(at_once=True)
         case "ssp":
-            return Judge(gap=int(given.get("staleness", 3)), at_once=True)
+            return Judge(gap=int(given.get("staleness", 3)) - (given.get("wait") == "at"), at_once=True)
         case "dssp" if given.get("bound", "gap") == "gap":
             return Judge(gap=int(given.get("high", 15)), at_once=True)
         case "dssp" if given["bound"] == "staleness" and not streamed:

@@ -46,6 +46,7 @@ VARIANTS = [
     "kbatch:k=7",
     "ssp:staleness=0",
     "ssp:staleness=1",
+    "ssp:staleness=2,wait=at",
     "dssp:low=1,high=4",
     "dssp:low=1,high=4,bound=none",
     "dssp:low=1,high=4,bound=staleness",

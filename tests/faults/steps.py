@@ -97,7 +97,7 @@ def occurs(name: str, policy: str, streamed: bool) -> bool:
         case "GradientStarted" | "UpdatedPiece" | "StreamUpdates":
             return streamed
         case "RequestPush" | "AllowPush":
-            return not streamed and policies.make(policy).takes_turns
+            return not streamed and policies.make(policy).one_by_one
         case "PushReceived" | "ApplyUpdates" | "KeepUpdate" | "ShardMoved":
             return not streamed
         case _:

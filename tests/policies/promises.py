@@ -233,7 +233,7 @@ def promises_of(spec: str) -> tuple[Promise, ...]:
         case "bsp" if "backup" not in given and "fraction" not in given:
             return (GapAtMost(0),)
         case "ssp":
-            return GapAtMost(int(given.get("staleness", 3))), AppliesAtOnce()
+            return GapAtMost(int(given.get("staleness", 3)) - (given.get("wait") == "at")), AppliesAtOnce()
         case "dssp" if given.get("bound", "gap") == "gap":
             return GapAtMost(int(given.get("high", 15))), AppliesAtOnce()
         case "dssp" if given["bound"] == "staleness" and not spec.endswith(STREAMED):

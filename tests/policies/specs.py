@@ -23,6 +23,7 @@ VARIANTS = [
     "asp:weights=mean" + STREAMED,
     "ssp:staleness=0",
     "ssp:staleness=1",
+    "ssp:staleness=2,wait=at",
     "ssp:staleness=1,weights=mean" + STREAMED,
     "dssp:low=1,high=3",
     "dssp:low=1,high=3,weights=mean" + STREAMED,
@@ -78,7 +79,7 @@ SPECS = [*names(), *VARIANTS]
 APPLY_ALL_MEMBERS = [
     *("asp", "asp:weights=mean", "asp" + STREAMED, "asp:weights=mean" + STREAMED),
     *("bsp", "bsp:tune_batches=true", "bsp:weights=mean", "bsp:pipeline=true", "bsp:pipeline=true,weights=mean"),
-    *("ssp", "ssp:staleness=0", "ssp:staleness=1"),
+    *("ssp", "ssp:staleness=0", "ssp:staleness=1", "ssp:staleness=2,wait=at"),
     *("dssp", "dssp:low=1,high=3", "dssp:low=1,high=3,bound=none", "dssp:low=2,high=2", "dssp:bound=staleness"),
     *("r2sp", "r2sp:groups=2", "r2sp:groups=auto", "r2sp:tune_batches=true", "r2sp" + STREAMED),
 ]

@@ -108,7 +108,7 @@ def test_a_users_own_class_is_named_by_module_and_class() -> None:
     assert type(make(f"{__name__}:Mine")) is Mine
     assert make(f"{__name__}:Mine:staleness=7").staleness == 7  # type: ignore[attr-defined]
     assert type(make(f"{__name__}:Bare")) is Bare
-    assert list(policy_options(f"{__name__}:Mine")) == ["staleness", "weights"]
+    assert list(policy_options(f"{__name__}:Mine")) == ["staleness", "weights", "wait"]
     assert policy_options(f"{__name__}:Bare") == {}
 
 
@@ -268,7 +268,7 @@ def test_a_checkpoint_of_another_policy_is_told_apart_and_imports_nothing() -> N
     [
         ("bspp", "There is no policy 'bspp'. Did you mean 'bsp'? Known policies: " + ", ".join(names()) + "."),
         ("sync", "There is no policy 'sync'. Did you mean 'ksync'? Known policies: " + ", ".join(names()) + "."),
-        ("ssp:stale=3", "ssp has no option 'stale'. Did you mean 'staleness'? Its options: staleness, weights."),
+        ("ssp:stale=3", "ssp has no option 'stale'. Did you mean 'staleness'? Its options: staleness, weights, wait."),
         ("test:x=1", "There is no policy 'test'. Known policies: " + ", ".join(names()) + "."),
         ("ssp:staleness=-1", "ssp: staleness must be a whole number of at least 0, not '-1'."),
         ("ssp:staleness=1.5", "ssp: staleness must be a whole number of at least 0, not '1.5'."),

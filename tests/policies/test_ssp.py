@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline.policies import PolicyError
 from paceline.policies.ssp import SSP
 from policies.cluster import run, steady
 from policies.conversation import Conversation, applied, granted, streamed, streams, turn
@@ -12,6 +13,30 @@ def test_the_fastest_waits_for_the_slowest() -> None:
     talk.arrives("a", at=1.0).answers(applied("a"), granted("a"))
     talk.arrives("a", at=2.0).answers(applied("a"))  # a has done two and b none, so a gets no Grant
     talk.arrives("b", at=3.0).answers(applied("b"), granted("b"), granted("a"))
+
+
+def test_to_the_letter_a_worker_waits_at_a_lead_of_s() -> None:
+    """The RLP paper: a worker runs while 0 < p - min < s, waits at s, and all idle workers run after the slowest."""
+    talk = Conversation(SSP(staleness=2, wait="at"), workers="abc")
+    talk.arrives("a", at=1.0).answers(applied("a"), granted("a"))
+    talk.arrives("a", at=2.0).answers(applied("a"))  # a lead of 2
+    talk.arrives("b", at=3.0).answers(applied("b"), granted("b"))
+    talk.arrives("c", at=4.0).answers(applied("c"), granted("c"), granted("a"))
+
+
+def test_to_the_letter_a_threshold_of_0_is_refused() -> None:
+    with pytest.raises(PolicyError, match="wait=at needs a staleness of at least 1"):
+        SSP(staleness=0, wait="at")
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_to_the_letter_the_progress_gap_is_one_less(staleness: int) -> None:
+    letter, default = (
+        run(policy, {0: steady(1.0), 1: steady(10.0)}, updates=100)
+        for policy in (SSP(staleness, wait="at"), SSP(staleness - 1))
+    )
+    assert max(letter.gaps) == staleness - 1
+    assert letter.gaps == default.gaps
 
 
 def test_with_staleness_0_no_worker_is_ahead() -> None:

@@ -40,7 +40,7 @@ def test_gymnasiums_checker_accepts_the_environment(ring: bool, validated: bool)
     environment = SynchronizationEnv(DIGITS, small, StateFeatures(validated=validated), ring)
     check_env(environment, skip_render_check=True)
     assert environment.action_space.n == 3 + ring  # type: ignore[attr-defined]
-    assert environment.observation_space.shape == (53,)
+    assert environment.observation_space.shape == (57,)
 
 
 def test_the_return_is_minus_the_time_it_took() -> None:
@@ -51,7 +51,7 @@ def test_the_return_is_minus_the_time_it_took() -> None:
         total, info, reached, spent = played(environment, ITSELF, number)
         assert reached != spent
         assert -total == pytest.approx(info["seconds"] - began)
-        assert first.shape == (53,)
+        assert first.shape == (57,)
 
 
 def test_one_action_keeps_workers_idle_and_another_lets_all_run() -> None:

@@ -9,8 +9,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.rlp.evaluate import FIXED, Times, _episodes_at_once, best_fixed, interval, judged, ratios
-from paceline.rlp.instance import Instance, drawn
+from paceline.rlp.evaluate import (
+    FIXED,
+    YARDSTICK,
+    Times,
+    _episodes_at_once,
+    best_fixed,
+    interval,
+    is_fixed,
+    judged,
+    ratios,
+)
+from paceline.rlp.instance import Instance, drawn, drawn_hundred
+from paceline.rlp.rules import RULES, named_rule
 from paceline.workloads.data import Data, load
 
 
@@ -45,6 +56,7 @@ def test_the_number_of_episodes_at_once_fits_the_memory_of_a_gpu() -> None:
     assert at_once(small(0), 1) == 1500, "more would not be faster"
     assert 1 < at_once(large, 4) < at_once(large, 1) < 1500
     assert at_once(replace(large, units=100_000), 4) == 1
+    assert _episodes_at_once(large, bundled, "cuda", 4, corrected=True) < at_once(large, 4)
 
 
 @pytest.mark.matrix
@@ -70,3 +82,29 @@ def test_ratios_are_to_the_best_fixed_policy_of_each_instance() -> None:
     assert best_fixed(times) == ["bsp", "asp"]
     assert interval(np.array([1.0, 3.0])) == pytest.approx(1.96)
     assert len(FIXED) == 7
+
+
+def test_the_wider_yardstick_has_every_rule_and_every_policy_of_it_can_be_played() -> None:
+    held = {named_rule(spec.removeprefix("rlp:rule=")) for spec in YARDSTICK if spec.startswith("rlp")}
+    assert held == set(RULES)
+    assert set(FIXED) < set(YARDSTICK)
+    assert all(map(is_fixed, YARDSTICK))
+    assert not is_fixed("rlp")
+    assert not is_fixed("rlp:network=mine")
+    hard = replace(small(0), transfer=0.2, momentum=0.9, rate=0.01, target=0.85, budget=200)
+    what = [hard, replace(small(1), transfer=0.01, momentum=0.0)]
+    times = judged(what, 1, YARDSTICK, bundled)
+    assert all(bool((times[spec].seconds > 0).all()) for spec in YARDSTICK)
+    plain, corrected = times["r2sp:groups=3"], times["r2sp:groups=3 corrected"]
+    assert plain.updates[0] != corrected.updates[0], "correction changes a training with momentum"
+    np.testing.assert_array_equal(plain.updates[1], corrected.updates[1])
+
+
+def test_a_hundred_with_links_ranges_from_free_to_network_bound() -> None:
+    rounds = [each.transfer * each.workers for each in drawn_hundred(0)]
+    assert 10 < sum(each == 0 for each in rounds) < 45
+    assert sum(each > 2 for each in rounds) > 10
+    assert max(rounds) < 6.01
+    assert drawn_hundred(1) != drawn_hundred(0)
+    number = drawn_hundred(0)[0].seed
+    assert replace(drawn_hundred(0)[0], transfer=0.0) == drawn(number), "nothing else depends on the links"

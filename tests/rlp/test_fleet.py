@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,19 +11,21 @@ pytest.importorskip("torch")
 
 import torch
 
+from paceline.model.correction import CorrectionOption
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.policies import Policy, make
-from paceline.rlp.evaluate import FIXED
+from paceline.rlp.evaluate import CORRECTED, YARDSTICK
 from paceline.rlp.features import StateFeatures
 from paceline.rlp.fleet import Fleet
+from paceline.rlp.fleet_correction import CorrectedFleet
 from paceline.rlp.fleet_state import FleetState
-from paceline.rlp.instance import Instance, drawn, unseen
-from paceline.rlp.network_file import SHIPPED
+from paceline.rlp.instance import PUSH, Instance, drawn, unseen
+from paceline.rlp.network_file import SHIPPED, save
 from paceline.rlp.network_file import load as load_weights
 from paceline.rlp.policy import RLP
 from paceline.rlp.rollout import Guard, follow, play
-from paceline.rlp.rule_network import RulePlayer, greedy, network_of
-from paceline.rlp.rules import RULES, Rule
+from paceline.rlp.rule_network import QNetwork, RulePlayer, greedy, weights_of
+from paceline.rlp.rules import RULES, Rule, named_rule
 from paceline.rlp.update_order import update_order
 from paceline.simulate.cluster import Cluster
 from paceline.simulate.task import Task
@@ -33,16 +36,19 @@ DIGITS = load("digits")
 SLEEPS = ((0.3, 1.0, 0.3), (1.0, 0.1, 0.05), (1.0, 2.0, 0.5), (1.0, 0.1, 0.05))
 
 
-def instance(seed: int = 5, momentum: float = 0.0, hidden: int = 1) -> Instance:
-    return Instance(
-        seed, (1.0, 1.05, 0.95, 1.1), SLEEPS, hidden, rate=0.02, momentum=momentum, dataset="digits", budget=60
-    )
+def instance(seed: int = 5, momentum: float = 0.0, hidden: int = 1, transfer: float = 0.0) -> Instance:
+    steps = (1.0, 1.05, 0.95, 1.1)
+    made = Instance(seed, steps, SLEEPS, hidden, rate=0.02, momentum=momentum, dataset="digits", budget=60)
+    return replace(made, transfer=transfer)
 
 
-def trained(what: Instance, policy: Policy, rounds: int, data: Data = DIGITS) -> tuple[Training, float]:
+def trained(
+    what: Instance, policy: Policy, rounds: int, data: Data = DIGITS, corrected: bool = False
+) -> tuple[Training, float]:
     """Train an instance on the simulated cluster. Return the training, and the simulated seconds."""
     settings = {"lr": what.rate, "momentum": what.momentum}
-    task = Task(f"dnn{what.hidden}", data, OptimizerSpec("SGD", (settings,)), what.seed)
+    correct: CorrectionOption = "auto" if corrected else "none"
+    task = Task(f"dnn{what.hidden}", data, OptimizerSpec("SGD", (settings,)), what.seed, correct=correct)
     chosen = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(what.seed))
     chosen = chosen[: int(what.share * len(data.labels))]
     shares = Shares([chosen[worker :: what.workers] for worker in range(what.workers)], what.seed)
@@ -58,20 +64,30 @@ def flat(fleet: Fleet, row: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("spec", ["bsp", "asp", "ssp:staleness=2", "dssp:low=1,high=3", "r2sp"])
-def test_following_a_policys_order_trains_what_the_cluster_trains(spec: str, momentum: float) -> None:
-    what = instance(momentum=momentum)
-    training, _ = trained(what, make(spec), 10)
-    order = update_order(what, make(spec))
-    worker, seconds, completes, pulled_by = (
+@pytest.mark.parametrize("transfer", [0.0, 0.4])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("bsp", "asp", "ssp:staleness=2", "dssp:low=1,high=3", "ksync:k=2", "kbatch:k=3", "r2sp", "r2sp:groups=2"),
+        *("r2sp corrected", "r2sp:groups=2 corrected"),
+    ],
+)
+def test_following_a_policys_order_trains_what_the_cluster_trains(spec: str, transfer: float, momentum: float) -> None:
+    what, plain = instance(momentum=momentum, transfer=transfer), spec.removesuffix(CORRECTED)
+    training, _ = trained(what, make(plain), 10, corrected=plain != spec)
+    order = update_order(what, make(plain))
+    worker, step, seconds, completes, turns, pulled_by = (
         torch.from_numpy(each)[None] for each in order.arrays(what.budget, what.workers)
     )
-    fleet = Fleet([what], DIGITS)
+    fleet = Fleet([what], DIGITS) if plain == spec else CorrectedFleet([what], DIGITS)
     applied = training.outcome.updates
     for at in range(applied):
-        fleet.receive(worker[:, at], seconds[:, at])
+        fleet.draw(int(step[0, at]) + 1)
+        fleet.receive(worker[:, at], seconds[:, at], step[:, at])
+        if isinstance(fleet, CorrectedFleet):
+            fleet.turns, fleet.ahead = turns[:, at].float(), pulled_by[:, at].clamp(min=0).float()
         fleet.apply(completes[:, at])
-        fleet.grant(pulled_by[:, at])
+        fleet.pull(pulled_by[:, at] >= 0)
     assert applied >= 30
     torch.testing.assert_close(flat(fleet), training.slice.weights, rtol=1e-4, atol=1e-5)
 
@@ -97,42 +113,59 @@ def test_rules_act_as_the_policies_they_are_named_after(rule: Rule, spec: str, m
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("spec", FIXED)
+@pytest.mark.parametrize("spec", [each for each in YARDSTICK if not each.startswith("rlp")])
 def test_an_order_lasts_until_the_budget_is_spent(spec: str, seed: int) -> None:
     """Two workers with so much jitter that updates still wait for their turn when the simulation ends are included."""
     unsteady = Instance(seed, (0.9, 1.05), ((0.3, 4.5, 1.5),) * 2, budget=1500)
-    for each in update_order(unsteady, make(spec)).arrays(1500, 2):
+    for each in update_order(unsteady, make(spec.removesuffix(CORRECTED))).arrays(1500, 2):
         assert len(each) == 1500
 
 
 @pytest.mark.parametrize("hidden", [0, 2])
-def test_the_policy_on_a_cluster_and_its_network_in_a_fleet_agree(hidden: int) -> None:
+@pytest.mark.parametrize("transfer", [0.0, 0.03, 0.3, 2.0])
+@pytest.mark.parametrize("rule", ["shipped", "sees links", "asp", "50%", "bsp", "ssp-2", "run-3"])
+def test_the_policy_on_a_cluster_and_its_network_in_a_fleet_agree(
+    hidden: int, transfer: float, rule: str, tmp_path: Path
+) -> None:
     """Features, rules and the order of updates are the same, to the last update."""
-    what = instance(hidden=hidden, momentum=0.5)
-    policy = make("rlp")
+    what = instance(hidden=hidden, momentum=0.5, transfer=transfer)
+    follows = rule in ("shipped", "sees links")
+    name = SHIPPED
+    if rule == "sees links":
+        torch.manual_seed(3)
+        save(weights_of(QNetwork(StateFeatures().size, len(RULES)), StateFeatures(), RULES), tmp_path / "network")
+        name = str(tmp_path / "network")
+    policy = make(f"rlp:network={name}" if follows else f"rlp:rule={rule}")
+    seen = load_weights(name).state
     assert isinstance(policy, RLP)
     choices: list[int] = []
     states: list[list[float]] = []
+    times: list[float] = []
     arrived = policy.arrived
 
     def recorded(*arguments):  # type: ignore[no-untyped-def]
         decisions = arrived(*arguments)
-        choices.append(policy.rule)
-        states.append(policy.cluster_state.vector(what.workers, StateFeatures()))
+        choices.append(policy.choice if follows else RULES.index(named_rule(rule)))
+        states.append(policy.cluster_state.vector(what.workers, seen))
+        times.append(arguments[1])
         return decisions
 
     policy.arrived = recorded  # type: ignore[method-assign]
     training, _ = trained(what, policy, 12)
     fleet = Fleet([what], DIGITS)
-    fleet_state, guard = FleetState(fleet, StateFeatures()), Guard(fleet)
-    chooser = greedy(network_of(load_weights(SHIPPED)), RULES, 1, "cpu")
+    fleet_state, guard = FleetState(fleet, seen), Guard(fleet)
+    if follows:
+        chooser = greedy(load_weights(name), 1, "cpu")
+    else:
+        chooser = RulePlayer(None, RULES, torch.tensor([RULES.index(named_rule(rule))]))
     fleet_choices: list[int] = []
     while fleet.updates < len(choices):
         tick = fleet.next_arrivals()
+        assert float(fleet.now) == pytest.approx(times[len(fleet_choices)], rel=1e-9)
         state = fleet_state.observe(fleet, tick)
         torch.testing.assert_close(state[0], torch.tensor(states[len(fleet_choices)]), rtol=1e-3, atol=1e-4)
-        action, rule = chooser(state, fleet, tick, torch.zeros(1, dtype=torch.int64))
-        fleet_choices.append(int(rule))
+        action, number = chooser(state, fleet, tick, torch.zeros(1, dtype=torch.int64))
+        fleet_choices.append(int(number))
         granted = guard.granted(action, fleet, tick)
         if fleet.updates < len(choices):
             fleet.apply(granted.any(1))
@@ -141,6 +174,18 @@ def test_the_policy_on_a_cluster_and_its_network_in_a_fleet_agree(hidden: int) -
     assert fleet_choices == choices
     fleet.apply(granted.any(1))
     torch.testing.assert_close(flat(fleet), training.slice.weights, rtol=1e-3, atol=1e-4)
+
+
+def test_workers_that_are_granted_together_pull_one_by_one() -> None:
+    """Four workers compute for 1 s, and a pull takes 1 s. In a queue, the first pushes while the last still pulls."""
+    even = replace(instance(transfer=1.0), steps=(1.0,) * 4, sleeps=((0.0, 0.0, 0.0),) * 4)
+    queued, shared = (
+        Cluster(even.cluster(), make(spec), 40, 1).run().simulated_seconds / 40 for spec in ("rlp:rule=bsp", "bsp")
+    )
+    assert make("rlp").one_by_one
+    assert not make("bsp").one_by_one
+    assert queued == pytest.approx(1 + 1 + 4 * PUSH, rel=0.01)
+    assert shared == pytest.approx(4 + 1 + 4 * PUSH, rel=0.01)
 
 
 def test_the_clusters_of_a_fleet_do_not_influence_each_other() -> None:

@@ -18,7 +18,7 @@ import torch
 
 from paceline.policies import make
 from paceline.rlp.features import StateFeatures
-from paceline.rlp.instance import Instance, drawn, unseen
+from paceline.rlp.instance import Instance, drawn, drawn_hundred, unseen
 from paceline.rlp.learner import LearnerSettings, RuleLearner
 from paceline.rlp.learner_file import LearnerFileError, export, load_learner, save_learner
 from paceline.rlp.pretraining import learned
@@ -56,9 +56,9 @@ def test_a_resumed_learner_learns_what_an_uninterrupted_one_learns(tmp_path: Pat
 def test_instances_may_have_different_numbers_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[tuple[int, int]] = []
 
-    def recorded(seed: int, workers: int, hidden: int, size: str) -> Instance:
+    def recorded(seed: int, workers: int, hidden: int, size: str, links: bool) -> Instance:
         played.append((hidden, workers))
-        return drawn(seed, workers, hidden, size=size)
+        return drawn(seed, workers, hidden, size=size, links=links)
 
     monkeypatch.setattr("paceline.rlp.learner.drawn", recorded)
     learner, log = learned(replace(SMALL, instances=8, workers=(4, 2)), DIGITS, 64, tmp_path / "kept")
@@ -87,7 +87,7 @@ def test_a_learned_network_is_a_policy(tmp_path: Path) -> None:
 def test_the_network_learns_the_values_of_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one worker is very slow and nothing else is wrong, it learns that waiting for all workers is worst."""
 
-    def straggler(seed: int, workers: int, hidden: int, size: str) -> Instance:
+    def straggler(seed: int, workers: int, hidden: int, size: str, links: bool) -> Instance:
         sleeps = ((1.0, 8.0, 1.0), *((1.0, 0.1, 0.05),) * (workers - 1))
         return Instance(seed, (1.0,) * workers, sleeps, hidden, 32, rate=0.02, dataset="digits", target=0.75)
 
@@ -123,7 +123,7 @@ def test_a_broken_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
     load_learner(path, DIGITS)
     path.write_bytes(whole[: len(whole) // 2])
     assert "broken" in refused()
-    path.write_bytes(whole.replace(b'"version":"2"', b'"version":"0"'))
+    path.write_bytes(whole.replace(b'"version":"3"', b'"version":"0"'))
     assert "version" in refused()
     path.write_bytes(whole.replace(b"network.0.weight", b"network.9.weight"))
     assert "whole learner" in refused()
@@ -154,6 +154,7 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
 
 def test_nothing_is_learned_from_the_unseen_instances() -> None:
     judged_by = {instance.seed for hundred in (1, 2, 3) for instance in unseen(hundred)}
+    judged_by |= {instance.seed for seed in range(20) for instance in drawn_hundred(seed)}
     for seed in range(3):
         learner = RuleLearner(replace(SMALL, seed=seed), DIGITS)
         played = {instance.seed for _, instances in learner._parts() for instance in instances}

@@ -25,7 +25,8 @@ STEPS = 5
 
 
 def small(seed: int) -> Instance:
-    return replace(drawn(seed, 4, 1, size="bundled"), budget=60)
+    """Return an instance that reaches its target within ten to twenty updates."""
+    return replace(drawn(seed, 4, 1, size="bundled"), budget=60, target=0.3, rate=0.05, momentum=0.0)
 
 
 def oracle(environment: SynchronizationEnv, **settings: object):  # type: ignore[no-untyped-def]
@@ -53,18 +54,24 @@ def test_our_learner_makes_the_same_steps_as_the_oracle(monkeypatch: pytest.Monk
     monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: model.replay_buffer._get_samples(np.arange(32)))
     chance = np.random.default_rng(0)
     state, _ = environment.reset(seed=1)
+    ends = 0
     for _ in range(32):
         action = chance.integers(3)
-        after, reward, *_ = environment.step(action)
+        after, reward, reached, truncated, _ = environment.step(action)
         reward *= 0.1
-        model.replay_buffer.add(state[None], after[None], np.array([[action]]), np.array([reward]), np.zeros(1), [{}])
+        done = np.array([reached or truncated], np.float32)
+        notes = [{"TimeLimit.truncated": truncated}]  # the oracle bootstraps from such a state
+        model.replay_buffer.add(state[None], after[None], np.array([[action]]), np.array([reward]), done, notes)
         learner.store(
             torch.from_numpy(state)[None],
             torch.tensor([int(action)]),
             torch.tensor([reward], dtype=torch.float32),
             torch.from_numpy(after)[None],
+            torch.tensor([float(reached)]),
         )
-        state = after
+        ends += reached
+        state = environment.reset(seed=2 + ends)[0] if reached or truncated else after
+    assert ends > 0, "an episode has reached its target"
     before = [layer.weight.detach().clone() for layer in theirs]
     for _ in range(STEPS - 1):  # the first one came with the last transition
         learner._train()

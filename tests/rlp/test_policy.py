@@ -6,6 +6,7 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,10 +15,21 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from paceline.policies import Apply, Decision, Grant, PolicyError, Update, make, snapshot
-from paceline.rlp.features import StateFeatures
+from paceline.rlp.features import LINKS, StateFeatures
 from paceline.rlp.network_file import SHIPPED, NetworkWeights, load, save
 from paceline.rlp.policy import RLP
-from paceline.rlp.rules import ACTIONS, RING, RULES, Rule, parse_rules
+from paceline.rlp.rules import (
+    ACTIONS,
+    NETWORK,
+    PAPERS_RULES,
+    RING,
+    RULES,
+    HeldRule,
+    Rule,
+    named_rule,
+    option_name,
+    parse_rules,
+)
 
 
 def network(state: StateFeatures, rules: tuple[Rule, ...], always: int | None = None, seed: int = 0) -> NetworkWeights:
@@ -185,7 +197,7 @@ def test_a_file_without_a_network_is_refused_in_a_sentence(tmp_path: Path) -> No
     assert "shape" in refused(path)
     save(NetworkWeights(StateFeatures(), RULES[:-1], whole.layers), path)
     assert "shape" in refused(path)
-    notes = {"history": "10", "scene": "1", "validated": "0", "rules": "asp,telepathy"}
+    notes = {"history": "10", "scene": "1", "validated": "0", "links": "1", "rules": "asp,telepathy"}
     save_file(plain, path, notes)
     assert "rules" in refused(path)
     plain["w1"][3, 3] = np.nan
@@ -195,6 +207,48 @@ def test_a_file_without_a_network_is_refused_in_a_sentence(tmp_path: Path) -> No
 
 def test_the_shipped_network_has_the_papers_size() -> None:
     shipped = load(SHIPPED)
-    assert shipped.state == StateFeatures()
-    assert shipped.rules == RULES
+    assert shipped.state == StateFeatures(links=False)
+    assert shipped.rules == PAPERS_RULES
     assert [each.shape for each, _ in shipped.layers] == [(53, 64), (64, 32), (32, 12)]
+
+
+def test_a_network_from_before_the_features_of_the_network_still_works(tmp_path: Path) -> None:
+    path = tmp_path / "old.safetensors"
+    old = network(StateFeatures(links=False), PAPERS_RULES)
+    plain = {f"{kind}{at}": each for at, pair in enumerate(old.layers) for kind, each in zip("wb", pair, strict=True)}
+    save_file(plain, path, {"history": "10", "scene": "1", "validated": "0", "rules": ",".join(map(str, PAPERS_RULES))})
+    assert load(str(path)).state == StateFeatures(links=False)
+    policy = make(f"rlp:network={path}")
+    assert granted(policy.joined(0, 0.0)) == [0]
+    assert granted(policy.arrived(update(0), 1.0)) == [0]
+
+
+def test_the_option_names_every_rule() -> None:
+    assert get_args(HeldRule) == (NETWORK, *map(option_name, RULES))
+    for rule in RULES:
+        assert named_rule(option_name(rule)) == rule
+
+
+def test_a_bound_on_running_workers_grants_those_that_have_been_idle_longest() -> None:
+    policy = make("rlp:rule=run-2")
+    for worker in range(4):
+        policy.joined(worker, 0.0)
+    assert granted(policy.arrived(update(2), 1.0)) == []
+    assert granted(policy.arrived(update(0), 1.1)) == []
+    assert granted(policy.arrived(update(3), 1.2)) == [2]
+    assert granted(policy.arrived(update(1), 1.3)) == [0]
+    assert granted(policy.arrived(update(0, 2), 1.4)) == [3]
+
+
+def test_the_state_shows_how_much_of_an_iteration_is_transfer() -> None:
+    """Each of four workers computes for 1 s; its update arrives 4 s after its Grant, and one arrives every second."""
+    policy = RLP(rule="asp")
+    for worker in range(4):
+        policy.joined(worker, float(worker))
+    for at in range(4, 100):
+        policy.arrived(update(at % 4), float(at))
+    share, alone, running, rounds = policy.cluster_state.vector(4, StateFeatures())[-LINKS:]
+    assert share == pytest.approx(3 / 4, abs=0.01)
+    assert alone == pytest.approx(15 / (1 + 15), abs=0.01)
+    assert running == 1
+    assert rounds == pytest.approx(4 / (1 + 4), abs=0.01)

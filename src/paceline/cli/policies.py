@@ -75,6 +75,9 @@ def learn(
     scene: Annotated[
         bool, typer.Option(help="Add features that the paper lacks: inequality of workers, momentum and others.")
     ] = True,
+    links: Annotated[
+        bool, typer.Option(help="Let the workers of some instances share a link, and add features of the network.")
+    ] = True,
     pretrained: Annotated[bool, typer.Option(help="Play by fixed rules first.")] = True,
     ring: Annotated[bool, typer.Option("--ring", help="Also offer turns in a fixed order as an action.")] = False,
     paper: Annotated[
@@ -110,8 +113,9 @@ def learn(
     kept = out.with_name(out.name + ".checkpoint")
     settings = LearnerSettings(
         seed,
-        StateFeatures(history, scene, validated),
+        StateFeatures(history, scene, validated, links),
         ring=ring,
+        links=links,
         instances=instances,
         budget=budget,
         pretrained=pretrained,
@@ -167,7 +171,6 @@ def _as_in_the_paper(
 ) -> None:
     from paceline.rlp import dqn
     from paceline.rlp.network_file import save
-    from paceline.rlp.rule_network import weights_of
 
     settings = dqn.DqnSettings(seed, ring=ring, size=size, budget=budget, pretraining=100 if pretrained else 0)
     learner = dqn.DqnLearner(settings, data)
@@ -181,7 +184,7 @@ def _as_in_the_paper(
         )
     except KeyboardInterrupt:  # hours may have gone into it
         errors.print(f"Interrupted after {learner.episodes:,} episodes.")
-    save(weights_of(learner.network, settings.state, settings.rules), out, {"episodes": str(learner.episodes)})
+    save(learner.weights(), out, {"episodes": str(learner.episodes)})
     errors.print(Text(f"Written: {out}. Use it with --policy rlp:network={out}"))
 
 

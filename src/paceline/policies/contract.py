@@ -174,6 +174,9 @@ class Policy(ABC):
     streamed: bool = False
     #: Whether transfers use the servers' links one after the other, in the order of Turns and Grants.
     takes_turns: bool = False
+    #: Whether transfers use the servers' links one after the other, in the order in which they are requested. Unlike
+    #: the members of one turn, workers that are granted together pull one by one too.
+    queues_transfers: bool = False
     #: Whether the policy puts updates aside (Keep) to name them again in later Applies.
     keeps: bool = False
     #: Whether workers push model weights instead of gradients, to be mixed into the server's model.
@@ -207,6 +210,11 @@ class Policy(ABC):
     def hears_ready(self) -> bool:
         """Whether the driver must report `ready`. It may skip it if the only answer is ever a Turn."""
         return False
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether transfers use the servers' links one after the other."""
+        return self.takes_turns or self.queues_transfers
 
     @abstractmethod
     def joined(self, worker: WorkerId, now: float) -> Decisions:

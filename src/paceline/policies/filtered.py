@@ -76,6 +76,7 @@ class Filtered(Policy):
                 "filtered: a pipelined policy returns slices before updates can be compared, so choose another one."
             )
         self.takes_turns, self.mixes = self.policy.takes_turns, self.policy.mixes
+        self.queues_transfers = self.policy.queues_transfers
         self.version = 0
         self.granted: dict[WorkerId, int] = {}  # member → number of its Grants
         self.running: set[WorkerId] = set()  # members that hold an unanswered Grant

@@ -19,6 +19,7 @@ from paceline.rlp.features import (
     WORST,
     StateFeatures,
     frame,
+    links,
     rank,
     scene,
 )
@@ -37,6 +38,9 @@ class ClusterState:
         self.sum = self.sum_of_squares = 0.0  # of the mean steps
         self.jitter = 0.0
         self.momentum = 0.0  # of the server's optimizer; 0 while unknown
+        self.last_arrival: float | None = None
+        self.least_transfer: float | None = None
+        self.traffic = [0.0] * 5  # running means: transfer, iteration, step, running and gap (features.links)
 
     def observe(
         self,
@@ -46,9 +50,16 @@ class ClusterState:
         seconds: float,
         loss: float | None,
         features: StateFeatures,
+        granted_at: float,
+        now: float,
+        running: int,
     ) -> None:
-        """Record a worker's update. seconds: the duration of its step."""
+        """Record a worker's update, which has arrived now.
+
+        seconds: the duration of its step. running: the number of workers that were running, this one included.
+        """
         self.updates += 1
+        self._record_traffic(max(seconds, 1e-9), granted_at, now, running)
         before = self.fast
         if loss is not None:
             self._record_loss(loss, features.validated)
@@ -70,7 +81,8 @@ class ClusterState:
         fast, first, slow, best = (each or 1.0 for each in (self.fast, self.first, self.slow, self.best))
         rounds = self.updates / members
         newest = scene(rounds, fast, first, slow, best, self.noise, inequality, self.jitter, self.momentum, paces)
-        return [*self.frames, *newest]
+        traffic = links(members, self.least_transfer or 0.0, *self.traffic) if features.links else ()
+        return [*self.frames, *newest, *traffic]
 
     def forget(self, worker: WorkerId) -> None:
         """Remove a worker that has left."""
@@ -90,6 +102,15 @@ class ClusterState:
         self.slow += max(SLOW, newest) * (bounded - self.slow)
         self.best = min(self.best, self.fast)
         self.noise += max(FAST, newest) * (abs(bounded - before) - self.noise)
+
+    def _record_traffic(self, seconds: float, granted_at: float, now: float, running: int) -> None:
+        iteration = max(seconds, now - granted_at)
+        gap = max(0.0, now - (granted_at if self.last_arrival is None else self.last_arrival))
+        self.last_arrival = now
+        weight, transfer = max(FAST, 1 / self.updates), iteration - seconds
+        self.least_transfer = transfer if self.least_transfer is None else min(transfer, self.least_transfer)
+        newest = (transfer, iteration, seconds, float(running), gap)
+        self.traffic = [mean + weight * (new - mean) for mean, new in zip(self.traffic, newest, strict=True)]
 
     def _record_step(self, worker: WorkerId, seconds: float) -> None:
         seconds = max(seconds, 1e-9)

@@ -2,6 +2,11 @@
 
 It is the baseline for `learner.py`. The defaults are the paper's settings; common changes (a larger replay pool, a
 larger discount factor, double Q) are options. Several episodes are played at once, and share the networks and the pool.
+
+The paper's return is minus the time until the target accuracy. So the state in which the target is reached is terminal:
+no reward follows, and Q of the action that leads there is not bootstrapped. An episode that spends its budget of
+updates, or diverges, has not reached the target. It is cut off, not ended: its last transition is bootstrapped as any
+other. Without a terminal state, the sum of −Δt would only reward many updates per second.
 """
 
 from __future__ import annotations
@@ -14,12 +19,14 @@ import torch
 from paceline.rlp.features import StateFeatures
 from paceline.rlp.fleet import Fleet, FleetTick, Tensor
 from paceline.rlp.instance import Instance, drawn
+from paceline.rlp.network_file import NetworkWeights
 from paceline.rlp.rollout import play
-from paceline.rlp.rule_network import QNetwork, RulePlayer
-from paceline.rlp.rules import ACTIONS, RING, RULES, Rule
+from paceline.rlp.rule_network import QNetwork, RulePlayer, weights_of
+from paceline.rlp.rules import ACTIONS, RING, Rule
 from paceline.workloads.data import Data
 
-PRETRAINED_BY = (Rule(1), Rule(0), Rule(bound=2), Rule(bound=5), Rule(bound=8))
+#: BSP, ASP, and SSP with s = 2, 5 and 8. The paper's SSP waits at a lead of s, and these rules beyond their bound.
+PRETRAINED_BY = (Rule(1), Rule(0), *(Rule(bound=s - 1) for s in (2, 5, 8)))
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,10 @@ class DqnLearner:
         self._optimizer = torch.optim.Adam(self.network.parameters(), settings.rate)
         self._chance = torch.Generator().manual_seed(settings.seed)
         size = settings.state.size
-        # The replay pool D holds transitions (S′, a, r, S); S′ is the state before S.
+        # The replay pool D holds transitions (S′, a, r, S), and whether S is terminal. S′ is the state before S.
         self._previous, self._state = (torch.zeros(settings.memory, size) for _ in range(2))
         self._action = torch.zeros(settings.memory, dtype=torch.int64)
-        self._reward = torch.zeros(settings.memory)
+        self._reward, self._done = (torch.zeros(settings.memory) for _ in range(2))
         self._stored = self._steps = self._played = 0
         self.episodes = 0
 
@@ -75,10 +82,9 @@ class DqnLearner:
         s = self.settings
         states, actions, rewards = [], [], []
         for instances in self._instances(s.pretraining):
-            rules = (*RULES, Rule(bound=8))
             repeated = [instance for instance in instances for _ in PRETRAINED_BY]
-            numbers = torch.tensor([rules.index(rule) for rule in PRETRAINED_BY]).repeat(len(instances))
-            chooser = _ActionsOf(RulePlayer(None, rules, numbers))
+            numbers = torch.arange(len(PRETRAINED_BY)).repeat(len(instances))
+            chooser = _ActionsOf(RulePlayer(None, PRETRAINED_BY, numbers))
             episodes = play(repeated, self._data, chooser, s.state, record=lambda *_: True)
             for record in episodes.records:
                 running = record.episode >= 0
@@ -101,18 +107,25 @@ class DqnLearner:
         """
         for instances in self._instances(episodes):
             chooser = _EpsilonGreedy(self, len(instances))
-            episodes_ended = play(instances, self._data, chooser, self.settings.state)
+            episodes_ended = play(instances, self._data, chooser, self.settings.state, ended=chooser.ended)
             self.episodes += len(instances)
             if report:
                 report(self.episodes, float(episodes_ended.seconds.mean()))
 
-    def store(self, previous: Tensor, action: Tensor, reward: Tensor, state: Tensor) -> None:
-        """Store transitions in the replay pool, in place of the oldest. Train Q once for each."""
+    def weights(self) -> NetworkWeights:
+        """Return the weights of Q*, which algorithm 2 returns for inference."""
+        return weights_of(self.target, self.settings.state, self.settings.rules)
+
+    def store(self, previous: Tensor, action: Tensor, reward: Tensor, state: Tensor, done: Tensor) -> None:
+        """Store transitions in the replay pool, in place of the oldest. Train Q once for each.
+
+        done: whether the target was reached, so that `state` is terminal.
+        """
         s = self.settings
         for row in range(len(previous)):
             at = self._stored % s.memory
             self._previous[at], self._action[at] = previous[row], action[row]
-            self._reward[at], self._state[at] = reward[row], state[row]
+            self._reward[at], self._state[at], self._done[at] = reward[row], state[row], done[row]
             self._stored += 1
             if self._stored >= s.batch:
                 self._train()
@@ -128,7 +141,8 @@ class DqnLearner:
                 value = values.gather(1, best)[:, 0]
             else:
                 value = values.max(1).values
-        self._fit(self._previous[index], self._action[index], self._reward[index] + s.discount * value)
+        value = s.discount * value * (1 - self._done[index])
+        self._fit(self._previous[index], self._action[index], self._reward[index] + value)
         self._steps += 1
         if self._steps % s.copy_every == 0:
             self.target.load_state_dict(self.network.state_dict())
@@ -166,17 +180,20 @@ class _ActionsOf:
 
 
 class _EpsilonGreedy:
-    """Chooses ε-greedily by the target network, and stores a transition at every update."""
+    """Chooses ε-greedily by the target network, and stores a transition at every update of a running episode."""
 
     def __init__(self, learner: DqnLearner, episodes: int) -> None:
         self._learner = learner
         self._previous = torch.zeros(episodes, learner.settings.state.size)
         self._action = torch.zeros(episodes, dtype=torch.int64)
+        self._runs = torch.ones(episodes, dtype=torch.bool)
 
     def __call__(self, state: Tensor, fleet: Fleet, tick: FleetTick, rows: Tensor) -> tuple[Tensor, Tensor]:
         learner, s = self._learner, self._learner.settings
         if fleet.updates > 1:
-            learner.store(self._previous[rows], self._action[rows], -tick.seconds.float(), state)
+            runs = self._runs[rows]
+            reward, which = -tick.seconds.float()[runs], rows[runs]
+            learner.store(self._previous[which], self._action[which], reward, state[runs], torch.zeros(len(which)))
         with torch.no_grad():
             action = learner.target(state).argmax(1)
         random_action = torch.randint(len(s.rules), (fleet.E,), generator=learner._chance)
@@ -184,3 +201,10 @@ class _EpsilonGreedy:
         action = torch.where(explores, random_action, action)
         self._previous[rows], self._action[rows] = state, action
         return action, action
+
+    def ended(self, episodes: Tensor, reached: Tensor) -> None:
+        """Store the last transitions of episodes that have reached their targets. They took no further time."""
+        self._runs[episodes] = False
+        which = episodes[reached]
+        last, nothing = self._previous[which], torch.zeros(len(which))
+        self._learner.store(last, self._action[which], nothing, last, torch.ones(len(which)))

@@ -1,8 +1,8 @@
 """The synchronization problem as a Gymnasium environment: one simulated cluster, real gradients, the paper's actions.
 
 A step is an iteration of the paper's algorithm 1: an update arrives, and the action says which workers run. The reward
-is −Δt, so the return of an episode is minus the time until the target accuracy. An episode is truncated when the budget
-is spent.
+is −Δt, so the return of an episode is minus the time until the target accuracy. The step that reaches the target ends
+the episode, and takes no time. An episode is truncated when the budget is spent.
 """
 
 from __future__ import annotations
@@ -72,14 +72,17 @@ class SynchronizationEnv(gymnasium.Env[Observation, np.int64]):
         fleet.apply(granted.any(1))
         fleet.grant(granted)
         reached = fleet.updates % TEST_EVERY == 0 and float(fleet.accuracy()) >= self._instance.target
+        if reached:  # no time follows, so the return is minus the time until the target
+            return self._observation, 0.0, True, False, self._info(fleet)
         self._tick, observation = self._next(fleet)
         spent = fleet.updates >= self._instance.budget
-        return observation, before - float(fleet.now), reached, spent and not reached, self._info(fleet)
+        return observation, before - float(fleet.now), False, spent, self._info(fleet)
 
     def _next(self, fleet: Fleet) -> tuple[FleetTick, Observation]:
         tick = fleet.next_arrivals()
         state = self._states.observe(fleet, tick, fleet.loss() if self._features.validated else None)
-        return tick, state[0].numpy().astype(np.float32)
+        self._observation = state[0].numpy().astype(np.float32)
+        return tick, self._observation
 
     def _info(self, fleet: Fleet) -> dict[str, Any]:
         return {"seconds": float(fleet.now), "updates": fleet.updates, "idle": int(fleet.idle.sum())}

@@ -18,11 +18,20 @@ from paceline.rlp.network_file import load
 from paceline.rlp.policy import RLP
 from paceline.rlp.process_pool import pool_of, table
 from paceline.rlp.rollout import follow, play
-from paceline.rlp.rule_network import greedy, network_of
+from paceline.rlp.rule_network import RulePlayer, greedy
+from paceline.rlp.rules import NETWORK, RULES, named_rule, option_name
 from paceline.rlp.update_order import update_order
 from paceline.workloads.data import Data
 
 FIXED = ("bsp", "asp", "ssp:staleness=2", "ssp:staleness=5", "ssp:staleness=8", "dssp", "r2sp")
+CORRECTED = " corrected"  # suffix of a spec: staleness that the policy knows in advance is corrected
+#: The wider yardstick: also the rules of RLP, each held from beginning to end, and schemes with options that help.
+YARDSTICK = (
+    *FIXED,
+    *(f"rlp:rule={option_name(rule)}" for rule in RULES),
+    *("ksync:k=5", "ksync:k=8", "kbatch:k=5", "kbatch:k=10"),
+    *("r2sp corrected", "r2sp:groups=3", "r2sp:groups=3 corrected", "r2sp:groups=5 corrected"),
+)
 MEMORY = 80e9  # bytes of GPU memory to use
 
 Floats = NDArray[np.float64]
@@ -62,13 +71,14 @@ def judged(
     data: returns a dataset by its name. progress: called with the number of instances that are done, and of all.
     jobs: the number of processes that play episodes.
     """
-    lots: list[list[int]] = []
+    parts: list[tuple[str, list[int]]] = []
     for numbers in _by_shape(instances).values():
-        at_once = max(1, _episodes_at_once(instances[numbers[0]], data, device, jobs) // seeds)
-        lots += [numbers[at : at + at_once] for at in range(0, len(numbers), at_once)]
+        for spec in specs:
+            episodes = _episodes_at_once(instances[numbers[0]], data, device, jobs, spec.endswith(CORRECTED))
+            at_once = max(1, episodes // seeds)
+            parts += [(spec, numbers[at : at + at_once]) for at in range(0, len(numbers), at_once)]
     shape = (len(instances), seeds)
     found = {spec: Times(np.zeros(shape, bool), np.zeros(shape, int), np.zeros(shape)) for spec in specs}
-    parts = [(spec, lot) for lot in lots for spec in specs]
     tables = {each.dataset: data(each.dataset) for each in instances}
     done = 0
     with pool_of(min(jobs, len(parts)), tables) as pool:
@@ -87,15 +97,20 @@ def judged(
     return found
 
 
+def is_fixed(spec: str) -> bool:
+    """Return whether a policy chooses nothing by a network."""
+    return not spec.startswith("rlp") or "rule=" in spec
+
+
 def ratios(times: dict[str, Times]) -> dict[str, Floats]:
     """Return, for each instance, the time of each policy relative to the best fixed policy's."""
-    best = np.min([times[spec].mean for spec in FIXED if spec in times], axis=0)
+    best = np.min([each.mean for spec, each in times.items() if is_fixed(spec)], axis=0)
     return {spec: each.mean / best for spec, each in times.items()}
 
 
 def best_fixed(times: dict[str, Times]) -> list[str]:
     """Return the best fixed policy of each instance."""
-    fixed = [spec for spec in FIXED if spec in times]
+    fixed = [spec for spec in times if is_fixed(spec)]
     return [fixed[at] for at in np.argmin([times[spec].mean for spec in fixed], axis=0)]
 
 
@@ -113,15 +128,21 @@ def _by_shape(instances: Sequence[Instance]) -> dict[object, list[int]]:
     return found
 
 
-def _episodes_at_once(instance: Instance, data: Callable[[str], Data], device: str, jobs: int) -> int:
-    """Return the number of episodes to play at once: what fits the memory of a GPU, or the cache of a CPU."""
+def _episodes_at_once(
+    instance: Instance, data: Callable[[str], Data], device: str, jobs: int, corrected: bool = False
+) -> int:
+    """Return the number of episodes to play at once: what fits the memory of a GPU, or the cache of a CPU.
+
+    corrected: whether staleness is corrected, which needs more models for each episode.
+    """
     if torch.device(device).type == "cpu":
         return 60
     units, samples = instance.units, data(instance.dataset)
     inputs = samples.inputs[0].numel() // instance.pooled**2
     sizes = (inputs, *(units,) * instance.hidden, samples.classes)
     weights = sum(each * following for each, following in pairwise(sizes))
-    held = 4 * (weights * (instance.workers + 5) + 3000 * units)
+    models = instance.workers + 5 + corrected * (2 + instance.workers)
+    held = 4 * (weights * models + 3000 * units)
     return max(1, min(1500, int(MEMORY / jobs / held)))
 
 
@@ -138,12 +159,17 @@ def _play_in_pool(task: tuple[str, list[Instance], str]) -> tuple[NDArray[Any], 
 
 def _play_under(spec: str, instances: list[Instance], data: Data, device: str) -> tuple[NDArray[Any], ...]:
     """Play instances under a policy. Return whether each reached the target, the number of updates, and the time."""
-    policy = make(spec)
+    plain = spec.removesuffix(CORRECTED)
+    policy = make(plain)
     if isinstance(policy, RLP):
         weights = load(policy.network)
-        chooser = greedy(network_of(weights).to(device), weights.rules, len(instances), device)
+        if policy.rule == NETWORK:
+            chooser = greedy(weights, len(instances), device)
+        else:
+            held = torch.zeros(len(instances), dtype=torch.int64, device=device)
+            chooser = RulePlayer(None, (named_rule(policy.rule),), held)
         episodes = play(instances, data, chooser, weights.state, device)
     else:
-        orders = [update_order(instance, make(spec)) for instance in instances]
-        episodes = follow(instances, orders, data, device)
+        orders = [update_order(instance, make(plain)) for instance in instances]
+        episodes = follow(instances, orders, data, device, corrected=plain != spec)
     return tuple(each.cpu().numpy() for each in (episodes.reached, episodes.updates, episodes.seconds))

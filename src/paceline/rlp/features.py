@@ -2,7 +2,9 @@
 
 A *frame* is the paper's tuple Tₙ = (n, L(ω), L(ω′) − L(ω), ℓₙ) of one update. The paper's state consists of the frames
 of the H most recent updates. The paper's server knows neither how unequal the workers are nor the momentum of its
-optimizer, which makes stale gradients costly. The *scene* adds these features, for the newest update only.
+optimizer, which makes stale gradients costly. The *scene* adds these features, for the newest update only. The *links*
+add what the server can know of the network: how much longer than its computation a worker's iteration takes, from Grant
+to arrival, and how many workers were running then.
 
 Every feature is relative: to the number of workers, to the first loss, or to the mean step time. So the state depends
 neither on the number of workers, nor on the scale of the loss, nor on the length of a step. The functions accept
@@ -20,13 +22,16 @@ from paceline.policies.components import count_of
 FRAME = 4  # features in a frame
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shares of the workers for which the scene has the slowest one's pace
 SCENE = 7 + len(SHARES)  # features in the scene
+LINKS = 4  # features of the network
 #: The paper's actions ∅ (all idle workers stay idle), {Wₛ} (the worker whose update arrived runs) and W (all idle
-#: workers run). NEXT is an extension: the worker whose turn it is in a ring runs.
+#: workers run). NEXT is an extension: the worker whose turn it is in a ring runs. NEXT + n is another: the n workers
+#: that have been idle longest run.
 WAIT, ITSELF, ALL, NEXT = range(4)
 
 STEP_WEIGHT = 0.2  # weight of the newest step in the mean step time of a worker
 JITTER_WEIGHT = 0.05  # weight of the newest step in the mean deviation of steps
 FAST, SLOW = 0.1, 0.025  # weights of the newest loss in the two means of reported losses
+CHOICE_WEIGHT = 0.2  # weight of the newest Q in its mean over rounds, by which rules that last are chosen
 UNKNOWN = 1000.0  # the pace of a worker that has not yet sent an update, relative to the median worker
 WORST = 10.0  # times the first loss; a higher loss, or one that is not a number, counts as this
 PATIENCE = 3  # rounds of updates after which an idle worker runs, whatever the action
@@ -39,11 +44,12 @@ class StateFeatures:
     history: int = 10  # H
     scene: bool = True  # whether the state includes the scene
     validated: bool = False  # whether the loss is that of a validation batch instead of the workers' own losses
+    links: bool = True  # whether the state includes the features of the network; only together with the scene
 
     @property
     def size(self) -> int:
         """The number of features."""
-        return FRAME * self.history + SCENE * self.scene
+        return FRAME * self.history + (SCENE + LINKS * self.links) * self.scene
 
 
 def is_due(updates: int, workers: int, lasts: bool = True) -> bool:
@@ -52,6 +58,11 @@ def is_due(updates: int, workers: int, lasts: bool = True) -> bool:
     It chooses rules that last once a round, beginning with the first update, and single actions at every update.
     """
     return not lasts or (updates - 1) % workers == 0
+
+
+def longest_idle(count: int) -> int:
+    """Return the action that lets this many workers run, those that have been idle longest."""
+    return NEXT + count if count > 0 else WAIT
 
 
 def rank(share: float, workers: int) -> int:
@@ -97,4 +108,21 @@ def scene(
         squash(2 * jitter),
         momentum,
         *(squash(pace - 1) for pace in paces),
+    )
+
+
+def links(
+    members: int, least: Any, transfer: Any, iteration: Any, step: Any, running: Any, gap: Any
+) -> tuple[Any, ...]:
+    """Return the features of the network, from means over recent updates.
+
+    iteration: seconds from Grant to arrival; step: seconds of the computation; transfer: the difference; least: the
+    least of all such differences, in which hardly any other transfer was in the way. running: the number of workers
+    that were running when an update arrived. gap: seconds between two arrivals.
+    """
+    return (
+        transfer / iteration,  # the share of an iteration in which its worker does not compute
+        squash(5 * least / step),  # the time of one transfer alone, in tenths of a step
+        running / members,
+        squash(members * gap / step),  # the time of a round, in steps
     )

@@ -5,7 +5,7 @@ was granted. Gradients that have arrived are applied together as soon as a worke
 worker could see the difference. So a cluster that always grants the worker whose update arrived is ASP, and one that
 waits for all workers is BSP.
 
-Each cluster has its own virtual time. Gradients are real. Clusters do not influence each other.
+Each cluster has its own virtual time (`fleet_links`). Gradients are real. Clusters do not influence each other.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from paceline.rlp.fleet_links import FleetLinks
 from paceline.rlp.instance import Instance
 from paceline.simulate.training import Shares
 from paceline.workloads.data import Data
@@ -34,7 +35,8 @@ class FleetTick:
     worker: Tensor
     seconds: Tensor  # Δt: time since the previous arrival
     staleness: Tensor  # ℓ: updates of other workers that have arrived since the worker was granted
-    step_seconds: Tensor  # duration of the worker's step
+    step_seconds: Tensor  # duration of the worker's computation
+    iteration_seconds: Tensor  # time since the worker was granted
     loss: Tensor  # mean loss of the worker's batch, at the weights it had pulled
 
 
@@ -71,31 +73,37 @@ class Fleet:
         self.steps = torch.zeros(E, N, dtype=torch.int64, device=self.device)  # begun by each worker
         self._most_steps = 0  # an upper bound of `steps`
         self.now = torch.zeros(E, dtype=torch.float64, device=self.device)
-        self.arrives_at = torch.full((E, N), torch.inf, dtype=torch.float64, device=self.device)
+        transfer = torch.tensor([each.transfer for each in instances], dtype=torch.float64, device=self.device)
+        self.links = FleetLinks(transfer, N)
         self.granted_at = torch.zeros(E, N, dtype=torch.float64, device=self.device)
         self.base = torch.zeros(E, N, dtype=torch.int64, device=self.device)  # number of updates when it was granted
         self.idle = torch.ones(E, N, dtype=torch.bool, device=self.device)
+        self.idle_since = torch.arange(-N, 0, device=self.device).expand(E, N).contiguous()  # update, or an order
         self.updates = 0
         self.grant(self.idle.clone())
 
     def next_arrivals(self) -> FleetTick:
         """Receive the next update of each cluster."""
-        now, worker = self.arrives_at.min(1)
-        return self.receive(worker, now)
+        return self.receive(*self.links.next_arrivals())
 
-    def receive(self, worker: Tensor, now: Tensor) -> FleetTick:
-        """Receive the update of this worker (E,) in each cluster, at this time (E,)."""
+    def receive(self, worker: Tensor, now: Tensor, step: Tensor | None = None) -> FleetTick:
+        """Receive the update of this worker (E,) in each cluster, at this time (E,).
+
+        step: the number of the worker's computation, from 0; by default that of its last Grant.
+        """
         rows = self._rows
         seconds, self.now = now - self.now, now
-        step = self.steps[rows, worker] - 1
-        staleness, step_seconds = self.updates - self.base[rows, worker], now - self.granted_at[rows, worker]
-        self.arrives_at[rows, worker] = torch.inf
+        if step is None:
+            step = self.steps[rows, worker] - 1
+        staleness, iteration_seconds = self.updates - self.base[rows, worker], now - self.granted_at[rows, worker]
+        step_seconds = self._step_seconds[rows, worker, step]
         self.idle[rows, worker] = True
+        self.idle_since[rows, worker] = self.updates
         index = rows * self.N + worker
         pulled = [layer.flatten(0, 1).index_select(0, index) for layer in self.pulled]
         loss = self._add_gradients(pulled, self._samples[rows, worker, step])
         self.updates += 1
-        return FleetTick(worker, seconds, staleness, step_seconds, loss)
+        return FleetTick(worker, seconds, staleness, step_seconds, iteration_seconds, loss)
 
     def apply(self, where: Tensor) -> None:
         """Apply the gradients that have arrived, in the clusters where (E,) is true."""
@@ -107,20 +115,26 @@ class Fleet:
 
     def grant(self, workers: Tensor) -> None:
         """Let these workers (E, N) pull the newest weights and begin their next step."""
-        rows, columns = workers.nonzero(as_tuple=True)
-        for pulled, layer in zip(self.pulled, self.layers, strict=True):
-            pulled.flatten(0, 1).index_copy_(0, rows * self.N + columns, layer.index_select(0, rows))
+        self.pull(workers | self.links.queued(self.now))
         self._most_steps += 1
         if self._most_steps > self._step_seconds.shape[2]:
             self._most_steps = int(self.steps.max()) + 1
-            if self._most_steps > self._step_seconds.shape[2]:
-                self._draw_chunk()
-        now, step = self.now[rows], self.steps[rows, columns]
-        self.granted_at[rows, columns] = now
-        self.arrives_at[rows, columns] = now + self._step_seconds[rows, columns, step]
-        self.base[rows, columns] = self.updates
-        self.steps[rows, columns] += 1
-        self.idle[rows, columns] = False
+            self.draw(self._most_steps)
+        seconds = self._step_seconds.gather(2, self.steps[:, :, None])[:, :, 0]
+        self.links.begin(workers, self.idle_since, self.now, seconds)
+        self.granted_at = torch.where(workers, self.now[:, None], self.granted_at)
+        self.base = torch.where(workers, self.updates, self.base)
+        self.steps = self.steps + workers
+        self.idle = self.idle & ~workers
+
+    def pull(self, workers: Tensor) -> None:
+        """Give these workers (E, N) the newest weights."""
+        self._pull(*workers.nonzero(as_tuple=True))
+
+    def draw(self, steps: int) -> None:
+        """Draw the step times and samples of at least the first `steps` steps of all workers."""
+        while steps > self._step_seconds.shape[2]:
+            self._draw_chunk()
 
     def loss(self) -> Tensor:
         """Return the loss of each model on the validation batch."""
@@ -135,8 +149,9 @@ class Fleet:
 
     def keep(self, rows: Tensor) -> None:
         """Drop all clusters but these."""
-        for name in ("rate", "momentum", "steps", "now", "idle", "arrives_at", "granted_at", "base"):
+        for name in ("rate", "momentum", "steps", "now", "idle", "idle_since", "granted_at", "base"):
             setattr(self, name, getattr(self, name)[rows])
+        self.links.keep(rows)
         self._step_seconds, self._samples = self._step_seconds[rows], self._samples[rows]
         for models in (self.layers, self.velocities, self.pulled):
             for index in range(len(models)):
@@ -146,6 +161,11 @@ class Fleet:
         self._streams = [self._streams[row] for row in chosen]
         self.E = len(chosen)
         self._rows = torch.arange(self.E, device=self.device)
+
+    def _pull(self, rows: Tensor, columns: Tensor) -> None:
+        """Copy the newest weights to these workers."""
+        for pulled, layer in zip(self.pulled, self.layers, strict=True):
+            pulled.flatten(0, 1).index_copy_(0, rows * self.N + columns, layer.index_select(0, rows))
 
     def _row(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.device)

@@ -15,6 +15,7 @@ from paceline.rlp.features import (
     WORST,
     StateFeatures,
     frame,
+    links,
     rank,
     scene,
 )
@@ -32,6 +33,8 @@ class FleetState:
         self.frames = torch.zeros(E, features.history, FRAME, device=device)
         self.first, self.fast, self.slow, self.best = (torch.zeros(E, device=device) for _ in range(4))
         self.noise, self.jitter = (torch.zeros(E, device=device) for _ in range(2))
+        self.least_transfer = torch.full((E,), torch.inf, device=device)
+        self.traffic = torch.zeros(E, 5, device=device)  # running means, as in ClusterState
 
     def observe(self, fleet: Fleet, tick: FleetTick, validation: Tensor | None = None) -> Tensor:
         """Record the updates of a tick. Return the states (E, size) before any worker is granted.
@@ -41,6 +44,7 @@ class FleetState:
         self.updates += 1
         self._record_losses(tick.loss if validation is None else validation)
         self._record_steps(tick)
+        self._record_traffic(fleet, tick)
         N, loss, slow = fleet.N, self.fast, self.slow
         rounds = torch.full_like(loss, self.updates / N)
         change = loss - (self._before if self._features.validated else slow)
@@ -57,11 +61,23 @@ class FleetState:
         paces = (steps[:, [rank(share, N) for share in SHARES]] / median).clamp(max=UNKNOWN).unbind(1)
         momentum = fleet.momentum[:, 0, 0]
         added = scene(rounds, loss, self.first, slow, self.best, self.noise, inequality, self.jitter, momentum, paces)
-        return torch.cat([state, torch.stack(added, 1)], 1)
+        traffic = links(N, self.least_transfer, *self.traffic.unbind(1)) if self._features.links else ()
+        return torch.cat([state, torch.stack([*added, *traffic], 1)], 1)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all clusters but these."""
-        for name in ("mean_steps", "frames", "first", "fast", "slow", "best", "noise", "jitter"):
+        for name in (
+            "mean_steps",
+            "frames",
+            "first",
+            "fast",
+            "slow",
+            "best",
+            "noise",
+            "jitter",
+            "traffic",
+            "least_transfer",
+        ):
             setattr(self, name, getattr(self, name)[rows])
 
     def _record_losses(self, losses: Tensor) -> None:
@@ -75,6 +91,13 @@ class FleetState:
         self.slow = self.slow + max(SLOW, newest) * (bounded - self.slow)
         self.best = torch.minimum(self.best, self.fast)
         self.noise = self.noise + max(FAST, newest) * ((bounded - before).abs() - self.noise)
+
+    def _record_traffic(self, fleet: Fleet, tick: FleetTick) -> None:
+        running = fleet.N + 1 - fleet.idle.sum(1)  # this worker counts
+        transfer = (tick.iteration_seconds - tick.step_seconds).clamp(min=0)
+        self.least_transfer = torch.minimum(self.least_transfer, transfer.float())
+        newest = torch.stack([transfer, tick.iteration_seconds, tick.step_seconds, running, tick.seconds], 1).float()
+        self.traffic = self.traffic + max(FAST, 1 / self.updates) * (newest - self.traffic)
 
     def _record_steps(self, tick: FleetTick) -> None:
         seconds, worker = tick.step_seconds.float(), tick.worker[:, None]

@@ -22,6 +22,13 @@ SIZES: dict[str, dict[str, Any]] = {
     "bundled": {"units": 32, "target": 0.80, "dataset": "digits"},  # needs no files
 }
 INSTANT = 1e15  # bytes per second; communication takes no time, as in the paper
+MODEL = 1e9  # bytes of a model whose transfer takes time. How many does not matter; the transfer's seconds do.
+PUSH = 1.01  # seconds of a push, by those of a pull. On a full link, a pull and a push would else end at the same time.
+FREE = 0.25  # share of the instances with links whose transfers take no time
+ROUND = (
+    0.1,
+    6.0,
+)  # in the others, the seconds in which a round's updates cross the server's link; a step takes about 1
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class Instance:
     share: float = 0.5  # of the training samples that are used
     target: float = 0.88  # accuracy on the validation set
     budget: int = 1500  # updates after which the training counts as failed
+    transfer: float = 0.0  # seconds for which one model fills the server's link; an update takes PUSH times as long
 
     @property
     def workers(self) -> int:
@@ -48,11 +56,15 @@ class Instance:
 
     def cluster(self) -> ClusterSpec:
         """Return the cluster, for the simulator."""
+        link = MODEL / self.transfer if self.transfer else INSTANT
         workers = tuple(
-            WorkerSpec(INSTANT, self.batch, self.batch / step, jitter=Jitter("straggle", 0.0, 0.0, *sleep))
+            WorkerSpec(link, self.batch, self.batch / step, jitter=Jitter("straggle", 0.0, 0.0, *sleep))
             for step, sleep in zip(self.steps, self.sleeps, strict=True)
         )
-        return ClusterSpec(f"instance {self.seed}", 1.0, 1, INSTANT, 0.0, INSTANT, math.inf, workers)
+        size = MODEL if self.transfer else 1.0
+        apply_rate, into = size * INSTANT, link / PUSH
+        name = f"instance {self.seed}"
+        return ClusterSpec(name, size, 1, link, 0.0, apply_rate, math.inf, workers, server_link_in=into)
 
     def step_chances(self) -> list[random.Random]:
         """Return the random generators of the workers' step times, as the simulator has them."""
@@ -60,9 +72,17 @@ class Instance:
 
 
 def drawn(
-    seed: int, workers: int = 10, hidden: int | None = None, dataset: str = "mnist", size: str = "whole"
+    seed: int,
+    workers: int = 10,
+    hidden: int | None = None,
+    dataset: str = "mnist",
+    size: str = "whole",
+    links: bool = False,
 ) -> Instance:
-    """Draw an instance from all regimes, in which different policies are best (docs/rlp.md)."""
+    """Draw an instance from all regimes, in which different policies are best (docs/rlp.md).
+
+    links: whether the workers may share a link to the server. Otherwise transfers take no time, as in the paper.
+    """
     chance = random.Random(f"instance {seed}")
     kind = chance.choices(("even", "unsteady", "some", "sometimes", "spread"), (6, 5, 4, 3, 2))[0]
     low, high = (0.3, 1.2) if kind == "unsteady" else (0.5, 6.0)
@@ -84,7 +104,16 @@ def drawn(
     if depth == 0:
         size = "whole" if dataset == "mnist" and size in ("tiny", "small") else size  # it is cheap to compute
     cluster = Instance(seed, tuple(steps), tuple(sleeps), depth, rate=rate, momentum=momentum, dataset=dataset)
+    if links and chance.random() >= FREE:
+        round_seconds = math.exp(chance.uniform(*map(math.log, ROUND)))
+        cluster = replace(cluster, transfer=round_seconds / workers)
     return replace(cluster, **SIZES[size])
+
+
+def drawn_hundred(seed: int) -> list[Instance]:
+    """Draw a hundred instances with links, to judge a network that has been learned before this seed was chosen."""
+    first = 3_000_000_000 + 1000 * seed
+    return [drawn(number, links=True) for number in range(first, first + 100)]
 
 
 def unseen(hundred: int = 3) -> list[Instance]:
@@ -94,7 +123,9 @@ def unseen(hundred: int = 3) -> list[Instance]:
     shipped network had been learned: the second compared it with other networks, and the third judged it once.
     """
     plain = json.loads((resources.files("paceline.rlp") / "unseen.json").read_text())
-    return [
-        Instance(**{**each, "steps": tuple(each["steps"]), "sleeps": tuple(map(tuple, each["sleeps"]))})
-        for each in plain[100 * (hundred - 1) : 100 * hundred]
-    ]
+    return [from_plain(each) for each in plain[100 * (hundred - 1) : 100 * hundred]]
+
+
+def from_plain(plain: dict[str, Any]) -> Instance:
+    """Return the instance that was written as JSON."""
+    return Instance(**{**plain, "steps": tuple(plain["steps"]), "sleeps": tuple(map(tuple, plain["sleeps"]))})

@@ -35,7 +35,7 @@ Tensor = torch.Tensor
 LEVELS = 20  # levels of the loss at which the usual time left is computed
 SOONEST = 0.2  # share of an instance's best time that is added to the time left, since the exact end is noise
 PART = 32  # instances of ten workers to play at once; memory is the limit
-FIXED = (Rule(0), Rule(1), Rule(bound=2), Rule(bound=5))  # rules under which every instance is played
+FIXED = (Rule(0), Rule(1), Rule(bound=2), Rule(running=3))  # rules under which every instance is played
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class LearnerSettings:
     seed: int = 0
     state: StateFeatures = field(default_factory=StateFeatures)
     ring: bool = False  # whether the network can also choose turns in the order of a ring
+    links: bool = True  # whether the workers of some instances share a link
     instances: int = 128  # per iteration
     times: int = 16  # episodes of each instance
     greedy: int = 3  # of these episodes, the number that follow the network throughout
@@ -156,7 +157,9 @@ class RuleLearner:
         for (depth, workers), seeds in sorted(shapes.items(), reverse=True):
             at_once = max(1, PART * 10 // workers) if s.size == "whole" and depth else 4 * PART
             for begin in range(0, len(seeds), at_once):
-                instances = [drawn(seed, workers, depth, size=s.size) for seed in seeds[begin : begin + at_once]]
+                instances = [
+                    drawn(seed, workers, depth, size=s.size, links=s.links) for seed in seeds[begin : begin + at_once]
+                ]
                 yield number, [replace(instance, budget=s.budget) for instance in instances]
                 number += 1
 
@@ -235,7 +238,8 @@ def _play_part(
     at = slice(s.greedy, s.greedy + len(FIXED))
     first[:, at] = second[:, at] = torch.tensor([s.rules.index(rule) for rule in FIXED])
     ends[:, at] = s.budget + 1
-    chooser = RulePlayer(network, s.rules, *(each.flatten().to(device) for each in (first, second, switch, ends)))
+    first, second, switch, ends = (each.flatten().to(device) for each in (first, second, switch, ends))
+    chooser = RulePlayer(network, s.rules, first, second, switch, ends, averages=s.state.links)
     repeated = [instance for instance in instances for _ in range(s.times)]
     episodes = play(repeated, data, chooser, s.state, device, record=is_due)
     seconds = torch.where(episodes.reached, episodes.seconds, s.failed * episodes.seconds).float()

@@ -18,7 +18,7 @@ from paceline.rlp.network_file import save
 from paceline.rlp.rule_network import weights_of
 from paceline.workloads.data import Data
 
-VERSION = "2"
+VERSION = "3"
 
 
 class LearnerFileError(ValueError):

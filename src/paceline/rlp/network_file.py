@@ -37,6 +37,11 @@ class NetworkWeights:
         """Whether a choice lasts a round."""
         return last_a_round(self.rules)
 
+    @property
+    def averages(self) -> bool:
+        """Whether Q is a mean over recent rounds. Networks that do not see links were learned without it."""
+        return self.lasts and self.state.links
+
     def values(self, state: Array) -> Array:
         """Return Q of every rule in a state."""
         (a, b), (c, d), (e, f) = self.layers
@@ -53,6 +58,7 @@ def save(weights: NetworkWeights, path: Path, about: Mapping[str, str] | None = 
         "history": str(state.history),
         "scene": str(int(state.scene)),
         "validated": str(int(state.validated)),
+        "links": str(int(state.links)),
         "rules": ",".join(map(str, weights.rules)),
     }
     pairs = enumerate(weights.layers)
@@ -73,7 +79,8 @@ def load(name: str) -> NetworkWeights:
     except (SafetensorError, OSError, ValueError):
         raise PolicyError(f"rlp: {name!r} does not hold weights of a network; {MAKE_IT}.") from None
     try:
-        state = StateFeatures(int(metadata["history"]), metadata["scene"] == "1", metadata["validated"] == "1")
+        flags = (metadata["scene"] == "1", metadata["validated"] == "1", metadata.get("links") == "1")
+        state = StateFeatures(int(metadata["history"]), *flags)  # older files have no features of the network
         rules = parse_rules(metadata["rules"])
     except (KeyError, ValueError):
         raise PolicyError(f"rlp: {name!r} does not say what its weights are for; {MAKE_IT}.") from None

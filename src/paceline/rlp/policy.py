@@ -9,6 +9,7 @@ that waits for all workers is BSP, and the one that never waits is ASP.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated
 
 import numpy as np
@@ -17,28 +18,34 @@ from paceline.policies import Apply, Discard, Grant, Policy, Update, WorkerId
 from paceline.policies.components import Progress, Weigher, Weights
 from paceline.policies.contract import Decisions
 from paceline.rlp.cluster_state import ClusterState
-from paceline.rlp.features import ALL, ITSELF, NEXT, PATIENCE, is_due
+from paceline.rlp.features import ALL, CHOICE_WEIGHT, ITSELF, NEXT, PATIENCE, is_due
 from paceline.rlp.network_file import SHIPPED, load
+from paceline.rlp.rules import NETWORK, HeldRule, named_rule
 
 
 class RLP(Policy):
     hears_loss = True
+    queues_transfers = True  # sharing a link, workers that are granted together would all wait for the last of them
     summary = "a learned network chooses once a round how many workers to wait for"
 
     def __init__(
         self,
         network: Annotated[str, "a file from `paceline policies learn`, or `shipped`"] = SHIPPED,
         weights: Weights = "sum",
+        rule: Annotated[HeldRule, "a rule to hold from beginning to end, in place of the network's choices"] = NETWORK,
     ) -> None:
         state = load(network).state
-        self.network = network
+        self.network, self.rule = network, rule
         self.weigher = Weigher(weights)
         self.progress = Progress()
         self.running: dict[WorkerId, int] = {}  # active worker → number of updates when it was granted
+        self.granted_at: dict[WorkerId, float] = {}  # active worker → when it was granted
         self.idle: dict[WorkerId, int] = {}  # idle worker → update since which it is idle, the longest first
         self.pending: list[Update] = []  # updates since the last Grant
         self.cluster_state = ClusterState(state.history)
-        self.rule = 0  # number of the rule that was chosen last
+        self.choice = 0  # number of the rule that was chosen last
+        self.values: list[float] = []  # Q of each rule, as a mean over recent rounds
+        self.choices = 0
         self.chosen_at = 0  # number of updates when it was chosen
         self.ring: dict[WorkerId, None] = {}  # members in the order of their turns, the next one first
         self.validation: float | None = None  # the newest loss on validation data
@@ -46,7 +53,7 @@ class RLP(Policy):
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         self.progress.add(worker)
         self.ring[worker] = None
-        return self._grant([worker])
+        return self._grant([worker], now)
 
     def arrived(self, update: Update, now: float) -> Decisions:
         worker = update.worker
@@ -56,9 +63,8 @@ class RLP(Policy):
         self.pending.append(update)
         members = len(self.progress)
         done = self.progress.advance(worker)
-        staleness = self.cluster_state.updates - self.running.pop(worker)
-        action = self._decide(update, members, staleness, done - self.progress.slowest)
-        return self._grant(self._select(worker, members, action))
+        action = self._decide(update, members, done - self.progress.slowest, now)
+        return self._grant(self._select(worker, members, action), now)
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
         if kind in ("val_loss", "validation loss"):
@@ -72,27 +78,38 @@ class RLP(Policy):
             return []
         self.progress.remove(worker)
         self.running.pop(worker, None)
+        self.granted_at.pop(worker, None)
         self.idle.pop(worker, None)
         self.ring.pop(worker)
         self.weigher.forget(worker)
         self.cluster_state.forget(worker)
         if self.running or not (self.idle or self.pending):
             return []
-        return self._grant(list(self.idle))  # no running worker is left whose update could arrive
+        return self._grant(list(self.idle), now)  # no running worker is left whose update could arrive
 
-    def _decide(self, update: Update, members: int, staleness: int, lead: int) -> int:
+    def _decide(self, update: Update, members: int, lead: int, now: float) -> int:
         """Record an update and return the action of the rule. Once a round, choose a rule first."""
-        network, cluster_state = load(self.network), self.cluster_state
+        network, cluster_state, worker = load(self.network), self.cluster_state, update.worker
+        running, granted_at = len(self.running), self.granted_at.pop(worker)
+        staleness = cluster_state.updates - self.running.pop(worker)
         loss = update.loss
         if network.state.validated and self.validation is not None:
             loss = self.validation
-        cluster_state.observe(update.worker, members, staleness, update.compute_seconds, loss, network.state)
-        self.idle[update.worker] = cluster_state.updates
+        seconds = update.compute_seconds
+        cluster_state.observe(worker, members, staleness, seconds, loss, network.state, granted_at, now, running)
+        self.idle[worker] = cluster_state.updates
+        if self.rule != NETWORK:
+            return named_rule(self.rule).action(members, len(self.idle), lead)
         if is_due(cluster_state.updates, members, network.lasts) or cluster_state.updates >= self.chosen_at + members:
             state = np.array(cluster_state.vector(members, network.state), np.float32)
-            self.rule = int(network.values(state).argmax())
+            self.choices += 1
+            weight = max(CHOICE_WEIGHT, 1 / self.choices) if network.averages else 1.0
+            old = self.values or [0.0] * len(network.rules)
+            newest = network.values(state).tolist()
+            self.values = [mean + weight * (new - mean) for mean, new in zip(old, newest, strict=True)]
+            self.choice = self.values.index(max(self.values))
             self.chosen_at = cluster_state.updates
-        return network.rules[self.rule].action(members, len(self.idle), lead)
+        return network.rules[self.choice].action(members, len(self.idle), lead)
 
     def _select(self, arrived: WorkerId, members: int, action: int) -> list[WorkerId]:
         """Return the workers that an action grants. Whatever the action, no worker waits forever and one always runs.
@@ -108,13 +125,15 @@ class RLP(Policy):
             chosen[worker] = None
         if action == ITSELF:
             chosen[arrived] = None
+        elif action > NEXT:
+            chosen |= dict.fromkeys(islice(self.idle, action - NEXT))
         elif action == NEXT and self.ring and next(iter(self.ring)) in self.idle:
             first = next(iter(self.ring))
             chosen[first] = None
             self.ring[first] = self.ring.pop(first)  # move it to the end
         return list(chosen if chosen or self.running else self.idle)
 
-    def _grant(self, workers: list[WorkerId]) -> Decisions:
+    def _grant(self, workers: list[WorkerId], now: float) -> Decisions:
         """Apply the pending updates and grant these workers."""
         decisions: Decisions = []
         if self.pending and (workers or not self.progress):
@@ -124,5 +143,6 @@ class RLP(Policy):
         for worker in workers:
             self.idle.pop(worker, None)
             self.running[worker] = self.cluster_state.updates
+            self.granted_at[worker] = now
             decisions.append(Grant(worker))
         return decisions

@@ -14,6 +14,7 @@ import torch
 
 from paceline.rlp.features import ALL, ITSELF, NEXT, PATIENCE, StateFeatures
 from paceline.rlp.fleet import Fleet, FleetTick, Tensor
+from paceline.rlp.fleet_correction import CorrectedFleet
 from paceline.rlp.fleet_state import FleetState
 from paceline.rlp.instance import Instance
 from paceline.rlp.update_order import UpdateOrder
@@ -22,6 +23,7 @@ from paceline.workloads.data import Data
 TEST_EVERY = 5  # updates between tests of the accuracy
 
 Progress = Callable[[int, int], None]  # the number of episodes that are over, and of all episodes
+Ended = Callable[[Tensor, Tensor], None]  # the episodes that are over now, and whether they reached the target
 
 
 class Chooser(Protocol):
@@ -62,14 +64,16 @@ def play(
     device: str = "cpu",
     record: Callable[[int, int], bool] | None = None,
     progress: Progress | None = None,
+    ended: Ended | None = None,
 ) -> Episodes:
     """Play one episode on each of these instances, which have the same shape, with the actions of a chooser.
 
-    record: given the numbers of updates and workers, whether to keep a ChoiceRecord of this update.
+    record: given the numbers of updates and workers, whether to keep a ChoiceRecord of this update. An episode that is
+    over may be played on until rows are dropped. ended: called when episodes are over, so that a chooser can tell.
     """
     fleet = Fleet(instances, data, device)
     states = FleetState(fleet, features)
-    outcomes = _Outcomes(fleet, progress)
+    outcomes = _Outcomes(fleet, progress, ended)
     guard = Guard(fleet)
     while True:
         tick = fleet.next_arrivals()
@@ -96,26 +100,36 @@ def follow(
     data: Data,
     device: str = "cpu",
     progress: Progress | None = None,
+    corrected: bool = False,
 ) -> Episodes:
-    """Play one episode on each of these instances, which have the same shape, with updates in these orders."""
-    fleet = Fleet(instances, data, device)
+    """Play one episode on each of these instances, which have the same shape, with updates in these orders.
+
+    corrected: whether staleness that the policy knows in advance is corrected.
+    """
+    fleet = CorrectedFleet(instances, data, device) if corrected else Fleet(instances, data, device)
     outcomes = _Outcomes(fleet, progress)
-    worker, seconds, completes, pulled_by = (
-        torch.from_numpy(np.stack(each)).to(fleet.device)
-        for each in zip(*(order.arrays(instances[0].budget, fleet.N) for order in orders), strict=True)
-    )
+    arrays = [
+        np.stack(each) for each in zip(*(order.arrays(instances[0].budget, fleet.N) for order in orders), strict=True)
+    ]
+    most_steps = np.maximum.accumulate(arrays[1].max(0)) + 1
+    worker, step, seconds, completes, turns, pulled_by = (torch.from_numpy(each).to(fleet.device) for each in arrays)
     while True:
         at = fleet.updates
-        fleet.receive(worker[:, at], seconds[:, at])
+        fleet.draw(int(most_steps[at]))
+        fleet.receive(worker[:, at], seconds[:, at], step[:, at])
+        if isinstance(fleet, CorrectedFleet):
+            fleet.turns, fleet.ahead = turns[:, at].float(), pulled_by[:, at].clamp(min=0).float()
         fleet.apply(completes[:, at])
-        fleet.grant(pulled_by[:, at])
+        fleet.pull(pulled_by[:, at] >= 0)
         kept = outcomes.check(fleet)
         if kept is None:
             return outcomes.episodes
         if len(kept) < fleet.E:
             fleet.keep(kept)
             outcomes.keep(kept)
-            worker, seconds, completes, pulled_by = (each[kept] for each in (worker, seconds, completes, pulled_by))
+            worker, step, seconds, completes, turns, pulled_by = (
+                each[kept] for each in (worker, step, seconds, completes, turns, pulled_by)
+            )
 
 
 class Guard:
@@ -135,6 +149,10 @@ class Guard:
         in_turn = (action == NEXT)[:, None] & fleet.idle.gather(1, self._turn[:, None])
         granted |= in_turn & (numbers == self._turn[:, None])
         self._turn = (self._turn + in_turn[:, 0]) % N
+        count = (action - NEXT).clamp(0, N)
+        waited = torch.where(fleet.idle, self._since, fleet.updates + 1)
+        longest = waited.sort(1).values.gather(1, (count[:, None] - 1).clamp(min=0))
+        granted |= fleet.idle & (count > 0)[:, None] & (waited <= longest)
         granted |= fleet.idle & (fleet.updates - self._since >= PATIENCE * N)
         none_runs = ~(granted | ~fleet.idle).any(1, keepdim=True)
         return granted | (fleet.idle & none_runs)
@@ -147,9 +165,9 @@ class Guard:
 class _Outcomes:
     """Tests which episodes have reached the target or spent the budget, and records their outcomes."""
 
-    def __init__(self, fleet: Fleet, progress: Progress | None) -> None:
+    def __init__(self, fleet: Fleet, progress: Progress | None, ended: Ended | None = None) -> None:
         E, device = fleet.E, fleet.device
-        self._count, self._progress = E, progress
+        self._count, self._progress, self._ended = E, progress, ended
         self.rows = torch.arange(E, device=device)
         self.over = torch.zeros(E, dtype=torch.bool, device=device)
         self._target = torch.tensor([each.target for each in fleet.instances], device=device)
@@ -177,6 +195,8 @@ class _Outcomes:
         spent = fleet.now * (self._budget / fleet.updates)
         self.episodes.seconds[which] = torch.where(reached, fleet.now, spent)[new]
         self.over |= new
+        if self._ended and len(which):
+            self._ended(which, reached[new])
         left = int((~self.over).sum())
         if self._progress:
             self._progress(self._count - left, self._count)

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from paceline.rlp.features import ALL, ITSELF, WAIT, StateFeatures, is_due
+from paceline.rlp.features import ALL, CHOICE_WEIGHT, ITSELF, NEXT, WAIT, StateFeatures, is_due
 from paceline.rlp.fleet import Fleet, FleetTick, Tensor
 from paceline.rlp.network_file import NetworkWeights
 from paceline.rlp.rules import Rule, last_a_round
@@ -42,20 +42,22 @@ def weights_of(network: QNetwork, state: StateFeatures, rules: tuple[Rule, ...])
 
 def actions_of(rule: Tensor, rules: tuple[Rule, ...], fleet: Fleet, tick: FleetTick) -> Tensor:
     """Return the actions (E,) that the rules with these numbers (E,) take now: `Rule.action` for each cluster."""
-    quorum, bound, only = (table[rule] for table in _tables(rules, fleet.N, fleet.device))
+    quorum, bound, only, limit = (table[rule] for table in _tables(rules, fleet.N, fleet.device))
     done = fleet.steps - (~fleet.idle).long()
     lead = done.gather(1, tick.worker[:, None])[:, 0] - done.min(1).values
-    by_count = torch.where(fleet.idle.sum(1) >= quorum, ALL, WAIT)
+    idle = fleet.idle.sum(1)
+    by_count = torch.where(idle >= quorum, ALL, WAIT)
     by_lead = torch.where(lead > bound, WAIT, torch.where(lead == 0, ALL, ITSELF))
-    return torch.where(only >= 0, only, torch.where(bound >= 0, by_lead, by_count))
+    action = torch.where(only >= 0, only, torch.where(bound >= 0, by_lead, by_count))
+    wanted = limit - (fleet.N - idle)
+    return torch.where(limit >= 0, torch.where(wanted > 0, NEXT + wanted, WAIT), action)
 
 
 @lru_cache
-def _tables(rules: tuple[Rule, ...], workers: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the quorums, bounds and fixed actions of these rules."""
-    table = [(rule.quorum(workers), rule.bound, rule.only) for rule in rules]
-    quorum, bound, only = (torch.tensor(each, device=device) for each in zip(*table, strict=True))
-    return quorum, bound, only
+def _tables(rules: tuple[Rule, ...], workers: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return the quorums, bounds, fixed actions and limits of these rules."""
+    table = [(rule.quorum(workers), rule.bound, rule.only, rule.running) for rule in rules]
+    return tuple(torch.tensor(each, device=device) for each in zip(*table, strict=True))
 
 
 class RulePlayer:
@@ -73,27 +75,42 @@ class RulePlayer:
         second: Tensor | None = None,
         switch: Tensor | None = None,
         ends: Tensor | None = None,
+        averages: bool = False,
     ) -> None:
+        """averages: choose by a mean of Q over recent rounds, which has less noise than Q."""
+        self._averages = averages
         self._rules, self._lasts = rules, last_a_round(rules)
         self._network, self._first = network, first
         self._second = first if second is None else second
         self._switch = torch.zeros_like(first) if switch is None else switch
         self._ends = torch.full_like(first, 2**40) if ends is None else ends
         self._rule = first.clone()
+        self._q = torch.zeros(len(first), len(rules), device=first.device)  # means over rounds
+        self._choices = 0
 
     def __call__(self, state: Tensor, fleet: Fleet, tick: FleetTick, rows: Tensor) -> tuple[Tensor, Tensor]:
         if is_due(fleet.updates, fleet.N, self._lasts):
             chosen = torch.where(fleet.updates < self._switch[rows], self._first[rows], self._second[rows])
             chosen = torch.where(fleet.updates < self._ends[rows], chosen, -1)
             if self._network is not None:
-                with torch.no_grad():
-                    best = self._network(state).argmax(1)
-                chosen = torch.where(chosen < 0, best, chosen)
+                chosen = torch.where(chosen < 0, self._best(state, rows), chosen)
             self._rule[rows] = chosen
         rule = self._rule[rows]
         return actions_of(rule, self._rules, fleet, tick), rule
 
+    def _best(self, state: Tensor, rows: Tensor) -> Tensor:
+        """Return the rules with the highest Q."""
+        assert self._network is not None
+        self._choices += 1
+        with torch.no_grad():
+            q: Tensor = self._network(state)
+        if self._averages:
+            self._q[rows] += max(CHOICE_WEIGHT, 1 / self._choices) * (q - self._q[rows])
+            q = self._q[rows]
+        return q.argmax(1)
 
-def greedy(network: nn.Module, rules: tuple[Rule, ...], episodes: int, device: str | torch.device) -> RulePlayer:
+
+def greedy(weights: NetworkWeights, episodes: int, device: str | torch.device) -> RulePlayer:
     """Return a player that always follows the network."""
-    return RulePlayer(network, rules, torch.full((episodes,), -1, device=device))
+    first = torch.full((episodes,), -1, device=device)
+    return RulePlayer(network_of(weights).to(device), weights.rules, first, averages=weights.averages)

@@ -82,7 +82,7 @@ class Cluster:
         self._timer = NEVER
         self._stopped = False
         # Without separate servers there is no server's link to take turns on, unless updates are streamed.
-        in_turn = policy.takes_turns and (self.streamed or not spec.colocate)
+        in_turn = policy.one_by_one and (self.streamed or not spec.colocate)
         self.network = self._build_network(in_turn)
         self.machines = [
             Machine(number, worker, self.clock, self.network, seed) for number, worker in enumerate(spec.workers)
@@ -90,6 +90,7 @@ class Cluster:
         self._count = len(self.machines)  # the connections of a machine have its number modulo this
         kind = PipelinedTransfer if policy.pipelined else StreamedTransfer if self.streamed else WholeTransfer
         self._transfer = kind(self, in_turn)
+        self._transfer.passes_together = not policy.queues_transfers
         self._pushes_freely = self.state.ledger.pushes_freely
         self._hears_loss = policy.hears_loss
         # There are no sockets, files or tensors here, so the other instructions need nothing done.

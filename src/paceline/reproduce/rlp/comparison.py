@@ -6,6 +6,7 @@ from collections import Counter
 
 from paceline.reproduce.rlp.clusters import paper_like
 from paceline.reproduce.rlp.evaluation import (
+    LETTER_SSP,
     NAMES,
     NO_MNIST,
     evaluated,
@@ -32,7 +33,7 @@ def fig2(request: Request) -> Figure:
         *(paper_like(each) for each in range(count)),
         *(paper_like(10_000 * (slow + 1) + each, how_many=slow) for slow, *_ in STRAGGLERS for each in range(some)),
     ]
-    every = evaluated(request, instances, seeds_per_instance(request), (*FIXED[:5], "rlp"))
+    every = evaluated(request, instances, seeds_per_instance(request), ("bsp", "asp", *LETTER_SSP, "rlp"))
     times = {spec: each.of(range(count)) for spec, each in every.items()}
     rows = [
         rlp_row("fig2", f"(a) RLP's speed-up over {name}", paper, speedup(times, prefix), "×", request)

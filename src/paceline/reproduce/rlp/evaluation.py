@@ -16,6 +16,8 @@ from paceline.rlp.evaluate import Times, judged
 from paceline.rlp.instance import Instance
 from paceline.workloads.data import Data, load
 
+#: The paper's SSP, which waits at a lead of s.
+LETTER_SSP = tuple(f"ssp:staleness={s},wait=at" for s in (2, 5, 8))
 NAMES = {
     "bsp": "BSP",
     "asp": "ASP",
@@ -25,6 +27,7 @@ NAMES = {
     "dssp": "DSSP",
     "r2sp": "R²SP",
     "rlp": "RLP",
+    **{spec: f"SSP, s = {s} as in the paper" for spec, s in zip(LETTER_SSP, (2, 5, 8), strict=True)},
 }
 NO_MNIST = "This needs MNIST. Name the folder that holds it with --data."
 

@@ -146,7 +146,7 @@ class Coordinator:
 
         It is the number of shards, because a worker transfers to all of them at once.
         """
-        return self.config.shards if self.ledger.policy.takes_turns and not self._streams else 0
+        return self.config.shards if self.ledger.policy.one_by_one and not self._streams else 0
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Begin to listen. Return the port."""

@@ -25,6 +25,8 @@ class WholeTransfer:
         self._replicas = spec.replicas
         self._push_gate: LinkGate[Machine] | None = None
         self._pull_gate: LinkGate[Machine] | None = None
+        self.passes_together = True  # whether the transfers of one turn pass the gate together
+        self._passed = 0
         self.pulls_saved = 0  # Grants to workers that had the newest model already
         if in_turn:
             occupies = cluster.network.occupies
@@ -66,7 +68,7 @@ class WholeTransfer:
             return  # the iteration was abandoned
         machine.pull_at = NEVER
         if self._pull_gate:
-            self._pull_gate.enter(machine.granted_version, machine)
+            self._pull_gate.enter(self._turn(machine.granted_version), machine)
         else:
             self._begin_pull(machine)
 
@@ -82,12 +84,17 @@ class WholeTransfer:
             self._observer.pulling(self._clock.now, machine.number)
         machine.transfer("out", self._model_bytes, self._cluster.model_arrived)
 
+    def _turn(self, version: int) -> int:
+        """Return the turn of a transfer: that of the model's version, or one of its own."""
+        self._passed += 1
+        return version if self.passes_together else self._passed
+
     # Pushes
 
     def push(self, machine: Machine) -> None:
         """Carry the gradient of a worker to the servers."""
         if self._push_gate:
-            self._push_gate.enter(machine.base_version, machine)
+            self._push_gate.enter(self._turn(machine.base_version), machine)
         else:
             self._begin_push(machine)
 
