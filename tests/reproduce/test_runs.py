@@ -153,6 +153,19 @@ def test_the_best_rate_is_one_of_those_given() -> None:
     assert all(each.seconds is None and each.best > 1 for each in slow)
 
 
+def test_the_rate_of_an_adaptive_optimizer_is_that_of_a_step() -> None:
+    """BSP applies all updates of a round in one step. With weights=sum, each of them has its share of the rate."""
+    template = msgspec.structs.replace(TEMPLATE, optimizer="Adam")
+    workers = len(template.spec().workers)
+    schemes = (Scheme("bsp"), Scheme("r2sp:groups=2"), Scheme("r2sp"))
+    rates = (0.002, 0.001)
+    for each, updates in zip(
+        at_own_best(Runs(), template, schemes, rates, (0, 1), GOAL), (workers, workers / 2, 1), strict=True
+    ):
+        assert each.rate in [pytest.approx(rate / updates) for rate in rates]
+        assert each.seeds == 2  # and not two rates of one scheme
+
+
 def test_a_scheme_without_all_rates_has_no_best_rate(tmp_path: Path) -> None:
     schemes, rates = (Scheme("bsp"), Scheme("r2sp")), (0.0001, 0.01)
     kept = tmp_path / "kept"

@@ -585,3 +585,12 @@ def test_augmented_images_depend_on_the_seed_alone() -> None:
     one, again = (train(cluster(), make("r2sp"), augmented, None, 4) for _ in range(2))
     assert one.curve == again.curve
     assert one.curve != train(cluster(), make("r2sp"), task(), None, 4).curve
+
+
+def test_a_test_of_augmented_training_sees_crops_too() -> None:
+    """Clean images have other means than crops with black borders, and batch norm would be off by the difference."""
+    plain, augmented = (Training(replace(task(), augment=each), WORKERS) for each in (False, True))
+    inputs = [each._calibration_inputs().float() for each in (plain, augmented)]
+    assert inputs[0].shape == inputs[1].shape
+    assert inputs[1].mean() < 0.8 * inputs[0].mean()
+    assert torch.equal(inputs[1], augmented._calibration_inputs().float())

@@ -254,7 +254,8 @@ class Training:
         """Return the loss and the accuracy of the newest weights on the test set.
 
         The statistics of batch norm are computed from training samples with these weights ("precise" batch norm; Wu and
-        Johnson 2021). There are no running statistics, which could be as stale as an update.
+        Johnson 2021). There are no running statistics, which could be as stale as an update. If training images are
+        cropped, so are these: crops with black borders have other statistics, and the network has learned with those.
         """
         network, data = self._tested, self._data
         load(network, self.slice.weights)
@@ -265,8 +266,8 @@ class Training:
                 for norm in norms:
                     norm.reset_running_stats()
                     norm.momentum = None  # a plain mean over the following batches
-                for part in torch.split(data.inputs[:CALIBRATION_SAMPLES], 256):
-                    network(data.prepared(part))
+                for inputs in torch.split(self._calibration_inputs(), 256):
+                    network(data.prepared(inputs))
             network.eval()
             losses, right = 0.0, 0.0
             for inputs, labels in zip(
@@ -276,6 +277,14 @@ class Training:
                 losses += float(loss(output, labels)) * len(labels)
                 right += float(accuracy(output, labels)) * len(labels)
         return losses / len(data.test_labels), right / len(data.test_labels)
+
+    def _calibration_inputs(self) -> torch.Tensor:
+        """Return the inputs from which every test computes the statistics of batch norm."""
+        first = min(CALIBRATION_SAMPLES, len(self._data.labels))
+        if not self._crops:
+            return self._data.inputs[:first]
+        variants = draw(torch.arange(first), torch.Generator().manual_seed(self.task.seed))
+        return self._crops.images(variants.to(self._device))
 
     def _fetch(self, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         data = self._data

@@ -1,9 +1,9 @@
 """ResNet-20 on CIFAR-10 to its final test accuracy: the whole recipe, as people train it (not a figure of the paper).
 
 Momentum 0.9, weight decay 0.0005, random crops and mirror images, and a learning rate that is divided by ten after a
-half and after three quarters of 40 epochs. The usual rate for 128 samples is 0.1. A round of eight workers has 256, so
-the rate is 0.2, after one epoch at a tenth of it. All schemes have the same rate, and weights as in a real job: a round
-moves the model as far as one step of data-parallel training.
+half and after three quarters of 60 epochs. The usual rate for 128 samples is 0.1. A round of eight workers has 512, so
+the rate is 0.4, after one epoch at a tenth and one at a half of it. All schemes have the same rate, and weights as in a
+real job: a round moves the model as far as one step of data-parallel training.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMES = (
     Scheme("r2sp:weights=mean", "full"),
     Scheme("r2sp:groups=3,weights=mean", "full"),
 )
-CLUSTER, JITTER, BATCH = "resnet20-100mbit", 0.05, 256
+CLUSTER, JITTER, BATCH = "resnet20-100mbit", 0.05, 512
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ def _recipe(request: Request) -> Recipe:
     if request.quick or request.lacks_cifar:
         why = "--quick" if request.quick else request.lacks_cifar
         missing = f"ResNet-20 on CIFAR-10 was not trained ({why}). An MLP on the bundled digits replaces it."
-        return Recipe("MLP on digits", _run("mlp", "digits", 1437, 15, 5, 0.1, augment=False), (0.9, 0.92), (missing,))
-    template = _run("resnet20", "cifar10", 50_000, 40, 98, 0.2, augment=True)
+        return Recipe("MLP on digits", _run("mlp", "digits", 1437, 30, 5, 0.2, augment=False), (0.9, 0.92), (missing,))
+    template = _run("resnet20", "cifar10", 50_000, 60, 49, 0.4, augment=True)
     return Recipe("ResNet-20", msgspec.structs.replace(template, precision=request.precision), (0.9, 0.91))
 
 
 def _run(network: str, data: str, samples: int, epochs: int, every: int, rate: float, augment: bool) -> Run:
     """Return a template. Its accuracy is tested after every so many rounds."""
-    decay = ((0.0, 0.1), (1.0, 10.0), (epochs / 2, 0.1), (epochs * 3 / 4, 0.1))
+    decay = ((0.0, 0.1), (1.0, 5.0), (2.0, 2.0), (epochs / 2, 0.1), (epochs * 3 / 4, 0.1))
     goal = Goal("accuracy", 1.1, every=every)  # out of reach, so that the run does not stop early
     rounds = epochs * samples // BATCH
     return Run(

@@ -99,10 +99,10 @@ def at_own_best(
     found = runs(scheme.of(template, rate, first) for rate in rates for scheme in schemes)
     wanted = {}
     for scheme in schemes:
-        tried = [found[run] for rate in rates if (run := scheme.of(template, rate, first)) in found]
+        tried = {rate: found[run] for rate in rates if (run := scheme.of(template, rate, first)) in found}
         if len(tried) == len(rates):
-            best = min(tried, key=lambda trained: _cost(trained, goal))
-            wanted[scheme] = [scheme.of(template, best.run.rate, seed) for seed in seeds]
+            best = min(rates, key=lambda rate: _cost(tried[rate], goal))
+            wanted[scheme] = [scheme.of(template, best, seed) for seed in seeds]
     return _measured(runs, wanted, goal)
 
 
