@@ -312,7 +312,7 @@ def test_a_full_disk_is_reported_and_leaves_no_file(shell: Shell, monkeypatch: p
         ("small.toml -p bsp,asp,nonsense", "There is no policy 'nonsense'. Known policies:"),
         (
             "small.toml -p ssp:stale=3",
-            "ssp has no option 'stale'. Did you mean 'staleness'? Its options: staleness, weights.",
+            "ssp has no option 'stale'. Did you mean 'staleness'? Its options: staleness, weights, wait.",
         ),
         ("small.toml -p ssp:staleness=-1", "ssp: staleness must be a whole number"),
         ("small.toml -p ssp:staleness=three", "at least 0, not 'three'"),
