@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,12 +32,16 @@ GROWS = OptimizerSpec("SGD", ({"lr": 1e6, "weight_decay": 1e6},))
 DESCRIPTION = Description(Layout((Tensor("w", (8,)),)), GROWS).as_json()
 
 
-def grow(where: str, steps: int) -> None:
-    """Make steps that let the weights grow."""
+def grow(where: str, steps: int, is_enough: Callable[[], bool] = lambda: True) -> None:
+    """Make steps that let the weights grow: so many, and then more until it is enough."""
     weights, gradient = np.ones(8, dtype=np.float32), np.ones(8, dtype=np.float32)
     client = Client(address(where), DESCRIPTION)
     client.begin(weights.data.cast("B"))
     for _ in range(steps):
+        client.exchange(gradient.data.cast("B"), weights.data.cast("B"), batch_size=1, rates=(1e6,))
+    deadline = time.monotonic() + 60
+    while not is_enough():
+        assert time.monotonic() < deadline
         client.exchange(gradient.data.cast("B"), weights.data.cast("B"), batch_size=1, rates=(1e6,))
     client.close()
 
@@ -45,11 +50,13 @@ def test_checkpoints_from_before_the_weights_were_spoiled_are_kept(tmp_path: Pat
     folder = tmp_path / "job"
     plan = CheckpointPlan(folder, updates=1)
     with job("asp", shards=2, saving=plan) as running:
-        grow(running.address, 12)
-        deadline = time.monotonic() + 30
-        while not (saved := running.coordinator.state.checkpoints) or not saved.is_spoiled:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+
+        def is_spoiled() -> bool:
+            saved = running.coordinator.state.checkpoints
+            return saved is not None and saved.is_spoiled
+
+        # A step takes a millisecond. On a slow disk the first checkpoint may still be written after many of them.
+        grow(running.address, 12, is_spoiled)
     found = checkpoint.read(folder)
     assert np.isfinite(checkpoint.weights(found)["w"]).all()
     assert 0 <= found.version <= 3
