@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.reproduce.r2sp import recipe
+from paceline.reproduce.shared.accuracy import AccuracyCase
 from paceline.reproduce.shared.request import Request
 from paceline.reproduce.shared.runs import LATER_SETTINGS, Run, Runs, key_of
 from reproduce.conftest import one_thread  # noqa: F401
@@ -16,7 +17,7 @@ from reproduce.conftest import one_thread  # noqa: F401
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     template = recipe._run("mlp", "digits", 1437, 8, 2, 0.4, augment=False)
-    chosen = recipe.Recipe("MLP", template, (0.5, 0.999))
+    chosen = AccuracyCase("MLP", template, (0.5, 0.999))
     monkeypatch.setattr(recipe, "_recipe", lambda request: chosen)
 
 

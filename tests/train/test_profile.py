@@ -157,7 +157,7 @@ def test_a_loaded_machine_is_noticed(write: Write) -> None:
             process.kill()
             process.wait()
     assert timing.is_disturbed
-    assert timing.jitter < 0.8 * timing.wall_jitter  # part of what the clock shows is the load
+    assert timing.jitter < 0.15
 
 
 @pytest.mark.slow

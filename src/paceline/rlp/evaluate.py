@@ -131,7 +131,7 @@ def _by_shape(instances: Sequence[Instance]) -> dict[object, list[int]]:
 def _episodes_at_once(
     instance: Instance, data: Callable[[str], Data], device: str, jobs: int, corrected: bool = False
 ) -> int:
-    """Return the number of episodes to play at once: what fits the memory of a GPU, or the cache of a CPU.
+    """Return the number of episodes to play at once. They fit the memory of a GPU, or the cache of a CPU.
 
     corrected: whether staleness is corrected, which needs more models for each episode.
     """

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import mean
 
 import msgspec
 
+from paceline.reproduce.shared.accuracy import AccuracyCase, accuracy_line
 from paceline.reproduce.shared.papers import Paper, PaperFigure
 from paceline.reproduce.shared.request import Request
-from paceline.reproduce.shared.rows import TITLES, Figure, Plot, PlotLine, Row
+from paceline.reproduce.shared.rows import TITLES, Figure, Plot, Row
 from paceline.reproduce.shared.runs import Run, Trained
 from paceline.simulate import load_cluster
 from paceline.simulate.task import Goal, Precision
@@ -34,16 +34,6 @@ QUICK_THRESHOLDS = (3, 9, 15)
 PLOTTED = "the paper only plots this"
 
 
-@dataclass(frozen=True)
-class DsspCase:
-    """A network on a cluster. Its accuracy is tested every few rounds."""
-
-    title: str
-    template: Run  # everything except the policy and the seed
-    targets: tuple[float, ...]  # accuracies on the test set
-    missing: tuple[str, ...] = ()
-
-
 def table1(request: Request) -> Figure:
     """Compare the time to a test accuracy on two unequal GPUs. In the paper: ResNet-110 on CIFAR-100, 0.67 and 0.68."""
     case = _mixed(request)
@@ -61,7 +51,7 @@ def table1(request: Request) -> Figure:
             what = f"{case.title}: {policy}, time to accuracy {target:g}"
             rows.append(Row("table1", what, paper, None if ours is None else round(ours, 1), "s", request.where, note))
             rows.append(Row("table1", what, papers_ratio, ratio, "× ASP", request.where, ""))
-    curves = tuple(_accuracy(trained[0], policy) for policy, trained in found.items())
+    curves = tuple(accuracy_line(trained[0], policy) for policy, trained in found.items())
     plot = Plot(f"{case.title}: accuracy over time (fig. 4)", "seconds", "test accuracy", curves)
     return Figure("table1", "Two unequal GPUs: time to accuracy (table I, fig. 4)", tuple(rows), (plot,), case.missing)
 
@@ -98,7 +88,7 @@ def fig3(request: Request) -> Figure:
                 seconds = None if ours is None else round(ours, 2)
                 note = _reached(trained, target) or PLOTTED
                 rows.append(Row("fig3", f"{what}, time to {target:g}", None, seconds, "s", request.where, note))
-        curves = [_accuracy(trained[0], policy) for policy, trained in found.items()]
+        curves = [accuracy_line(trained[0], policy) for policy, trained in found.items()]
         plots.append(Plot(f"{case.title}: accuracy over time", "seconds", "test accuracy", tuple(curves)))
     shown = ", ".join(policy.partition("=")[2] for policy in ssps)
     missing.append(f"SSP has the thresholds {shown}. The paper's mean is over all thirteen from 3 to 15.")
@@ -111,21 +101,21 @@ def ssps_of(request: Request) -> tuple[str, ...]:
     return tuple(f"ssp:staleness={each}" for each in (QUICK_THRESHOLDS if request.quick else THRESHOLDS))
 
 
-def _mixed(request: Request) -> DsspCase:
+def _mixed(request: Request) -> AccuracyCase:
     cluster = "dssp-mixed"
     if request.quick or request.lacks_cifar:
         why = "--quick" if request.quick else request.lacks_cifar
         missing = f"ResNet-110 on CIFAR-100 was not trained ({why}). An MLP on the bundled digits replaces it."
-        return DsspCase("MLP on digits", _run(cluster, "mlp", "digits", 54, 1437, 0.01, 4), (0.93,), (missing,))
+        return AccuracyCase("MLP on digits", _run(cluster, "mlp", "digits", 54, 1437, 0.01, 4), (0.93,), (missing,))
     if not request.lacks("cifar100"):
         template = _run(cluster, "resnet110", "cifar100", 300, 50_000, 0.05, 50, request.precision)
-        return DsspCase("ResNet-110", template, (0.67, 0.68))
+        return AccuracyCase("ResNet-110", template, (0.67, 0.68))
     missing = f"ResNet-20 was trained on 10,000 images of CIFAR-10, for 30 epochs: {request.lacks('cifar100')}."
     template = _run(cluster, "resnet20", "cifar10", 30, 10_000, 0.05, 10, request.precision)
-    return DsspCase("ResNet-20", template, (0.5, 0.55), (missing,))
+    return AccuracyCase("ResNet-20", template, (0.5, 0.55), (missing,))
 
 
-def _equal(request: Request) -> list[DsspCase]:
+def _equal(request: Request) -> list[AccuracyCase]:
     small, deep = "dssp-homogeneous-alexnet", "dssp-homogeneous-resnet"
     assumed = (
         "Links have the paper's 100 Gbit/s. Computing times and their variation are assumptions, because the paper "
@@ -135,23 +125,23 @@ def _equal(request: Request) -> list[DsspCase]:
         why = "--quick" if request.quick else request.lacks_cifar
         missing = f"AlexNet and ResNets were not trained ({why}). An MLP on the bundled digits replaces them."
         template = _run(small, "mlp", "digits", 40, 1437, 0.02, 4, decays=False)
-        return [DsspCase("MLP on digits", template, (0.9,), (missing, assumed))]
+        return [AccuracyCase("MLP on digits", template, (0.9,), (missing, assumed))]
     alexnet = (
         "AlexNet: 20 epochs of 20,000 images at a rate of 0.01 replace the paper's 300 epochs of 50,000 at 0.001, "
         "both without decay. The paper gives no widths; our network has 2.6 MB and is timed as one of 10 MB."
     )
     template = _run(small, "alexnet-small", "cifar10", 20, 20_000, 0.01, 10, decays=False)
-    cases = [DsspCase("AlexNet, small", template, (0.5, 0.55), (alexnet, assumed))]
+    cases = [AccuracyCase("AlexNet, small", template, (0.5, 0.55), (alexnet, assumed))]
     if not request.lacks("cifar100"):
         template = _run(deep, "resnet110", "cifar100", 300, 50_000, 0.05, 50, request.precision)
         missing = "ResNet-50 was not trained, because it is made for larger images. ResNet-110 replaces it."
-        return [*cases, DsspCase("ResNet-110", template, (0.65,), (missing,))]
+        return [*cases, AccuracyCase("ResNet-110", template, (0.65,), (missing,))]
     missing = (
         "ResNet-20, 20 epochs of 20,000 images of CIFAR-10 with decays after 2/3 and 5/6 of them, replaces ResNet-50 "
         f"and ResNet-110, 300 epochs of CIFAR-100: {request.lacks('cifar100')}."
     )
     template = _run(deep, "resnet20", "cifar10", 20, 20_000, 0.05, 20, request.precision)
-    return [*cases, DsspCase("ResNet-20", template, (0.5, 0.6), (missing,))]
+    return [*cases, AccuracyCase("ResNet-20", template, (0.5, 0.6), (missing,))]
 
 
 def _run(
@@ -212,11 +202,6 @@ def _same(trained: Sequence[Trained], found: dict[str, list[Trained]], policy: s
     if policy == "asp" or [each.learned.key for each in trained] != [each.learned.key for each in found.get("asp", [])]:
         return ""
     return "the same order of updates as asp: it never makes a worker wait"
-
-
-def _accuracy(trained: Trained, name: str) -> PlotLine:
-    points = sorted(trained.learned.accuracy.items())
-    return PlotLine(name, tuple(trained.seconds[at] for at, _ in points), tuple(value for _, value in points))
 
 
 PAPER = Paper(

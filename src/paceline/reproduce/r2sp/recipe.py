@@ -9,14 +9,14 @@ real job: a round moves the model as far as one step of data-parallel training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import mean
 
 import msgspec
 
+from paceline.reproduce.shared.accuracy import AccuracyCase, accuracy_line
 from paceline.reproduce.shared.compare import Scheme, measured
 from paceline.reproduce.shared.request import Request
-from paceline.reproduce.shared.rows import Figure, Plot, PlotLine, Row
+from paceline.reproduce.shared.rows import Figure, Plot, Row
 from paceline.reproduce.shared.runs import Run, Trained
 from paceline.simulate.task import Goal
 
@@ -30,16 +30,6 @@ SCHEMES = (
     Scheme("r2sp:groups=3,weights=mean", "full"),
 )
 CLUSTER, JITTER, BATCH = "resnet20-100mbit", 0.05, 512
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A network, and how it is trained."""
-
-    title: str
-    template: Run  # everything except the scheme and the seed
-    targets: tuple[float, ...]  # accuracies on the test set
-    missing: tuple[str, ...] = ()
 
 
 def recipe(request: Request) -> Figure:
@@ -57,18 +47,20 @@ def recipe(request: Request) -> Figure:
         missing.append(f"Not all seeds were trained of {'; '.join(left_out)}.")
     rows = [row for target in chosen.targets for row in _times(chosen, target, found, request)]
     rows += _final(chosen, found, request)
-    curves = tuple(_curve(runs[0], scheme.name) for scheme, runs in found.items())
+    curves = tuple(accuracy_line(runs[0], scheme.name) for scheme, runs in found.items())
     plot = Plot(f"{chosen.title}: test accuracy over time", "seconds", "test accuracy", curves)
     return Figure("recipe", f"{chosen.title}: time to a test accuracy", tuple(rows), (plot,), tuple(missing))
 
 
-def _recipe(request: Request) -> Recipe:
+def _recipe(request: Request) -> AccuracyCase:
     if request.quick or request.lacks_cifar:
         why = "--quick" if request.quick else request.lacks_cifar
         missing = f"ResNet-20 on CIFAR-10 was not trained ({why}). An MLP on the bundled digits replaces it."
-        return Recipe("MLP on digits", _run("mlp", "digits", 1437, 30, 5, 0.2, augment=False), (0.9, 0.92), (missing,))
+        return AccuracyCase(
+            "MLP on digits", _run("mlp", "digits", 1437, 30, 5, 0.2, augment=False), (0.9, 0.92), (missing,)
+        )
     template = _run("resnet20", "cifar10", 50_000, 60, 49, 0.4, augment=True)
-    return Recipe("ResNet-20", msgspec.structs.replace(template, precision=request.precision), (0.9, 0.91))
+    return AccuracyCase("ResNet-20", msgspec.structs.replace(template, precision=request.precision), (0.9, 0.91))
 
 
 def _run(network: str, data: str, samples: int, epochs: int, every: int, rate: float, augment: bool) -> Run:
@@ -92,7 +84,7 @@ def _run(network: str, data: str, samples: int, epochs: int, every: int, rate: f
     )
 
 
-def _times(chosen: Recipe, target: float, found: dict[Scheme, list[Trained]], request: Request) -> list[Row]:
+def _times(chosen: AccuracyCase, target: float, found: dict[Scheme, list[Trained]], request: Request) -> list[Row]:
     goal = Goal("accuracy", target)
     results = {scheme: measured(runs, scheme, goal) for scheme, runs in found.items()}
     base = results[BSP].seconds if BSP in results else None
@@ -110,7 +102,7 @@ def _times(chosen: Recipe, target: float, found: dict[Scheme, list[Trained]], re
     return rows
 
 
-def _final(chosen: Recipe, found: dict[Scheme, list[Trained]], request: Request) -> list[Row]:
+def _final(chosen: AccuracyCase, found: dict[Scheme, list[Trained]], request: Request) -> list[Row]:
     base = _accuracies(found.get(BSP, ()))
     rows = []
     for scheme, runs in found.items():
@@ -128,8 +120,3 @@ def _final(chosen: Recipe, found: dict[Scheme, list[Trained]], request: Request)
 
 def _accuracies(runs: Sequence[Trained]) -> list[float]:
     return [each.learned.tested[1] for each in runs if each.learned.tested]
-
-
-def _curve(trained: Trained, name: str) -> PlotLine:
-    points = sorted(trained.learned.accuracy.items())
-    return PlotLine(name, tuple(trained.seconds[at] for at, _ in points), tuple(value for _, value in points))
