@@ -123,3 +123,12 @@ def test_a_worker_that_does_not_follow_the_tuned_batches_is_named_once() -> None
 
 def test_without_tuning_no_worker_is_named() -> None:
     assert not talked("bsp", [32] * 40)
+
+
+def test_a_discarded_gradient_has_no_weight() -> None:
+    """Without shards the worker applies its gradient itself, so it must learn that this one does not count."""
+    talk = Conversation("bsp:backup=1,weights=sum", workers=3, shards=0)
+    talk.begin(3)
+    out = [grant for worker in (0, 1, 2) for grant in only(instructions.SendGrant, talk.ready(worker, 1, batch=4))]
+    weights = {grant.to: grant.weight for grant in out}
+    assert weights == {talk.connections[0]: 1.0, talk.connections[1]: 1.0, talk.connections[2]: 0.0}

@@ -315,3 +315,16 @@ def test_a_piece_sent_again_is_predicted_from_its_current_weights() -> None:
     assert not torch.equal(part.ahead(1, "full"), part.weights), "the prediction must differ for this test"
     assert torch.equal(play.store.copy(0), part.weights)
     assert torch.equal(play.store.copy(0, 2), part.ahead(2, "full"))
+
+
+def test_each_update_of_a_piece_counts_with_its_own_rate() -> None:
+    layout = Layout((Tensor("w", (EACH,)),))
+    store = StreamedStore([Slice(layout, 0, EACH, OptimizerSpec("SGD", ({"lr": 1.0},)))])
+    store.version = 0
+    updates = (Identity(0, 1, 1), Identity(1, 1, 1))
+    assert not store.order(StreamUpdates(1, updates, (1.0, 1.0)))
+    assert store.put(updates[0], 0, HeldUpdate(torch.full((EACH,), 2.0), (1.0,))) is None
+    work = store.put(updates[1], 0, HeldUpdate(torch.full((EACH,), 3.0), (0.25,)))
+    assert work is not None
+    work.apply()
+    assert torch.allclose(store.slices[0].weights, torch.full((EACH,), -(2.0 + 0.75)))

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from paceline.job.clipping import Factors
 from paceline.model import checkpoint
 from paceline.model.layout import STATISTICS, Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
@@ -36,13 +37,27 @@ def new_store() -> WholeStore:
     return WholeStore(Slice(layout, 0, 4, OptimizerSpec("SGD", ({"lr": 1.0},))))
 
 
-def put(store: WholeStore, worker: int, value: float, iteration: int = 1) -> Identity:
+def put(store: WholeStore, worker: int, value: float, iteration: int = 1, rate: float = 1.0) -> Identity:
     """Put an update into the store whose elements all have this value."""
     update = Identity(worker, 1, iteration)
     buffer = store.take_buffer()
     buffer.fill_(value)
-    assert store.put(update, HeldUpdate(buffer, (1.0,)))
+    assert store.put(update, HeldUpdate(buffer, (rate,)))
     return update
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_each_update_counts_with_its_own_rate_and_its_own_clips(added: bool) -> None:
+    store = new_store()
+    updates = tuple(put(store, worker, 2.0 + worker, rate=rate) for worker, rate in enumerate((1.0, 0.25)))
+    clips = (Factors(0.5, 1.0), Factors(1.0, 0.1))
+    for update, clip in zip(updates, clips, strict=True):
+        if added:
+            store.carry_out(AddToSum(update, 0, 10.0, clip))
+    sums = ((0, 0.1),) if added else ()
+    store.apply(ApplyUpdates(1, updates, (1.0, 1.0), None, sums=sums, clips=() if added else clips))
+    expected = 1.0 * 0.5 * 2.0 + 0.25 * 0.1 * 3.0  # rate · clip · gradient
+    assert torch.allclose(store.slice.weights, torch.full((4,), -expected))
 
 
 def test_a_sum_is_applied_as_its_updates_would_be() -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("msgspec")
 
 from paceline.observe.trace import Arrived, Measured
 from paceline.train.backend import AssignedSamples
-from paceline.train.ranks import _part, from_environment
+from paceline.train.ranks import RankedBackend, _part, from_environment
 from train import ranked
 from train.generations import served
 from train.jobs import job
@@ -192,3 +192,14 @@ def test_if_a_rank_dies_the_others_end_with_an_error(tmp_path: Path) -> None:
         results, errors = run(running.address, tmp_path, "dies")
     assert not results
     assert "Another rank of this worker is gone" in errors[0].strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("granted", [1, 2, 7, 8, 33])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_divide_the_batch_that_the_policy_grants(granted: int, ranks: int) -> None:
+    backends = [object.__new__(RankedBackend) for _ in range(ranks)]
+    for rank, backend in enumerate(backends):
+        backend.rank, backend.ranks, backend._granted = rank, ranks, granted
+    sizes = [backend.granted_batch or 0 for backend in backends]
+    assert sum(sizes) == max(granted, ranks)
+    assert max(sizes) - min(sizes) <= 1
