@@ -1,7 +1,7 @@
 """ResNet-20 on CIFAR-10 to its final test accuracy: the whole recipe, as people train it (not a figure of the paper).
 
 Momentum 0.9, weight decay 0.0005, random crops and mirror images, and a learning rate that is divided by ten after a
-half and after three quarters of 60 epochs. The usual rate for 128 samples is 0.1. A round of eight workers has 512, so
+half and after three quarters of 80 epochs. The usual rate for 128 samples is 0.1. A round of eight workers has 512, so
 the rate is 0.4, after one epoch at a tenth and one at a half of it. All schemes have the same rate, and weights as in a
 real job: a round moves the model as far as one step of data-parallel training.
 """
@@ -59,7 +59,7 @@ def _recipe(request: Request) -> AccuracyCase:
         return AccuracyCase(
             "MLP on digits", _run("mlp", "digits", 1437, 30, 5, 0.2, augment=False), (0.9, 0.92), (missing,)
         )
-    template = _run("resnet20", "cifar10", 50_000, 60, 49, 0.4, augment=True)
+    template = _run("resnet20", "cifar10", 50_000, 80, 49, 0.4, augment=True)
     return AccuracyCase("ResNet-20", msgspec.structs.replace(template, precision=request.precision), (0.9, 0.91))
 
 
