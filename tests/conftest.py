@@ -8,6 +8,7 @@ Tests marked slow run after all others.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
@@ -51,17 +52,51 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         terminal.write_line(f"The matrix sample has the seed {options.matrix_seed}. Repeat it with: {again}")
 
 
+@pytest.hookimpl(trylast=True)  # after the parameters are known
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Do not make the tests of a function that the sample certainly leaves out.
+
+    The fault matrix has 14,000 tests, and each process of xdist would spend seconds on making them. A sample of N has
+    at most the first N of a function in the order of the draw. -m may select by other marks, so tests with different
+    marks are counted apart. -k and names of tests on the command line select by name: then all tests are made.
+    """
+    options, calls = metafunc.config.option, getattr(metafunc, "_calls", [])  # without this private list, all are made
+    if (
+        options.matrix_sample is None
+        or options.keyword
+        or any("::" in each for each in options.file_or_dir)
+        or not calls
+    ):
+        return
+    shared = {mark.name for mark in metafunc.definition.iter_markers()}
+    alike: dict[frozenset[str], list[str]] = {}
+    for call in calls:
+        marks = frozenset(shared | {mark.name for mark in call.marks})
+        alike.setdefault(marks, []).append(f"{metafunc.definition.nodeid}[{call.id}]")
+    for marks, names in alike.items():
+        if "matrix" in marks:
+            names[:] = matrix_sample(names, config=metafunc.config, least=1)
+    kept = {name for names in alike.values() for name in names}
+    metafunc._calls = [call for call in calls if f"{metafunc.definition.nodeid}[{call.id}]" in kept]
+
+
 @pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.matrix_sample is not None:
         matrix = [item for item in items if item.get_closest_marker("matrix")]
-        left_out = {item.nodeid for item in matrix} - matrix_sample([item.nodeid for item in matrix], config)
+        left_out = {item.nodeid for item in matrix} - set(matrix_sample([item.nodeid for item in matrix], config))
         config.hook.pytest_deselected(items=[item for item in matrix if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
-def matrix_sample(names: list[str], config: pytest.Config) -> set[str]:
-    """Draw the sample. It depends on the seed and on the names of the tests, but not on their order."""
-    count = min(config.option.matrix_sample, len(names))
-    return set(random.Random(config.option.matrix_seed).sample(sorted(names), count))
+def matrix_sample(names: list[str], config: pytest.Config, least: int = 0) -> list[str]:
+    """Draw the sample. It depends on the seed and on the names of the tests, but not on their order.
+
+    A hash gives each name its place in the draw. So a name that is drawn from all is also drawn from any part of them.
+    """
+
+    def place(name: str) -> bytes:
+        return hashlib.blake2b(f"{config.option.matrix_seed} {name}".encode()).digest()
+
+    return sorted(names, key=place)[: max(config.option.matrix_sample, least)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,9 +81,14 @@ PARTS: dict[str, dict[str, set[str]]] = {
 }
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path, for_types: bool = True) -> set[str]:
     """The full names of the modules that a file imports. for_types: also those under `if TYPE_CHECKING`."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     skipped: set[ast.AST] = set()
     if not for_types:
         for node in ast.walk(tree):
@@ -145,7 +151,7 @@ def test_no_class_name_occurs_twice() -> None:
     """A name is unique in the library, so a reader who meets it knows which class is meant."""
     places: dict[str, list[str]] = {}
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -211,10 +217,11 @@ def test_the_coordinator_and_the_client_need_no_torch() -> None:
 FACADES = {"paceline.serve.wire.messages"}
 
 
+@cache
 def defined_names(path: Path) -> set[str]:
     """The names that a module defines itself, rather than imports."""
     names: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from paceline.cli import app
+from shell import get_command
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "paceline"
@@ -138,7 +138,7 @@ def strip_prefix(words: list[str]) -> list[str]:
 
 def check_paceline(words: list[str], where: str) -> None:
     """Fail if `paceline WORDS` names a command or an option that does not exist."""
-    command: Any = typer.main.get_command(app)
+    command: Any = get_command(app)
     while words and hasattr(command, "commands"):
         options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         if words[0].startswith("-"):
@@ -193,7 +193,7 @@ PANELS = {
 
 def test_help_fits_one_screen() -> None:
     """The commands of `paceline --help` are in three panels, one line each."""
-    command: Any = typer.main.get_command(app)
+    command: Any = get_command(app)
     panels = {name: getattr(each, "rich_help_panel", None) for name, each in command.commands.items()}
     for panel, names in PANELS.items():
         assert {name for name, each in panels.items() if each == panel} == names
