@@ -25,6 +25,7 @@ from paceline.observe.trace import (
 )
 from paceline.policies import make, names
 from paceline.simulate.driver import colocated, simulated
+from pairs import parametrize_pairs
 
 #: The drivers of policies. New drivers belong here too.
 DRIVERS: dict[str, Driver] = {"simulated": simulated, "colocated": colocated}
@@ -146,9 +147,9 @@ def test_the_trace_is_valid_and_the_policy_keeps_its_promise(driver: str, spec: 
     assert judge.departures == 0
 
 
-@with_every_policy(*sorted(REPEATABLE))
-@pytest.mark.parametrize("faults", FAULTS)
-def test_the_promise_holds_when_workers_fail(driver: str, spec: str, streamed: bool, faults: str) -> None:
+@parametrize_pairs(("driver", "run_of", "faults"), sorted(REPEATABLE), RUNS, list(FAULTS))
+def test_the_promise_holds_when_workers_fail(driver: str, run_of: tuple[str, bool], faults: str) -> None:
+    spec, streamed = run_of
     job = _streamed(Job((1.0, 1.2, 1.0, 2.0), iterations=14, seed=3, faults=FAULTS[faults]), streamed)
     _, judge = run(driver, spec, job)
     assert judge.arrivals >= job.iterations * 4

@@ -47,6 +47,7 @@ def run(
     story = Story(batches={worker: [] for worker in seconds})
     now, version, number, wake = 0.0, 0, 0, float("inf")
     done = dict.fromkeys(seconds, 0)
+    slowest, arrived, level = 0, 0, Counter({0: len(done)})  # level: how many workers have done so many updates
     iterations = dict.fromkeys(seconds, 0)
     running: dict[int, tuple[int, int]] = {}  # worker → iteration and base version of its Grant
     asking: set[int] = set()  # workers that must ask before they push
@@ -66,7 +67,7 @@ def run(
                         asking.add(worker)
                     running[worker] = (iterations[worker], version)
                     story.batches[worker].append(granted_batch or batch)
-                    story.gaps.append(done[worker] - min(done.values()))
+                    story.gaps.append(done[worker] - slowest)
                     story.waited[worker] += now - arrived_at.pop(worker, now)  # type: ignore[assignment]
                     number += 1
                     due = now + seconds[worker](granted_batch or batch)
@@ -89,7 +90,7 @@ def run(
 
     for worker in seconds:
         carry_out(tell(policy.joined, worker, 0.0))
-    while sum(done.values()) < updates:
+    while arrived < updates:
         if wake <= (heap[0][0] if heap else float("inf")):
             now, wake = wake, float("inf")
             carry_out(tell(policy.woke, now))
@@ -102,7 +103,11 @@ def run(
             carry_out(tell(policy.ready, worker, story.batches[worker][-1], now))
             continue
         _, base_version = running.pop(worker)
+        level[done[worker]] -= 1
         done[worker] += 1
+        level[done[worker]] += 1
+        slowest += not level[slowest]
+        arrived += 1
         arrived_at.setdefault(worker, now)
         granted = story.batches[worker][-1]
         busy = (computing or seconds)[worker](granted)

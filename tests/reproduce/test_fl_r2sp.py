@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,12 @@ def quick_request() -> Request:
     return Request(Runs(stop_at=lambda: True), quick=True)
 
 
+@cache
+def quick(make: Callable[[Request], Figure]) -> Figure:
+    """Return a figure without trainings. Several tests look at it."""
+    return make(Request(Runs(stop_at=lambda: True), quick=True))
+
+
 def ours(figure: Figure, what: str) -> float:
     (found,) = (row.ours for row in figure.rows if row.what == what)
     assert isinstance(found, float | int)
@@ -42,9 +49,9 @@ def ours(figure: Figure, what: str) -> float:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_taking_turns_makes_transfers_short(quick_request: Request, model: str) -> None:
+def test_taking_turns_makes_transfers_short(model: str) -> None:
     """The server's rate is calibrated so that BSP matches table V."""
-    figure = table5(quick_request)
+    figure = quick(table5)
     push, pull = TABLE_5[model][0]
     assert ours(figure, f"{model}, BSP: push") == pytest.approx(push, rel=0.05)
     assert ours(figure, f"{model}, BSP: pull") == pytest.approx(pull, rel=0.05)
@@ -53,13 +60,13 @@ def test_taking_turns_makes_transfers_short(quick_request: Request, model: str) 
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_servers_uplink_has_lower_peaks(quick_request: Request, model: str) -> None:
-    assert 0 < ours(fig17(quick_request), f"{model}: peak of FL-R²SP relative to BSP") <= 0.4
+def test_the_servers_uplink_has_lower_peaks(model: str) -> None:
+    assert 0 < ours(quick(fig17), f"{model}: peak of FL-R²SP relative to BSP") <= 0.4
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_groups_can_be_too_small_and_too_large(quick_request: Request, model: str) -> None:
-    figure = fig18(quick_request)
+def test_groups_can_be_too_small_and_too_large(model: str) -> None:
+    figure = quick(fig18)
     seconds = [ours(figure, f"{model}: groups of {size}") for size in SIZES]
     assert min(seconds) < 0.99 * seconds[0]
     assert min(seconds) < 0.95 * seconds[-1]
@@ -67,8 +74,8 @@ def test_groups_can_be_too_small_and_too_large(quick_request: Request, model: st
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_rounds_take_as_long_as_in_table_4(quick_request: Request, model: str) -> None:
-    figure = table4(quick_request)
+def test_rounds_take_as_long_as_in_table_4(model: str) -> None:
+    figure = quick(table4)
     (bsp, _), (fl, _), _ = TABLE_4[model]
     assert ours(figure, f"{model}, BSP: round time") == pytest.approx(bsp, rel=0.03)  # fitted
     assert ours(figure, f"{model}, FL-R²SP: round time") == pytest.approx(fl, rel=0.15)  # not fitted

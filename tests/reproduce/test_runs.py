@@ -144,18 +144,19 @@ def test_a_mean_needs_all_seeds() -> None:
     assert (one.rounds, one.seconds, one.reached, one.best) == (None, None, 1, 1)
 
 
-def test_the_best_rate_is_one_of_those_given() -> None:
+def test_the_best_rate_is_one_of_those_given(tmp_path: Path) -> None:
     schemes = (Scheme("bsp"), Scheme("r2sp"))
     rates = (0.0001, 0.01)
-    at_best = at_own_best(Runs(), TEMPLATE, schemes, rates, (0,), GOAL)
+    runs = Runs(kept=tmp_path / "kept")
+    at_best = at_own_best(runs, TEMPLATE, schemes, rates, (0,), GOAL)
     assert [(each.scheme.policy, each.rate) for each in at_best] == [("bsp", 0.01), ("r2sp", 0.01)]
-    slow = at_rate(Runs(), TEMPLATE, schemes, 0.0001, (0,), GOAL)
+    slow = at_rate(runs, TEMPLATE, schemes, 0.0001, (0,), GOAL)
     assert all(each.seconds is None and each.best > 1 for each in slow)
 
 
 def test_the_rate_of_an_adaptive_optimizer_is_that_of_a_step() -> None:
     """BSP applies all updates of a round in one step. With weights=sum, each of them has its share of the rate."""
-    template = msgspec.structs.replace(TEMPLATE, optimizer="Adam")
+    template = replaced(optimizer="Adam", rounds=5)
     workers = len(template.spec().workers)
     schemes = (Scheme("bsp"), Scheme("r2sp:groups=2"), Scheme("r2sp"))
     rates = (0.002, 0.001)

@@ -31,6 +31,7 @@ from paceline.simulate.cluster import Cluster
 from paceline.simulate.task import Task
 from paceline.simulate.training import Shares, Training
 from paceline.workloads.data import Data, load
+from pairs import parametrize_pairs
 
 DIGITS = load("digits")
 SLEEPS = ((0.3, 1.0, 0.3), (1.0, 0.1, 0.05), (1.0, 2.0, 0.5), (1.0, 0.1, 0.05))
@@ -63,14 +64,14 @@ def flat(fleet: Fleet, row: int = 0) -> torch.Tensor:
     return torch.cat([each for weight, bias in pairs for each in (weight[row].T.reshape(-1), bias[row].reshape(-1))])
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("transfer", [0.0, 0.4])
-@pytest.mark.parametrize(
-    "spec",
+@parametrize_pairs(
+    ("spec", "transfer", "momentum"),
     [
         *("bsp", "asp", "ssp:staleness=2", "dssp:low=1,high=3", "ksync:k=2", "kbatch:k=3", "r2sp", "r2sp:groups=2"),
         *("r2sp corrected", "r2sp:groups=2 corrected"),
     ],
+    (0.0, 0.4),
+    (0.0, 0.9),
 )
 def test_following_a_policys_order_trains_what_the_cluster_trains(spec: str, transfer: float, momentum: float) -> None:
     what, plain = instance(momentum=momentum, transfer=transfer), spec.removesuffix(CORRECTED)
@@ -121,9 +122,12 @@ def test_an_order_lasts_until_the_budget_is_spent(spec: str, seed: int) -> None:
         assert len(each) == 1500
 
 
-@pytest.mark.parametrize("hidden", [0, 2])
-@pytest.mark.parametrize("transfer", [0.0, 0.03, 0.3, 2.0])
-@pytest.mark.parametrize("rule", ["shipped", "sees links", "asp", "50%", "bsp", "ssp-2", "run-3"])
+@parametrize_pairs(
+    ("rule", "transfer", "hidden"),
+    ("shipped", "sees links", "asp", "50%", "bsp", "ssp-2", "run-3"),
+    (0.0, 0.03, 0.3, 2.0),
+    (0, 2),
+)
 def test_the_policy_on_a_cluster_and_its_network_in_a_fleet_agree(
     hidden: int, transfer: float, rule: str, tmp_path: Path
 ) -> None:
