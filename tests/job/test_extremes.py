@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from paceline.job import events, instructions
 from paceline.job.limits import MAX_SAMPLES, MAX_SECONDS, MAX_VALUE, MIN_SECONDS
 from policies.specs import SPECS, STREAMED
 
+EXAMPLES = int(os.environ.get("PACELINE_EXAMPLES", "0"))  # `make test-all` tries 200 of each policy
 WORKERS = 3
 SECONDS = (5e-324, MIN_SECONDS, 0.0, 0.1, MAX_SECONDS)
 BATCHES = (1, 2, 1000, MAX_SAMPLES)
@@ -54,7 +56,7 @@ def check(out: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "rlp", "rlp:weights=mean"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES or 10, deadline=None)
 @given(steps=STEPS)
 def test_no_number_of_a_worker_breaks_a_policy(spec: str, steps: list[tuple[Any, ...]]) -> None:
     talk = Conversation(spec.removesuffix(STREAMED), workers=WORKERS, streams=spec.endswith(STREAMED), lease=1e12)

@@ -123,13 +123,13 @@ def test_a_script_that_fails_at_once_ends_the_job(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def complaints(errors: str) -> list[str]:
     """Return the lines of standard error, without the progress of a job whose workers are slow to start."""
     progress = re.compile(r"\d+ workers?, waiting for \d+ (more|workers?)")
     return [line for line in errors.splitlines() if not progress.fullmatch(line)]
 
 
+@pytest.mark.slow
 def test_a_job_without_an_update_is_an_error(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINS.replace("session.step(loss)", "pass"))

@@ -12,6 +12,7 @@ from paceline.observe.observer import Recorder
 from paceline.observe.trace import Applied, Event, Granted
 from paceline.policies import make
 from paceline.simulate import Cluster, ClusterSpec, WorkerSpec, limit_seconds
+from pairs import parametrize_pairs
 
 LINK = 100e6
 
@@ -82,10 +83,10 @@ def test_jitter_and_colocation_do_not_break_it() -> None:
 # Members join and leave. In some of these tests the servers apply slowly, so slices are complete but not released.
 
 
-@pytest.mark.parametrize("apply_rate", [10e9, 20e6])
-@pytest.mark.parametrize("link", [LINK, LINK / 10])
-@pytest.mark.parametrize("compute", [0.01, 1.0])
-@pytest.mark.parametrize("rejoins_after", [0.05, 0.9, 4.0, 25.0])
+@parametrize_pairs(
+    ("apply_rate", "link", "compute", "rejoins_after"),
+    *((10e9, 20e6), (LINK, LINK / 10), (0.01, 1.0), (0.05, 0.9, 4.0, 25.0)),
+)
 def test_a_worker_that_is_killed_at_any_moment_and_rejoins(
     apply_rate: float, link: float, compute: float, rejoins_after: float
 ) -> None:
