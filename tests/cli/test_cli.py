@@ -176,6 +176,15 @@ def test_jitter_and_seed(shell: Shell) -> None:
     assert seconds("--jitter", "0", "--seed", "1") == seconds("--seed", "2")
 
 
+def test_every_seed_trains_and_one_that_is_too_large_is_refused(shell: Shell) -> None:
+    pytest.importorskip("torch")
+    train = ("simulate", "small.toml", "-p", "asp", "--train", "mlp", "--rounds", "1", "--seed")
+    assert shell(*train, 2**32 - 1).code == 0
+    outcome = shell(*train, 2**32)
+    assert outcome.code == 2
+    assert "should be less than or equal to 4294967295" in outcome.err
+
+
 def test_faults_come_from_the_seed(shell: Shell) -> None:
     def simulated(seed: int) -> float:
         printed = shell.json("rlp-10", "-p", "r2sp", "--iterations", "8", "--faults", "6", "--seed", str(seed))

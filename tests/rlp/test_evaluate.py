@@ -61,6 +61,12 @@ def test_the_number_of_episodes_at_once_fits_the_memory_of_a_gpu() -> None:
 
 @pytest.mark.matrix
 @pytest.mark.slow
+def test_an_instance_with_a_large_seed_is_played_with_every_seed() -> None:
+    times = judged([small(10**17)], 2, ("asp",), bundled)["asp"]
+    assert (times.seconds > 0).all()
+    assert times.seconds[0, 0] != times.seconds[0, 1]
+
+
 def test_several_processes_give_the_same_times_as_one() -> None:
     instances, specs = [small(0), small(1, hidden=1), small(2, workers=3)], ("asp", "rlp")
     one, two = (judged(instances, 2, specs, bundled, jobs=jobs) for jobs in (1, 2))

@@ -207,9 +207,9 @@ def test_a_file_without_a_network_is_refused_in_a_sentence(tmp_path: Path) -> No
 
 def test_the_shipped_network_has_the_papers_size() -> None:
     shipped = load(SHIPPED)
-    assert shipped.state == StateFeatures(links=False)
-    assert shipped.rules == PAPERS_RULES
-    assert [each.shape for each, _ in shipped.layers] == [(53, 64), (64, 32), (32, 12)]
+    assert shipped.state == StateFeatures()
+    assert shipped.rules == RULES
+    assert [each.shape for each, _ in shipped.layers] == [(57, 64), (64, 32), (32, 16)]
 
 
 def test_a_network_from_before_the_features_of_the_network_still_works(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 from paceline.cli import job
 from paceline.cli.job_checks import check_policy
 from paceline.cli.options import (
+    MAX_SEED,
     CheckpointFolder,
     Connect,
     DataFolder,
@@ -97,7 +98,10 @@ def client(
         float, typer.Option(min=0, max=1, help="The share of clients that have samples of hardly more than one class.")
     ] = 0.0,
     seed: Annotated[
-        int, typer.Option(help="The seed of the network and of the partition; the same for all clients.")
+        int,
+        typer.Option(
+            min=-MAX_SEED, max=MAX_SEED, help="The seed of the network and of the partition; the same for all clients."
+        ),
     ] = 0,
     token_file: TokenFile = None,
     tls: PeerTls = None,

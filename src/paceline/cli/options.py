@@ -37,7 +37,8 @@ MaxNorm = Annotated[
 JitterOption = Annotated[
     float | None, typer.Option("--jitter", help="Add log-normal jitter to every compute time; 0.05 is 5%.")
 ]
-Seed = Annotated[int, typer.Option(help="The seed of all random numbers.")]
+MAX_SEED = 2**32 - 1
+Seed = Annotated[int, typer.Option(min=-MAX_SEED, max=MAX_SEED, help="The seed of all random numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 DataFolder = Annotated[
     Path | None, typer.Option("--data", help="The folder that holds the datasets; $PACELINE_DATA if left out.")

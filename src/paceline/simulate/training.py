@@ -298,7 +298,8 @@ class Shares:
 
     def __init__(self, shares: Sequence[torch.Tensor], seed: int) -> None:
         self._shares = list(shares)
-        self._random = [torch.Generator().manual_seed(seed * 1_000_003 + worker + 1) for worker in range(len(shares))]
+        seeds = [(seed * 1_000_003 + worker + 1) % 2**63 for worker in range(len(shares))]  # torch takes no larger ones
+        self._random = [torch.Generator().manual_seed(each) for each in seeds]
         self._upcoming = [torch.empty(0, dtype=torch.int64) for _ in shares]
 
     @classmethod
