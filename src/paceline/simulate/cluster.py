@@ -19,7 +19,7 @@ from paceline.observe.summary import Report, Summary
 from paceline.policies import Policy
 from paceline.simulate.clock import Clock
 from paceline.simulate.cluster_spec import ClusterSpec
-from paceline.simulate.colocated_network import Mesh, Rounds
+from paceline.simulate.colocated_network import Mesh
 from paceline.simulate.fault_injector import FaultInjector
 from paceline.simulate.machine import NEVER, Machine
 from paceline.simulate.network import DIRECTIONS, Direction, Network, Star
@@ -28,6 +28,7 @@ from paceline.simulate.simulated_model import SimulatedModel
 from paceline.simulate.transfer.pipelined import PipelinedTransfer
 from paceline.simulate.transfer.streamed import StreamedTransfer
 from paceline.simulate.transfer.whole import WholeTransfer
+from paceline.simulate.visited_network import VisitedNetwork
 
 
 class SimulationError(RuntimeError):
@@ -114,7 +115,7 @@ class Cluster:
             if self.spec.replicas and self.spec.servers > 1:
                 capacity["in"] /= 2  # with each update, another server's is passed on to a backup beside this server
             return Star(self.clock, links, capacity, use)
-        return Rounds(self.clock, links, use) if in_turn else Mesh(self.clock, links, use)
+        return VisitedNetwork(self.clock, links, use) if in_turn else Mesh(self.clock, links, use)
 
     def _report_link_use(self, direction: Direction, fraction: float) -> None:
         self._observer.used(self.clock.now, direction, fraction)
