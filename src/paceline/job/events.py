@@ -77,6 +77,16 @@ class GradientBegun:
 
 
 @record
+class VisitEnded:
+    """A worker has pushed a part of its update to a shard, as it was told to."""
+
+    connection: int
+    iteration: int
+    shard: int
+    part: int
+
+
+@record
 class GradientComputed:
     """A worker finished a gradient. taken: the numbers of the sample requests that it was computed from."""
 
@@ -244,6 +254,7 @@ Event: TypeAlias = (
     | SamplesRequested
     | GradientBegun
     | GradientComputed
+    | VisitEnded
     | MetricReported
     | WorkerFinished
     | WorkerAlive

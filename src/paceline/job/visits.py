@@ -39,15 +39,16 @@ class _Push:
 
 
 class Visits:
-    """The visits of all workers. It uses no clock and no socket: the caller says when a push begins and a visit ends."""
+    """The visits of all workers. The caller says when a push begins, and when a visit ends."""
 
-    def __init__(self, machines: int, parts: int = PARTS, at_once: int = AT_ONCE) -> None:
-        self._machines, self._parts = machines, parts
-        self._free = [at_once] * machines  # visits that each machine can begin
+    def __init__(self, shards: int, parts: int = PARTS, at_once: int = AT_ONCE) -> None:
+        """parts: of each shard. Worker i runs beside shard i; workers with higher numbers have no shard."""
+        self.parts, self._shards = parts, shards
+        self._free = defaultdict[int, int](lambda: at_once)  # machine → visits that it can begin
         self._pushes: dict[int, _Push] = {}  # worker → its push, the oldest first
         # shard, part → the pushes that have not visited it, the oldest first
         self._queues: dict[tuple[int, int], deque[_Push]] = {
-            (shard, part): deque() for shard in range(machines) for part in range(parts)
+            (shard, part): deque() for shard in range(shards) for part in range(parts)
         }
         self._under_way: set[Visit] = set()
 
@@ -60,8 +61,14 @@ class Visits:
                 self._admit(place)
         return self._choose()
 
+    def under_way(self, worker: int) -> list[Visit]:
+        """Return the visits that a worker has under way."""
+        return sorted(visit for visit in self._under_way if visit.worker == worker)
+
     def end(self, visit: Visit) -> list[Visit]:
-        """Note the end of a visit. Return the visits that begin now."""
+        """Note the end of a visit. Return the visits that begin now. A visit that is not under way changes nothing."""
+        if visit not in self._under_way:
+            return []
         self._under_way.remove(visit)
         self._release(visit)
         self._pass(visit.shard, visit.part)
@@ -76,7 +83,7 @@ class Visits:
         push = self._pushes.pop(worker, None)
         if push is None:
             return []
-        for visit in [each for each in self._under_way if each.worker == worker]:
+        for visit in self.under_way(worker):
             self._under_way.remove(visit)
             self._release(visit)
         for place, queue in self._queues.items():
@@ -135,7 +142,7 @@ class Visits:
         for worker, push in self._pushes.items():
             if free[worker]:
                 shards = [
-                    (-free[shard], shard in self._pushes, (shard - worker) % self._machines, shard)
+                    (-free[shard], shard in self._pushes, (shard - worker) % self._shards, shard)
                     for shard in push.ready
                     if free[shard]
                 ]
@@ -144,7 +151,7 @@ class Visits:
                         yield Visit(worker, shard, part)
 
 
-def _first_fit(possible: Iterable[Visit], free: list[int]) -> list[Visit]:
+def _first_fit(possible: Iterable[Visit], free: dict[int, int]) -> list[Visit]:
     left, chosen = free.copy(), []
     for visit in possible:
         if left[visit.worker] and left[visit.shard]:
@@ -154,7 +161,7 @@ def _first_fit(possible: Iterable[Visit], free: list[int]) -> list[Visit]:
     return chosen
 
 
-def _one_more(chosen: list[Visit], possible: list[Visit], free: list[int]) -> list[Visit] | None:
+def _one_more(chosen: list[Visit], possible: list[Visit], free: dict[int, int]) -> list[Visit] | None:
     """Return one visit more than the chosen ones, with two in the place of one of them. None if that cannot be."""
     if len(possible) <= len(chosen):
         return None

@@ -73,7 +73,9 @@ class VisitedNetwork:
         if flow in self._pulls:
             ends, worker = self._pulls.pop(flow)
             return (ends - self._clock.now) * self._links[worker]
-        worker, push = next((worker, each) for worker, each in self._pushes.items() if flow in (each.flow, each.returning))
+        worker, push = next(
+            (worker, each) for worker, each in self._pushes.items() if flow in (each.flow, each.returning)
+        )
         if flow is push.flow:
             self._advance()
             for visit in [each for each in self._left if each.worker == worker]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.job import JobConfig, SaveEvery
+from paceline.job.visits import PARTS
 from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
@@ -31,6 +32,7 @@ class ServerConfig:
     incarnations: dict[int, int] = field(default_factory=dict)  # the last one of each worker in earlier generations
     provider: int | None = None  # the worker that provides the weights of a restored job; None: the checkpoint does
     shard_token: bytes = b""  # of the server's own shards; empty: shards use the job's token
+    visits: bool = False  # whether a shard runs beside each worker, so that workers that take turns visit shards
     replicas: int = 0  # backups of each shard: 0 or 1
     max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: any update counts
     correct: CorrectionOption = "auto"  # how to correct for known staleness; auto: as the optimizer allows
@@ -55,5 +57,6 @@ class ServerConfig:
             awaited=self.awaited,
             incarnations=self.incarnations,
             provider=self.provider,
+            visits=PARTS if self.visits and self.streams(policy) and policy.takes_turns and self.shards > 1 else 0,
             max_norm=self.max_norm,
         )
