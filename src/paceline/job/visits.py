@@ -32,7 +32,7 @@ class Visit(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Push:
+class _PushInVisits:
     worker: int
     ready: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # shard → parts that may be visited
     left: int = 0  # parts that were not visited to the end
@@ -45,16 +45,16 @@ class Visits:
         """parts: of each shard. Worker i runs beside shard i; workers with higher numbers have no shard."""
         self.parts, self._shards = parts, shards
         self._free = defaultdict[int, int](lambda: at_once)  # machine → visits that it can begin
-        self._pushes: dict[int, _Push] = {}  # worker → its push, the oldest first
+        self._pushes: dict[int, _PushInVisits] = {}  # worker → its push, the oldest first
         # shard, part → the pushes that have not visited it, the oldest first
-        self._queues: dict[tuple[int, int], deque[_Push]] = {
+        self._queues: dict[tuple[int, int], deque[_PushInVisits]] = {
             (shard, part): deque() for shard in range(shards) for part in range(parts)
         }
         self._under_way: set[Visit] = set()
 
     def begin(self, worker: int) -> list[Visit]:
         """Begin a worker's push after all others. Return the visits that begin now."""
-        push = self._pushes[worker] = _Push(worker, left=len(self._queues))
+        push = self._pushes[worker] = _PushInVisits(worker, left=len(self._queues))
         for place, queue in self._queues.items():
             queue.append(push)
             if queue[0] is push:

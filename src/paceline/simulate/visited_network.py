@@ -17,7 +17,7 @@ from paceline.simulate.network import CLOCK_PRECISION, DIRECTIONS, NEAR_BYTES, D
 
 
 @dataclass
-class _Push:
+class _VisitedPush:
     """A push under way, and the return of its slices."""
 
     flow: Flow
@@ -36,7 +36,7 @@ class VisitedNetwork:
         self._clock, self._links, self._use = clock, links, use
         self._visits = Visits(len(links))
         self._away = (len(links) - 1) * PARTS  # parts of a push that travel
-        self._pushes: dict[int, _Push] = {}  # worker → its newest push
+        self._pushes: dict[int, _VisitedPush] = {}  # worker → its newest push
         self._left: dict[Visit, float] = {}  # visit under way → the bytes that are left
         self._rates: dict[Visit, float] = {}
         self._since = 0.0  # the time for which the bytes left are right
@@ -53,7 +53,7 @@ class VisitedNetwork:
         flow = Flow(self, done, argument, size)
         push = self._pushes.get(worker)
         if direction == "in":
-            self._pushes[worker] = _Push(flow, self._clock.now, size)
+            self._pushes[worker] = _VisitedPush(flow, self._clock.now, size)
             self._advance()
             self._begin(self._visits.begin(worker))
         elif push and push.returning is None:
@@ -73,17 +73,17 @@ class VisitedNetwork:
         if flow in self._pulls:
             ends, worker = self._pulls.pop(flow)
             return (ends - self._clock.now) * self._links[worker]
-        worker, push = next(
-            (worker, each) for worker, each in self._pushes.items() if flow in (each.flow, each.returning)
-        )
+        worker = next(worker for worker, push in self._pushes.items() if flow in (push.flow, push.returning))
+        push = self._pushes[worker]
+        left = push.size * (1 - push.parts / self._away) if self._away else 0.0
         if flow is push.flow:
             self._advance()
             for visit in [each for each in self._left if each.worker == worker]:
                 del self._left[visit]
             self._begin(self._visits.drop(worker))
-        if push.returning in (None, flow) or push.ended is not None:
+        if not (push.flow.flowing or (push.returning and push.returning.flowing)):
             del self._pushes[worker]
-        return push.size * (1 - push.parts / self._away) if self._away else 0.0
+        return left
 
     def _begin(self, visits: list[Visit]) -> None:
         """Begin visits, end the pushes that have no visit left, and share the links anew."""
