@@ -67,7 +67,7 @@ class WorkerConnection:
         self._out: queue.SimpleQueue[tuple[bytes, memoryview | None, Callable[[], None] | None] | None]
         self._out = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
-        self._sending = threading.Lock()  # keeps frames apart and in order; nobody waits for the worker while he holds it
+        self._sending = threading.Lock()  # keeps frames apart and in order; never held while waiting for the worker
         self._unsent = 0  # frames that are queued, or that the second thread is sending
 
     def run(self) -> None:
