@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from paceline.model.half_precision import WIDTH, widen
 from paceline.model.slice import is_bounded
 from paceline.serve.shard.admission import NEARLY_DONE, AdmittedTransfer
 from paceline.serve.shard.store import HeldUpdate
-from paceline.serve.wire.frames import Channel, MessageDecoder, WireError, encode
+from paceline.serve.wire.frames import Channel, MessageDecoder, WireError
 from paceline.serve.wire.messages import (
     AllowPush,
     Hello,
@@ -63,9 +64,8 @@ class WorkerConnection:
         self._size = self._received = 0  # bytes of the body, and how many of them have arrived
         self._transfer: AdmittedTransfer | None = None  # of the push that is expected or being received
         self._relay = shard.relay_of(hello)  # if the shard has a backup
-        # Frames, or rests of frames, that the second thread sends because the kernel did not take them at once.
-        self._out: queue.SimpleQueue[tuple[bytes, memoryview | None, Callable[[], None] | None] | None]
-        self._out = queue.SimpleQueue()
+        # What the second thread calls to send frames, or rests of frames, that the kernel did not take at once.
+        self._out: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None] | None] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
         self._sending = threading.Lock()  # keeps frames apart and in order; never held while waiting for the worker
         self._unsent = 0  # frames that are queued, or that the second thread is sending
@@ -127,30 +127,33 @@ class WorkerConnection:
         second thread. Most of the time it takes all, which saves waking that thread.
         """
         data = None if body is None else body.numpy().data.cast("B")
-        head = encode(message, 0 if data is None else len(data))
         if self._sender:
             with self._sending:
-                rest = (head, data) if self._unsent else self._send_at_once(head, data)
-                if rest:
+                send_later = self._send_at_once(message, data)
+                if send_later:
                     self._unsent += 1
-                    self._out.put((*rest, on_sent))
+                    self._out.put((send_later, on_sent))
                     return
         else:
-            self.channel.send_rest(head, data)
+            self.channel.send(message, data)
         if on_sent:
             on_sent()
 
-    def _send_at_once(self, head: bytes, data: memoryview | None) -> tuple[bytes, memoryview | None] | None:
-        try:
-            return self.channel.send_at_once(head, data)
-        except OSError:  # the connection is lost; the second thread finds that out too, and ends
-            return head, data
+    def _send_at_once(self, message: Any, data: memoryview | None) -> Callable[[], None] | None:
+        """Send what the kernel takes, if no frame is queued. Return a function that sends the rest, or None."""
+        if not self._unsent:
+            try:
+                rest = self.channel.send_at_once(message, data)
+                return partial(self.channel.send_rest, *rest) if rest else None
+            except OSError:  # the connection is lost; the second thread finds that out too, and ends
+                pass
+        return partial(self.channel.send, message, data)
 
     def _send_queued(self) -> None:
         with contextlib.suppress(OSError):  # the receiving thread notices a lost connection too
             while (queued := self._out.get()) is not None:
-                head, data, on_sent = queued
-                self.channel.send_rest(head, data)
+                send, on_sent = queued
+                send()
                 with self._sending:
                     self._unsent -= 1
                 if on_sent:

@@ -129,14 +129,15 @@ class Channel:
 
     def send(self, message: msgspec.Struct, body: memoryview | None = None) -> None:
         """Send a frame. The body is sent from where it is in memory, without a copy."""
-        self.send_rest(encode(message, len(body) if body is not None else 0), body)
+        self._send_frame(encode(message, len(body) if body is not None else 0), body)
 
-    def send_at_once(self, head: bytes, body: memoryview | None) -> tuple[bytes, memoryview] | None:
-        """Send as much of a frame as the kernel takes without waiting. head: from `encode`.
+    def send_at_once(self, message: msgspec.Struct, body: memoryview | None = None) -> tuple[bytes, memoryview] | None:
+        """Send as much of a frame as the kernel takes without waiting.
 
         Return what must follow with `send_rest`, or None if the whole frame is sent.
         """
         body = memoryview(b"") if body is None else body
+        head = encode(message, len(body))
         if self._path or not self._is_plain:
             return head, body
         try:
@@ -146,8 +147,11 @@ class Channel:
         left = head[sent:], body[max(0, sent - len(head)) :]
         return left if any(left) else None
 
-    def send_rest(self, head: bytes, body: memoryview | None) -> None:
-        """Send a frame from `encode`, or the rest of one after `send_at_once`."""
+    def send_rest(self, head: bytes, body: memoryview) -> None:
+        """Send what `send_at_once` has returned."""
+        self._send_frame(head, body)
+
+    def _send_frame(self, head: bytes, body: memoryview | None) -> None:
         if self._path:
             self._send_over(self._path, head, body)
             return
