@@ -29,7 +29,6 @@ MAX_HEAD = 0xFFFF
 CHUNK = 1 << 18  # bytes requested from the kernel at a time
 SEND_CHUNK = 1 << 22  # bytes of a body sent at a time
 AHEAD = 1 << 8  # bytes of the largest head that is received together with its prefix
-LONGEST_NAP = 0.02  # seconds between two looks at how much of what was sent has arrived
 
 
 _TCP_INFO = struct.Struct("=16xI4xI116xII8xQ")  # the fields of Linux's tcp_info that `_unacknowledged` reads
@@ -266,7 +265,7 @@ class Channel:
             waiting, rate = _unacknowledged(self._socket)
             if waiting <= size:
                 return
-            time.sleep(min(max((waiting - size) / rate, 3e-4), LONGEST_NAP) if rate else 1e-3)
+            time.sleep(min(max((waiting - size) / rate, 3e-4), 2e-3) if rate else 1e-3)
 
     def receive(
         self, into: Callable[[Any, int], memoryview] | None = None, seen: Callable[[int], None] | None = None
