@@ -68,6 +68,9 @@ class Admission:
 
     def enter(self) -> AdmittedTransfer:
         """Wait for a slot."""
+        with self._state:
+            if not self._queue and len(self._inside) < self.slots and not self._tuner:
+                return self._admit()  # this happens for each piece of an update, and an event is not cheap
         called = threading.Event()
         with self._state:
             self._queue.append(called)
@@ -78,12 +81,16 @@ class Admission:
                 is_first = self._queue[0] is called
                 if is_first and self._has_free_slot():
                     self._queue.popleft()
-                    entered = AdmittedTransfer(self, self._clock())
-                    self._inside.add(entered)
+                    entered = self._admit()
                     self._call_next()
                     return entered
                 called.clear()
             called.wait(self._stuck / 4 if is_first else None)  # the first in the queue looks for stuck transfers
+
+    def _admit(self) -> AdmittedTransfer:
+        entered = AdmittedTransfer(self, self._clock())
+        self._inside.add(entered)
+        return entered
 
     def _call_next(self) -> None:
         if self._queue:
