@@ -21,7 +21,7 @@ class Subscribers:
 
     def __init__(self) -> None:
         self._peers: set[AsyncChannel] = set()
-        self._collected: list[bytes] = []
+        self._collected: list[tuple[str, bytes]] = []
         self._size = 0  # bytes of the collected events
         self._timer: asyncio.TimerHandle | None = None  # set while there are collected events
 
@@ -30,10 +30,11 @@ class Subscribers:
         if not self._peers:
             return
         packed = pack(event)
-        if self._size + len(packed) > MAX_BYTES:
+        size = len(packed[1])
+        if self._size + size > MAX_BYTES:
             self.flush()
         self._collected.append(packed)
-        self._size += len(packed)
+        self._size += size
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(COLLECT_SECONDS, self.flush)
 

@@ -12,7 +12,7 @@ class Subscribe(Message, frozen=True):
 class TraceEvents(Message, frozen=True):
     """The coordinator sends this to every subscriber. The subscriber reads the newest trace events from it."""
 
-    events: tuple[bytes, ...]  # each a MessagePack array: the name of the event, then its fields
+    events: tuple[tuple[str, bytes], ...]  # the name of each event, and its fields as a MessagePack array
 
 
 class InspectExclusions(Message, frozen=True):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from paceline.observe.trace import KINDS, Event
+from paceline.observe.trace import KINDS, NAMES, Event
 
-NAMES: dict[type, str] = {kind: name for name, kind in KINDS.items()}
-_encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
-
-
-def pack(event: Event) -> bytes:
-    """Return an array of the event's name and its fields."""
-    return _encode((NAMES[type(event)], *event))
+_encode = msgspec.msgpack.Encoder().encode
+_decoders: dict[str, Any] = {name: msgspec.msgpack.Decoder(kind) for name, kind in KINDS.items()}
 
 
-def unpack(packed: bytes) -> Event:
+def pack(event: Event) -> tuple[str, bytes]:
+    """Return the name of the event, and its fields as an array."""
+    return NAMES[type(event)], _encode(event)
+
+
+def unpack(packed: tuple[str, bytes]) -> Event:
     """Return the event that `pack` has packed."""
-    name, *fields = _decode(packed)
-    kind: Callable[..., Event] = KINDS[name]
-    return kind(*[tuple(field) if isinstance(field, list) else field for field in fields])
+    name, fields = packed
+    event: Event = _decoders[name].decode(fields)
+    return event
