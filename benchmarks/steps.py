@@ -53,7 +53,7 @@ def milliseconds(command: list[str]) -> float:
     """Run a command, and return the median window of its slower worker, in milliseconds a step."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    workers = [json.loads(found) for found in re.findall(r"windows: (\[.*?\])", ran.stdout)]
+    workers: list[list[float]] = [json.loads(found) for found in re.findall(r"windows: (\[.*?\])", ran.stdout)]
     if ran.returncode or len(workers) != 2:
         sys.exit(f"{' '.join(command)} failed:\n{ran.stdout}{ran.stderr}")
     return max(statistics.median(windows) for windows in workers)
@@ -88,7 +88,8 @@ def train(hidden: int) -> None:
     for _ in range(epochs):
         for inputs, labels in loader:
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            loss: Any = torch.nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
             optimizer.step()
             step += 1
             if step >= WARM_UP and (step - WARM_UP) % WINDOW == 0:
