@@ -1,6 +1,6 @@
 """Milliseconds of a small training step: two workers under paceline, beside two processes of PyTorch's DDP.
 
-python benchmarks/overhead.py steps [--repeats 5] [--hidden 64 4096] [--policies bsp asp r2sp]
+python benchmarks/overhead.py steps [--repeats 3] [--hidden 64 4096] [--policies bsp asp r2sp]
 
 The model is an MLP with one hidden layer. Every process has one thread, batches of 32 and SGD with momentum. Where a
 step takes a few milliseconds, each message and each change of threads counts.
