@@ -106,6 +106,8 @@ class Slice:
         total = self._combined(terms, combined.scales)
         if correct != "full":
             self._newest = None  # an earlier gradient is no longer the newest
+        elif total is self._sum:  # kept without a copy: the next sum gets the other buffer
+            self._sum, self._newest = self._newest, total
         elif self._newest is None:
             self._newest = total.clone()
         else:
