@@ -242,6 +242,29 @@ def growth(bench: Bench) -> None:
     bench.table("lab-1mb: growth", headings, rows)
 
 
+def cpu(bench: Bench) -> None:
+    """Compare the CPU seconds of streamed R²SP, with a shard beside each worker, with those of DDP over gloo.
+
+    A gigabyte is one that crosses a link between two hosts, headers included, counted by the switch for both. What a
+    worker exchanges with the shard beside it crosses no link: it costs CPU time and counts no bytes. CPU time is that
+    of all processes of a job, in user and in kernel mode.
+    """
+    base = load_cluster("lab-5mb")
+    rows: list[list[object]] = []
+    for workers in (2, 4):
+        for megabytes in (2, 8, 32):
+            spec = replace(base, workers=base.workers[:1] * workers, model_bytes=megabytes * 1e6).colocated()
+            iterations = max(bench.iterations, 10 * bench.iterations // megabytes)
+            with Lab(hosts(spec)) as lab:
+                ours = bench.run(lab, spec, "r2sp", streamed=True, iterations=iterations)
+                ddp = ddp_run.run(lab, spec, LabPlan(DDP, iterations))
+            costs = [measured.cost.cpu_seconds_per_gigabyte for measured in (ours, ddp)]
+            seconds = [measured.report.mean_iteration_seconds for measured in (ours, ddp)]
+            rows.append([workers, megabytes, *costs, costs[0] / costs[1], *seconds])
+    headings = ("workers", "MB", "CPU s per GB", "gloo's", "× gloo", "s per iteration", "gloo's")
+    bench.table("CPU time: a shard beside each worker, streamed", headings, rows)
+
+
 def faults(bench: Bench) -> None:
     """Kill a worker, or cut its link for five seconds, and measure how long the others are slower than before."""
     rows: list[list[object]] = []
@@ -306,7 +329,7 @@ def scheme(candidate: Mapping[str, Any]) -> str:
 
 ALL = {
     each.__name__.replace("_", "-"): each
-    for each in (one_server, colocated, unequal, rates, relax, gaps, simulator, growth, faults, advice)
+    for each in (one_server, colocated, unequal, rates, relax, gaps, simulator, growth, cpu, faults, advice)
 }
 
 

@@ -1,6 +1,8 @@
 """Training time of two workers on this machine, against one plain process, for the same number of samples.
 
-python benchmarks/overhead.py [--repeats 3] [--width 128] [trainer] [loop]
+python benchmarks/overhead.py [--repeats 3] [--width 128] [trainer] [loop] [steps]
+
+`steps` compares small steps with those of PyTorch's DDP (`steps.py`). The rest of this file is about the others.
 
 The model is a tiny BERT (2 layers, 128 wide by default, sequences of 64 tokens). `trainer` is the Hugging Face recipe
 before and after porting (examples/port/huggingface). `loop` is a plain PyTorch loop over the same model.
@@ -26,6 +28,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the package `benchmarks`
+
+from benchmarks import steps
+
 ROOT = Path(__file__).parents[1]
 PORT = ROOT / "examples/port/huggingface"
 SAMPLES, BATCH, LENGTH, LAYERS = 1024, 16, 64, 2
@@ -41,24 +47,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("ways", nargs="*", default=["trainer", "loop"], help="trainer, loop or both")
+    parser.add_argument("--hidden", type=int, nargs="+", default=[64, 4096], help="hidden units of `steps`")
+    parser.add_argument("--policies", nargs="+", default=["bsp", "asp", "r2sp"], help="of `steps`")
+    parser.add_argument("ways", nargs="*", default=["trainer", "loop", "steps"], help="trainer, loop, steps")
     args = parser.parse_args()
     if args.ways == ["run-loop"]:
         run_loop(args.width)
         return
+    if plain_ways := [way for way in args.ways if way != "steps"]:
+        compare_with_plain(plain_ways, args.repeats, args.width)
+    if "steps" in args.ways:
+        steps.compare(args.hidden, args.policies, args.repeats)
+
+
+def compare_with_plain(names: list[str], repeats: int, width: int) -> None:
+    """Print the training times of scripts in two workers and in one plain process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    print(f"{SAMPLES} samples, batches of {BATCH}, on {cores} cores; seconds of training, best of {args.repeats}\n")
+    print(f"{SAMPLES} samples, batches of {BATCH}, on {cores} cores; seconds of training, best of {repeats}\n")
     print("| script | way | seconds | × plain |")
     print("|---|---|---|---|")
-    for name in args.ways:
+    for name in names:
         every_core = {"OMP_NUM_THREADS": str(cores)}
         ways: dict[str, tuple[list[str], dict[str, str]]] = {
-            "one plain process": (plain(name, args.width), {}),
-            "paceline run --workers 2": (ported(name, args.width), {}),
-            f"the same with OMP_NUM_THREADS={cores}": (ported(name, args.width), every_core),
+            "one plain process": (plain(name, width), {}),
+            "paceline run --workers 2": (ported(name, width), {}),
+            f"the same with OMP_NUM_THREADS={cores}": (ported(name, width), every_core),
         }
         best = dict.fromkeys(ways, float("inf"))
-        for _ in range(args.repeats):
+        for _ in range(repeats):
             for way, (command, variables) in ways.items():
                 best[way] = min(best[way], seconds(name, command, variables))
         reference = best["one plain process"]

@@ -80,6 +80,28 @@ def inject(party: str, faults: tuple[Fault, ...], folder: Path) -> Injector:
 
 def _wrap_channel(injector: Injector) -> None:
     send, send_pieces, receive = Channel.send, Channel.send_pieces, Channel.receive
+    send_at_once, send_rest = Channel.send_at_once, Channel.send_rest
+    unfinished: dict[Channel, str] = {}  # channel → the message whose rest is still to be sent
+
+    def watched_at_once(self: Channel, message: Any, body: memoryview | None = None) -> tuple[bytes, memoryview] | None:
+        name = type(message).__name__
+        injector.at("send", name, "before", self)
+        half = injector.due("send", name, "half")
+        if half:
+            rest = _send_half(self, encode(message, len(body or b"")), body)
+            strike(half, self)
+            return rest, memoryview(b"")  # a stopped process goes on here
+        left = send_at_once(self, message, body)
+        if left is None:
+            injector.at("send", name, "after", self)
+        else:
+            unfinished[self] = name
+        return left
+
+    def watched_rest(self: Channel, head: bytes, body: memoryview) -> None:
+        send_rest(self, head, body)
+        if name := unfinished.pop(self, None):
+            injector.at("send", name, "after", self)
 
     def watched_send(self: Channel, message: Any, body: memoryview | None = None) -> None:
         name = type(message).__name__
@@ -121,6 +143,7 @@ def _wrap_channel(injector: Injector) -> None:
         injector.at("receive", type(message).__name__, "after", self)
         return message
 
+    Channel.send_at_once, Channel.send_rest = watched_at_once, watched_rest  # type: ignore[method-assign]
     Channel.send, Channel.send_pieces, Channel.receive = (  # type: ignore[method-assign]
         watched_send,
         watched_pieces,

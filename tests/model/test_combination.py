@@ -6,10 +6,12 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from paceline.model.combination import RunningSum, Term
+from paceline.model.combination import Combination, Combiner, RunningSum, Term
 from paceline.model.layout import STATISTICS, Layout, Tensor
 from paceline.model.optimizer import names
 from paceline.model.optimizer_spec import OptimizerSpec
@@ -152,3 +154,28 @@ def test_a_checkpoint_keeps_the_last_step(name: str) -> None:
         made.step([gradient(seed)], [0.25], RATES, "full", 4)
     restored.load(*made.state())
     assert torch.equal(made.ahead(3, "full"), restored.ahead(3, "full"))
+
+
+WEIGHTED = st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([RATES, (0.01, 0.0), (0.02, 0.04)]))
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.lists(st.lists(WEIGHTED, min_size=1, max_size=3), max_size=8), st.sampled_from(["SGD", "Adam"]))
+def test_what_a_step_reuses_of_the_last_one_is_what_it_would_compute(
+    steps: list[list[tuple[float, tuple[float, float]]]], name: str
+) -> None:
+    combiner = Combiner(name)
+    for weighted in steps:
+        terms = [Term.of(gradient(1), weight, rates) for weight, rates in weighted]
+        assert combiner.of(terms) == Combination.of(terms, name)
+
+
+def test_a_step_at_another_rate_between_two_steps_is_made_at_its_own_rate() -> None:
+    """The settings of the optimizer are left as they are only where the last step had the same."""
+    made = new_slice("SGD", momentum=0.9, weight_decay=0.1)
+    for rates, turns in ((RATES, 1), (RATES, 1), ((0.5, 0.1), 1), (RATES, 4), (RATES, 1), (RATES, 1)):
+        fresh = new_slice("SGD", momentum=0.9, weight_decay=0.1)
+        fresh.load(*made.state())
+        fresh.step_by([Term.of(gradient(turns), 0.5, rates)], "round", turns)
+        made.step_by([Term.of(gradient(turns), 0.5, rates)], "round", turns)
+        assert torch.equal(made.weights, fresh.weights)

@@ -99,4 +99,4 @@ def test_a_larger_model_has_more_pieces_up_to_a_limit() -> None:
         described = Description(Layout((Tensor("w", (size,)),)), OptimizerSpec("SGD", ({"lr": 0.1},)))
         return sum(map(len, described.deal(2)))
 
-    assert [pieces(size) for size in (1000, 1 << 17, 1 << 20, 1 << 21, 1 << 25)] == [2, 16, 32, 64, 64]
+    assert [pieces(size) for size in (1000, 1 << 17, 1 << 22, 1 << 23, 1 << 25)] == [2, 16, 32, 64, 64]

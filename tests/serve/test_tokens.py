@@ -29,7 +29,7 @@ from paceline.serve.wire.messages import (
     Register,
     Resume,
     Subscribe,
-    TraceLine,
+    TraceEvents,
     Welcome,
 )
 from paceline.serve.wire.tokens import ROLES, Role, role_of, token_for
@@ -37,7 +37,7 @@ from serve.workers import described, work
 from train.jobs import Job, job
 
 SECRET = b"the operator's secret"
-ANSWERS = MessageDecoder(Challenge | Accepted | Refused | Welcome | TraceLine | Exclusions)
+ANSWERS = MessageDecoder(Challenge | Accepted | Refused | Welcome | TraceEvents | Exclusions)
 #: What a peer may send first, and the roles that allow it.
 FIRST: list[tuple[Any, tuple[Role, ...]]] = [
     (Join(None), ("", "worker")),

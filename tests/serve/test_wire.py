@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -116,6 +117,66 @@ def test_arbitrary_bytes_are_a_message_or_are_refused(data: bytes) -> None:
                 )
         except (WireError, ConnectionClosed):
             pass
+
+
+def _buffer(buffer: memoryview, _message: Any, _size: int) -> memoryview:
+    return buffer
+
+
+class Dribble:
+    """A socket that delivers these bytes in packets of these sizes, over and over."""
+
+    def __init__(self, data: bytes, packets: list[int]) -> None:
+        self._data, self._packets, self._next = data, packets, 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        size = min(len(buffer), self._packets[self._next % len(self._packets)], len(self._data))
+        self._next += 1
+        buffer[:size], self._data = self._data[:size], self._data[size:]
+        return size
+
+    def settimeout(self, seconds: float | None) -> None: ...
+
+    def setsockopt(self, *option: int) -> None: ...
+
+
+MESSAGES = st.one_of(
+    st.builds(Push, st.integers(0, 1 << 40), st.lists(st.floats(0, 1), max_size=60).map(tuple)),
+    st.builds(Pull, st.integers(0, 1 << 40)),
+)
+PACKETS = st.lists(st.integers(1, 700), min_size=1, max_size=5)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.lists(st.tuples(MESSAGES, st.binary(max_size=600)), max_size=6), PACKETS)
+def test_frames_are_received_however_the_network_cuts_them(sent: list[tuple[Any, bytes]], packets: list[int]) -> None:
+    """A head may be longer or shorter than the one before, and a small body may arrive together with it."""
+    frames = b"".join(encode(message, len(body)) + body for message, body in sent)
+    channel = Channel(Dribble(frames, packets), ACCEPTED)
+    for message, body in sent:
+        received, seen = memoryview(bytearray(len(body))), [0]
+        assert channel.receive(partial(_buffer, received), seen.append) == message
+        assert bytes(received) == body
+        assert seen == sorted(seen) and seen[-1] == len(body), "all of the body is reported, for it is checked then"
+    with pytest.raises(ConnectionClosed, match="has closed"):
+        channel.receive()
+
+
+def test_what_the_kernel_does_not_take_at_once_is_returned_and_can_follow(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = Channel(pair[0], ACCEPTED), Channel(pair[1], ACCEPTED)
+    body = bytes(range(256)) * (1 << 16)  # 16 MB, more than a socket holds
+    rest = theirs.send_at_once(Push(1, ()), memoryview(body))
+    assert rest is not None and 0 < len(rest[1]) < len(body)
+    following = threading.Thread(target=theirs.send_rest, args=rest)
+    following.start()
+    received = bytearray(len(body))
+    assert ours.receive(lambda _m, _s: memoryview(received)) == Push(1, ())
+    following.join()
+    assert received == body
+    assert theirs.send_at_once(Pull(3)) is None
+    assert ours.receive() == Pull(3)
 
 
 # The handshake

@@ -182,7 +182,7 @@ async def _watch(
                 if offset is None:
                     offset = loop.time() - began - event.time
                     subscribed.set()
-                replay([event._replace(time=event.time + offset)], observer)
+                replay([event], observer, offset)
         except OSError:
             pass
         if server.over:

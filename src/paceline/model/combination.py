@@ -126,3 +126,18 @@ class Combination:
                 rates.append(mean * weight)
                 scales.append(tuple(scale / weight for scale in own))
         return cls(tuple(rates), tuple(scales), max(0.0, weight) if is_linear else 1.0)
+
+
+class Combiner:
+    """Finds out how the steps of one slice combine their terms. Most have the weights and rates of the step before."""
+
+    def __init__(self, optimizer: str) -> None:
+        self._optimizer = optimizer
+        self._last: tuple[object, Combination] | None = None
+
+    def of(self, terms: Sequence[Term]) -> Combination:
+        """Return `Combination.of` these terms."""
+        key = [(term.scale, term.rates, term.weight, term.weighted_rates) for term in terms]
+        if self._last is None or self._last[0] != key:
+            self._last = key, Combination.of(terms, self._optimizer)
+        return self._last[1]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from paceline.model.combination import Combination, RunningSum, Term
+from paceline.model.combination import Combiner, RunningSum, Term
 from paceline.model.correction import Correction, drift, slowed
 from paceline.model.layout import STATISTICS, Layout
 from paceline.model.optimizer import bare_step, make, trial
@@ -65,6 +66,7 @@ class Slice:
         self._sum: torch.Tensor | None = None
         self._newest: torch.Tensor | None = None  # the gradient of the last step, if predictions need it
         self._last: tuple[tuple[float, ...], int, float] | None = None  # the last arguments of `_pace`
+        self._combiner = Combiner(spec.name)
 
     @property
     def buffer(self) -> memoryview:
@@ -100,10 +102,12 @@ class Slice:
         self._must_fit([term.gradient for term in terms], [term.scale for term in terms])
         for term in terms:
             self._must_be_rates(term.rates)
-        combined = Combination.of(terms, self.spec.name)
+        combined = self._combiner.of(terms)
         total = self._combined(terms, combined.scales)
         if correct != "full":
             self._newest = None  # an earlier gradient is no longer the newest
+        elif total is self._sum:  # kept without a copy: the next sum gets the other buffer
+            self._sum, self._newest = self._newest, total
         elif self._newest is None:
             self._newest = total.clone()
         else:
@@ -113,7 +117,7 @@ class Slice:
             parameter.grad = self._part(total, part)
         try:
             if self._parameters:
-                with torch.no_grad():
+                with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
                     self._make_step(self._optimizer)
         finally:
             for parameter in self._parameters:
@@ -121,6 +125,8 @@ class Slice:
         self._mix_statistics(terms)
 
     def _mix_statistics(self, terms: Sequence[Term]) -> None:
+        if not self._statistics:
+            return
         weight = sum(term.share for term in terms)
         if weight > 0:
             share = min(1.0, weight)
@@ -279,6 +285,8 @@ class Slice:
 
         decay: the factor of weight decay.
         """
+        if self._last == (rates, turns, decay):
+            return
         for group, settings, rate in zip(self._optimizer.param_groups, self._settings, rates, strict=True):
             group.update(slowed(self.spec.name, settings, rate, turns))
             if settings.get("weight_decay"):

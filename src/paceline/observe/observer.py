@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from paceline.observe.trace import KINDS, Event
+from paceline.observe.trace import KINDS, NAMES, Event
 
 
 class Observer:
@@ -90,10 +90,17 @@ class Tee(Observer):
             other(*fields)
 
         for name in KINDS:
-            setattr(self, name, partial(both, getattr(first, name), getattr(second, name)))
+            hearing = [getattr(each, name) for each in (first, second) if _hears(each, name)]
+            if hearing:  # most observers ignore most kinds of events
+                setattr(self, name, partial(both, *hearing) if len(hearing) == 2 else hearing[0])
 
 
-def replay(events: Iterable[Event], observer: Observer) -> None:
-    """Call the observer for each event of a trace."""
+def _hears(observer: Observer, name: str) -> bool:
+    """Return whether an observer has a method of its own for this kind of event."""
+    return getattr(getattr(observer, name), "__func__", None) is not getattr(Observer, name)
+
+
+def replay(events: Iterable[Event], observer: Observer, later: float = 0.0) -> None:
+    """Call the observer for each event of a trace. later: seconds to add to all times."""
     for event in events:
-        getattr(observer, type(event).__name__.lower())(*event)
+        getattr(observer, NAMES[type(event)])(event[0] + later, *event[1:])

@@ -232,6 +232,8 @@ KINDS: dict[str, Any] = {
         Measured,
     )
 }
+#: The name of every kind of event.
+NAMES: dict[type, str] = {kind: name for name, kind in KINDS.items()}
 
 
 def identities(

@@ -32,6 +32,7 @@ from paceline.serve.restoration import Restoration
 from paceline.serve.shard import forkserver
 from paceline.serve.shard.forkserver import ForkServer, ShardProcess
 from paceline.serve.wire.certificates import fingerprint
+from paceline.serve.wire.endpoint import is_loopback
 from paceline.serve.wire.tls import Tls, shown_certificate
 from paceline.serve.wire.tokens import token_for
 
@@ -59,7 +60,7 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Whether only processes of this machine can reach the address."""
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return is_loopback(self.host)
 
     def check(self, token: bytes, tls: Tls | None) -> None:
         """Raise ServerError if this address needs a token or TLS and there is none."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.observe.trace import Event, from_line
+from paceline.observe.trace import Event
 from paceline.serve.wire import handshake
 from paceline.serve.wire.async_channel import AsyncChannel
 from paceline.serve.wire.endpoint import Endpoint
@@ -21,11 +21,12 @@ from paceline.serve.wire.messages import (
     InspectExclusions,
     Refused,
     Subscribe,
-    TraceLine,
+    TraceEvents,
 )
+from paceline.serve.wire.packed_events import unpack
 from paceline.serve.wire.tokens import token_for
 
-FROM_COORDINATOR = MessageDecoder(Challenge | Accepted | Refused | TraceLine | Exclusions)
+FROM_COORDINATOR = MessageDecoder(Challenge | Accepted | Refused | TraceEvents | Exclusions)
 
 
 async def watch(endpoint: Endpoint) -> AsyncIterator[Event]:
@@ -34,7 +35,8 @@ async def watch(endpoint: Endpoint) -> AsyncIterator[Event]:
         peer.send(Subscribe())
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
             while True:
-                yield from_line(_raise_if_refused(await peer.receive()).line)
+                for packed in _raise_if_refused(await peer.receive()).events:
+                    yield unpack(packed)
 
 
 async def inspect(endpoint: Endpoint, pardon: Sequence[int] = (), everyone: bool = False) -> Exclusions:

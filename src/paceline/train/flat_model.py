@@ -206,7 +206,7 @@ class FlatModel:
         self._wait_for_gpus()
         # An overflow may have spoiled the statistics, although its gradient was skipped. The pulled ones are finite.
         _, statistics = self.split(flat)
-        if not statistics.isfinite().all():
+        if statistics.numel() and not statistics.isfinite().all():
             pulled = self.split(self.weights)[1].to(statistics.device, statistics.dtype)
             torch.where(statistics.isfinite(), statistics, pulled, out=statistics)
 

@@ -172,9 +172,10 @@ class Coordinator:
         self._closing = self.shards.closing = True
         if self._ticking:
             self._ticking.cancel()
-        self._timer.cancel()
+        self._timer.close()
         self._listener.stop()
         self.shards.send(Stop())
+        self._subscribers.flush()
         if self._writing:
             await self._writing
         await self._listener.hang_up()

@@ -17,6 +17,7 @@ from paceline.serve.coordinator.shard_replicas import Address, ShardReplicas
 from paceline.serve.coordinator.shard_session import ShardSession
 from paceline.serve.environment import REFUSALS
 from paceline.serve.wire.async_channel import AsyncChannel
+from paceline.serve.wire.endpoint import is_loopback
 from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import (
     BackupUnreachable,
@@ -219,7 +220,7 @@ class ShardConnections:
             self.lose(shard, f"Shard {shard} has ended, and was started again.", replica)
         if known or replica not in replicas.expected:
             return ShardSession(first)
-        replicas.enter(first, "" if _is_loopback(peer.host) else peer.host)
+        replicas.enter(first, "" if is_loopback(peer.host) else peer.host)
         return replicas.sessions[replica]
 
     def _handle(self, shard: int, replica: int, message: Any) -> None:
@@ -273,7 +274,3 @@ class ShardConnections:
             # Shards report in the order of the log. So of an older version, no more reports will come.
             self._comparing = {version: each for version, each in self._comparing.items() if version > part.version}
             self._tell(events.UpdatesCompared(comparison.updates, tuple(comparison.cosines())))
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "::1" or host.startswith("127.")

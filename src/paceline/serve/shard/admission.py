@@ -21,10 +21,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from paceline.serve.wire.transfer_messages import NEARLY_DONE as NEARLY_DONE
+
 STUCK_SECONDS = 0.3  # without a byte, after which a transfer counts as stuck and loses its slot
 GAIN = 1.15  # factor by which the throughput must rise for one more slot to be kept
 WINDOW = 4  # transfers over which the throughput is measured
-NEARLY_DONE = 1 << 18  # bytes left of a transfer when the next one is admitted, so that the link is never idle
 FIRST_PROBE = 4  # windows before one more slot is tried; doubled after each try that fails
 
 
@@ -68,6 +69,9 @@ class Admission:
 
     def enter(self) -> AdmittedTransfer:
         """Wait for a slot."""
+        with self._state:
+            if not self._queue and len(self._inside) < self.slots and not self._tuner:
+                return self._admit()  # this happens for each piece of an update, and an event is not cheap
         called = threading.Event()
         with self._state:
             self._queue.append(called)
@@ -78,12 +82,16 @@ class Admission:
                 is_first = self._queue[0] is called
                 if is_first and self._has_free_slot():
                     self._queue.popleft()
-                    entered = AdmittedTransfer(self, self._clock())
-                    self._inside.add(entered)
+                    entered = self._admit()
                     self._call_next()
                     return entered
                 called.clear()
             called.wait(self._stuck / 4 if is_first else None)  # the first in the queue looks for stuck transfers
+
+    def _admit(self) -> AdmittedTransfer:
+        entered = AdmittedTransfer(self, self._clock())
+        self._inside.add(entered)
+        return entered
 
     def _call_next(self) -> None:
         if self._queue:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -50,8 +51,7 @@ class _Piece:
     expected_steps: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class PieceWork:
+class PieceWork(NamedTuple):  # one for each piece of each update, and a frozen dataclass takes twice as long to make
     """A step of one piece, by updates that have all arrived."""
 
     piece: int

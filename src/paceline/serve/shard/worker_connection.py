@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,13 +64,16 @@ class WorkerConnection:
         self._size = self._received = 0  # bytes of the body, and how many of them have arrived
         self._transfer: AdmittedTransfer | None = None  # of the push that is expected or being received
         self._relay = shard.relay_of(hello)  # if the shard has a backup
-        self._out: queue.SimpleQueue[tuple[Any, torch.Tensor | None, Callable[[], None] | None] | None]
-        self._out = queue.SimpleQueue()
+        # What the second thread calls to send frames, or rests of frames, that the kernel did not take at once.
+        self._out: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None] | None] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
+        self._sending = threading.Lock()  # keeps frames apart and in order; never held while waiting for the worker
+        self._unsent = 0  # frames that are queued, or that the second thread is sending
 
     def run(self) -> None:
         """Answer the worker's messages until it closes the connection."""
         torch.set_num_threads(1)  # of this thread: its sums are small, and the other cores are busy
+        torch.set_grad_enabled(False)  # of this thread, once and not in each step
         if self._shard.push_admission:
             self.channel.limit_unsent(NEARLY_DONE)
         if self._updates.full_duplex:
@@ -105,6 +109,8 @@ class WorkerConnection:
                     case _:
                         raise WireError(f"A {type(message).__name__} is out of place here.")
         finally:
+            with self._sending:
+                self._unsent += 1  # whatever follows is queued, and never sent
             self._out.put(None)
             self._end_transfer()
             if self._buffer is not None:
@@ -115,21 +121,43 @@ class WorkerConnection:
                 self._sender.join(FLUSH_SECONDS)
 
     def send(self, message: Any, body: torch.Tensor | None = None, on_sent: Callable[[], None] | None = None) -> None:
-        """Send a message to the worker, or queue it if a second thread sends. `on_sent` is called when it is sent."""
-        if self._sender:
-            self._out.put((message, body, on_sent))
-        else:
-            self._send(message, body, on_sent)
+        """Send a message to the worker. `on_sent` is called when it is sent.
 
-    def _send(self, message: Any, body: torch.Tensor | None, on_sent: Callable[[], None] | None) -> None:
-        self.channel.send(message, None if body is None else body.numpy().data.cast("B"))
+        Where a connection sends and receives at the same time, what the kernel does not take at once is queued for a
+        second thread. Most of the time it takes all, which saves waking that thread.
+        """
+        data = None if body is None else body.numpy().data.cast("B")
+        if self._sender:
+            with self._sending:
+                send_later = self._send_at_once(message, data)
+                if send_later:
+                    self._unsent += 1
+                    self._out.put((send_later, on_sent))
+                    return
+        else:
+            self.channel.send(message, data)
         if on_sent:
             on_sent()
+
+    def _send_at_once(self, message: Any, data: memoryview | None) -> Callable[[], None] | None:
+        """Send what the kernel takes, if no frame is queued. Return a function that sends the rest, or None."""
+        if not self._unsent:
+            try:
+                rest = self.channel.send_at_once(message, data)
+                return partial(self.channel.send_rest, *rest) if rest else None
+            except OSError:  # the connection is lost; the second thread finds that out too, and ends
+                pass
+        return partial(self.channel.send, message, data)
 
     def _send_queued(self) -> None:
         with contextlib.suppress(OSError):  # the receiving thread notices a lost connection too
             while (queued := self._out.get()) is not None:
-                self._send(*queued)
+                send, on_sent = queued
+                send()
+                with self._sending:
+                    self._unsent -= 1
+                if on_sent:
+                    on_sent()
 
     def _await_reader(self) -> None:
         """Wait while too many answers are queued, so that a worker that does not read them cannot fill the memory."""

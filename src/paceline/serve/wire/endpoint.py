@@ -16,6 +16,11 @@ T = TypeVar("T")
 SECONDS = 10.0  # for the TCP connection, and again for the handshake
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of this machine can reach an address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """The address of a coordinator or a shard, and the secrets that a caller needs there."""

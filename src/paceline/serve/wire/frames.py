@@ -28,6 +28,7 @@ PREFIX = struct.Struct("!4sBxHQ")
 MAX_HEAD = 0xFFFF
 CHUNK = 1 << 18  # bytes requested from the kernel at a time
 SEND_CHUNK = 1 << 22  # bytes of a body sent at a time
+AHEAD = 1 << 8  # bytes of the largest head that is received together with its prefix
 
 
 _TCP_INFO = struct.Struct("=16xI4xI116xII8xQ")  # the fields of Linux's tcp_info that `_unacknowledged` reads
@@ -112,7 +113,9 @@ class Channel:
         self._socket = sock
         self._is_plain = isinstance(sock, socket.socket)
         self._decoder = decoder
-        self._prefix = bytearray(PREFIX.size)
+        self._ahead = memoryview(bytearray(PREFIX.size + AHEAD))  # received, of the next frame's beginning
+        self._start = self._stop = 0  # the bytes of `_ahead` that were not used yet
+        self._head_size = 0  # of the last message; the next head is often as long
         self._deadline: float | None = None
         self._timeout: float | None = None
         self._path: LinkPath | None = None
@@ -125,7 +128,29 @@ class Channel:
 
     def send(self, message: msgspec.Struct, body: memoryview | None = None) -> None:
         """Send a frame. The body is sent from where it is in memory, without a copy."""
-        head = encode(message, len(body) if body is not None else 0)
+        self._send_frame(encode(message, len(body) if body is not None else 0), body)
+
+    def send_at_once(self, message: msgspec.Struct, body: memoryview | None = None) -> tuple[bytes, memoryview] | None:
+        """Send as much of a frame as the kernel takes without waiting.
+
+        Return what must follow with `send_rest`, or None if the whole frame is sent.
+        """
+        body = memoryview(b"") if body is None else body
+        head = encode(message, len(body))
+        if self._path or not self._is_plain:
+            return head, body
+        try:
+            sent = self._socket.sendmsg((head, body), (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return head, body
+        left = head[sent:], body[max(0, sent - len(head)) :]
+        return left if any(left) else None
+
+    def send_rest(self, head: bytes, body: memoryview) -> None:
+        """Send what `send_at_once` has returned."""
+        self._send_frame(head, body)
+
+    def _send_frame(self, head: bytes, body: memoryview | None) -> None:
         if self._path:
             self._send_over(self._path, head, body)
             return
@@ -250,11 +275,17 @@ class Channel:
         into: called as into(message, size) if the message has a body. It returns the buffer to receive the body into,
         or raises WireError to refuse it. seen: called with the number of bytes of the body received so far.
         """
-        self._fill(memoryview(self._prefix), start=True)
-        head_size, body_size = decode_prefix(self._prefix)
-        head = bytearray(head_size)
-        self._fill(memoryview(head))
-        message = self._decoder.head(head)
+        # The prefix and a head as long as the last one, in one call. A call that waits costs as much as decoding both.
+        self._receive_ahead(PREFIX.size, PREFIX.size + self._head_size, start=True)
+        head_size, body_size = decode_prefix(self._take(PREFIX.size))
+        if head_size <= AHEAD:
+            self._head_size = head_size
+            self._receive_ahead(head_size, head_size)
+            message = self._decoder.head(self._take(head_size))
+        else:
+            head = memoryview(bytearray(head_size))
+            self._fill(head)
+            message = self._decoder.head(head)
         if body_size:
             if into is None:
                 raise WireError(f"A {type(message).__name__} has no body, but the peer announced {body_size} bytes.")
@@ -265,26 +296,50 @@ class Channel:
             self._fill(buffer, seen=seen)
         return message
 
-    def _fill(self, buffer: memoryview, start: bool = False, seen: Callable[[int], None] | None = None) -> None:
-        """Receive until the buffer is full. start: is this the start of a frame?"""
-        size = len(buffer)
-        while len(buffer):
-            if self._deadline is not None:
-                left = self._deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError("timed out")
-                self._socket.settimeout(left)
-            if self._is_plain and self._deadline is None:  # MSG_WAITALL: return only with all bytes, or at the end
-                count = self._socket.recv_into(buffer, min(len(buffer), CHUNK), socket.MSG_WAITALL)
-            else:
-                count = self._socket.recv_into(buffer, min(len(buffer), CHUNK))
-            if count == 0:
-                if start and len(buffer) == PREFIX.size:
+    def _take(self, size: int) -> memoryview:
+        """Return the next bytes of those that were received ahead. They are valid until the next call that receives."""
+        self._start += size
+        return self._ahead[self._start - size : self._start]
+
+    def _receive_ahead(self, least: int, most: int, start: bool = False) -> None:
+        """Receive bytes ahead until there are `least` or more, and at most `most`. start: of a frame."""
+        there = self._stop - self._start
+        if there >= least:
+            return
+        self._ahead[:there] = bytes(self._ahead[self._start : self._stop])
+        self._start, self._stop = 0, there
+        while self._stop < least:
+            if not (count := self._receive_some(self._ahead[self._stop : most], wait=False)):
+                if start and not self._stop:
                     raise ConnectionClosed("The peer has closed the connection.")
                 raise ConnectionClosed("The connection was cut in the middle of a message.")
-            buffer, start = buffer[count:], False
+            self._stop += count
+
+    def _fill(self, buffer: memoryview, seen: Callable[[int], None] | None = None) -> None:
+        """Receive until the buffer is full."""
+        size, ahead = len(buffer), min(self._stop - self._start, len(buffer))
+        if ahead:
+            buffer[:ahead] = self._take(ahead)
+            buffer = buffer[ahead:]
+            if seen:
+                seen(ahead)
+        while len(buffer):
+            if not (count := self._receive_some(buffer[:CHUNK], wait=True)):
+                raise ConnectionClosed("The connection was cut in the middle of a message.")
+            buffer = buffer[count:]
             if seen:
                 seen(size - len(buffer))
+
+    def _receive_some(self, buffer: memoryview, wait: bool) -> int:
+        """Receive into the buffer, and return the number of bytes. wait: if possible, until it is full or the end."""
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            self._socket.settimeout(left)
+        if wait and self._is_plain and self._deadline is None:  # MSG_WAITALL: return only with all bytes, or at the end
+            return int(self._socket.recv_into(buffer, len(buffer), socket.MSG_WAITALL))
+        return int(self._socket.recv_into(buffer))
 
     def finish(self) -> None:
         """Tell the peer that nothing more will be sent. Receiving is still possible."""

@@ -16,7 +16,7 @@
                             Refused
     shard → its backup      as worker → shard: Hello, InitialWeights, InitialState, Push
     observer → coordinator  Subscribe, InspectExclusions
-    coordinator → observer  TraceLine, Exclusions, Refused
+    coordinator → observer  TraceEvents, Exclusions, Refused
 
 Every conversation begins with the handshake: Challenge, Proof, Accepted or Refused.
 
@@ -42,7 +42,7 @@ from paceline.serve.wire.message_base import Refused as Refused
 from paceline.serve.wire.observer_messages import Exclusions as Exclusions
 from paceline.serve.wire.observer_messages import InspectExclusions as InspectExclusions
 from paceline.serve.wire.observer_messages import Subscribe as Subscribe
-from paceline.serve.wire.observer_messages import TraceLine as TraceLine
+from paceline.serve.wire.observer_messages import TraceEvents as TraceEvents
 from paceline.serve.wire.shard_messages import AddToSum as AddToSum
 from paceline.serve.wire.shard_messages import ApplyUpdates as ApplyUpdates
 from paceline.serve.wire.shard_messages import BackupUnreachable as BackupUnreachable

@@ -6,13 +6,13 @@ from paceline.serve.wire.message_base import Message
 
 
 class Subscribe(Message, frozen=True):
-    """An observer sends this to the coordinator, which sends it a TraceLine for every trace event from then on."""
+    """An observer sends this to the coordinator, which sends it every trace event from then on, in TraceEvents."""
 
 
-class TraceLine(Message, frozen=True):
-    """The coordinator sends this to every subscriber. The subscriber reads one trace event from it."""
+class TraceEvents(Message, frozen=True):
+    """The coordinator sends this to every subscriber. The subscriber reads the newest trace events from it."""
 
-    line: str  # the event as JSON
+    events: tuple[tuple[str, bytes], ...]  # the name of each event, and its fields as a MessagePack array
 
 
 class InspectExclusions(Message, frozen=True):

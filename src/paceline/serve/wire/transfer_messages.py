@@ -45,8 +45,12 @@ class InitialWeightsReceived(Message, frozen=True):
     incarnation: int
 
 
+#: Bytes left of a transfer when the next one is admitted, so that the link is never idle. A shorter push need not ask.
+NEARLY_DONE = 1 << 18
+
+
 class RequestPush(Message, frozen=True):
-    """A worker sends this to a shard before it pushes, if its Welcome says `asks`.
+    """A worker sends this to a shard before it pushes, if its Welcome says `asks` and the push shares a link.
 
     The shard answers with AllowPush when it is the worker's turn on the link.
     """

@@ -64,7 +64,9 @@ class Client:
         self._endpoint = Endpoint(*address, token_for("worker", token), tls)
         self._description, self._patience = description, patience
         self.joins = 1  # how often this worker has joined; samples of an earlier incarnation belong to others now
-        self._taken = 0  # number of the last request for samples
+        self._requests = 0  # for samples, so far
+        self._taken: RequestSamples | None = None  # the request whose samples were taken last
+        self._ahead: RequestSamples | None = None  # a request that was sent before its samples are needed
         self._weights: memoryview = memoryview(b"")
         #: Makes a shard's part of a checkpoint, if this worker has loaded the optimizer's state. It is sent, together
         #: with the weights, if the coordinator asks this worker for the weights.
@@ -136,7 +138,7 @@ class Client:
         self._weights = weights
         while True:
             try:
-                return self._incarnation.go_on(weights, self.part_of)
+                return self._incarnation.go_on(weights, self.part_of, self._request_ahead)
             except IncarnationOver:
                 self._join_again()
 
@@ -179,12 +181,37 @@ class Client:
         If `joins` has increased meanwhile, the model was pulled again, and earlier samples and gradients are void.
         """
         while True:
-            self._taken += 1
+            request, self._ahead = self._ahead, None
+            is_sent = request is not None and (request.count, request.size) == (count, size)
+            if request is None or not is_sent:
+                request = self._request(count, size, epochs, planned)
             try:
-                return self._incarnation.take(RequestSamples(self._taken, count, size, epochs, planned))
+                samples = self._incarnation.take(request, is_sent)
             except IncarnationOver:
                 self._join_again()
                 self.go_on(self._weights)
+                continue
+            if is_sent and samples.start == samples.stop:
+                continue  # other workers may have returned samples since, and more epochs may have begun
+            self._taken = request
+            return samples
+
+    def _request(self, count: int, size: int, epochs: int, planned: int | None) -> RequestSamples:
+        """Return a new request for samples."""
+        self._requests += 1
+        return RequestSamples(self._requests, count, size, epochs, planned)
+
+    def _request_ahead(self, granted: GrantIteration) -> RequestSamples | None:
+        """Return a request for the samples of a new iteration: as many as were taken for the last one.
+
+        They then arrive during the pull, and the worker does not wait for them. Return None if the policy wants another
+        number of samples, or if the worker has taken none.
+        """
+        last, self._taken = self._taken, None
+        if last is None or self._ahead or granted.batch_size not in (None, last.count):
+            return None
+        self._ahead = self._request(last.count, last.size, last.epochs, last.planned)
+        return self._ahead
 
     def offer(self, weights: memoryview, replace: bool = False) -> None:
         """Offer `weights` to the job, and pull the model that the job continues with into `weights`.
@@ -249,6 +276,7 @@ class Client:
                 raise
             self._incarnation = self._join(None)  # another worker has this number now
         self.joins += 1
+        self._taken = self._ahead = None
         if was_lost:
             log.warning("The server is back, and worker %d has joined again.", self.worker)
 

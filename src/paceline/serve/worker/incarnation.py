@@ -123,11 +123,17 @@ class Incarnation:
         """Why the policy leaves this worker out; empty if it takes part."""
         return self._state.exclusion
 
-    def go_on(self, weights: memoryview, part_of: PartOf | None = None) -> GrantIteration:
+    def go_on(
+        self,
+        weights: memoryview,
+        part_of: PartOf | None = None,
+        ahead: Callable[[GrantIteration], RequestSamples | None] | None = None,
+    ) -> GrantIteration:
         """Wait for the next Grant, and pull the model into `weights`.
 
         If the coordinator asks this worker for the initial weights, send `weights` to the shards first.
         part_of: makes a shard's part of a checkpoint, if the optimizer's state is to be sent too.
+        ahead: returns a request for samples, if some are to be requested before the pull. `take` returns them.
         """
         state = self._state
         while True:
@@ -138,6 +144,8 @@ class Incarnation:
             if granted:
                 break
             self._transfers.send_initial_weights(weights, part_of)
+        if ahead and (request := ahead(granted)):
+            self._say(self._state.request, request)
         if granted.pull:
             began = time.perf_counter()
             self.version = self._transfers.pull(granted.version, weights, granted.expected)
@@ -215,9 +223,10 @@ class Incarnation:
         assert self.granted is not None
         return self.granted.iteration
 
-    def take(self, request: RequestSamples) -> SampleRange:
-        """Request samples to train on, and wait for them."""
-        self._say(self._state.request, request)
+    def take(self, request: RequestSamples, is_sent: bool = False) -> SampleRange:
+        """Request samples to train on, and wait for them. is_sent: `go_on` has requested them."""
+        if not is_sent:
+            self._say(self._state.request, request)
         given: SampleRange = self._await(lambda: self._state.take_samples(request.number))
         return given
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from paceline.model.half_precision import WIDTH
-from paceline.serve.wire.endpoint import Endpoint
+from paceline.serve.wire.endpoint import Endpoint, is_loopback
 from paceline.serve.wire.frames import Channel, ConnectionClosed, MessageDecoder, WireError
 from paceline.serve.wire.link import worker_to_shard
 from paceline.serve.wire.messages import (
@@ -39,6 +39,7 @@ from paceline.serve.wire.messages import (
     Welcome,
 )
 from paceline.serve.wire.tls import TlsRefused
+from paceline.serve.wire.transfer_messages import NEARLY_DONE
 from paceline.serve.worker.gradient import OutgoingGradient
 from paceline.serve.worker.streamed_exchange import Backward, ShardLink, StreamedExchange, push_order
 from paceline.serve.worker.visited_push import VisitedPush
@@ -163,7 +164,8 @@ class Transfers:
         push, width = gradient.push(iteration), WIDTH[gradient.dtype]
 
         def send(shard: ShardLink) -> None:
-            self._send(shard, push, shard.piece_of(gradient.buffer, 0, width), ask_first=self._welcome.asks)
+            piece = shard.piece_of(gradient.buffer, 0, width)
+            self._send(shard, push, piece, ask_first=self._welcome.asks and self._shares_link(shard, len(piece)))
 
         self._on_all_shards(send)
 
@@ -245,6 +247,14 @@ class Transfers:
             raise_if_over(channel.receive())
 
         self._with_channel(shard, send)
+
+    def _shares_link(self, shard: ShardLink, size: int) -> bool:
+        """Return whether a push of this size must take turns with others on a link.
+
+        A short push need not, nor does a push to a shard on this machine, unless the link between them is emulated.
+        """
+        is_near = is_loopback(shard.endpoint.host) and worker_to_shard(self._welcome.worker, shard.number) is None
+        return size > NEARLY_DONE and not is_near
 
     def _pull(self, request: Pull, weights: memoryview, shard: ShardLink) -> None:
         """Pull all pieces of one shard, and note the version that it answers with."""
