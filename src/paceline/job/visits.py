@@ -14,7 +14,7 @@ model in the same order, and the staleness of every part is bounded alike.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class Visit(NamedTuple):
 @dataclass(eq=False)
 class _PushInVisits:
     worker: int
-    ready: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # shard → parts that may be visited
+    ready: dict[int, list[int]] = field(default_factory=dict)  # shard → parts that may be visited
     left: int = 0  # parts that were not visited to the end
 
 
@@ -43,8 +43,8 @@ class Visits:
 
     def __init__(self, shards: int, parts: int = PARTS, at_once: int = AT_ONCE) -> None:
         """parts: of each shard. Worker i runs beside shard i; workers with higher numbers have no shard."""
-        self.parts, self._shards = parts, shards
-        self._free = defaultdict[int, int](lambda: at_once)  # machine → visits that it can begin
+        self._shards, self._at_once = shards, at_once
+        self._free = dict.fromkeys(range(shards), at_once)  # machine → visits that it can begin
         self._pushes: dict[int, _PushInVisits] = {}  # worker → its push, the oldest first
         # shard, part → the pushes that have not visited it, the oldest first
         self._queues: dict[tuple[int, int], deque[_PushInVisits]] = {
@@ -54,6 +54,7 @@ class Visits:
 
     def begin(self, worker: int) -> list[Visit]:
         """Begin a worker's push after all others. Return the visits that begin now."""
+        self._free.setdefault(worker, self._at_once)
         push = self._pushes[worker] = _PushInVisits(worker, left=len(self._queues))
         for place, queue in self._queues.items():
             queue.append(push)
@@ -115,7 +116,7 @@ class Visits:
         if queue[0].worker == shard:
             self._pass(shard, part)
         else:
-            queue[0].ready[shard].append(part)
+            queue[0].ready.setdefault(shard, []).append(part)
 
     def _choose(self) -> list[Visit]:
         """Begin as many visits as possible, of the oldest pushes first."""
