@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +116,7 @@ class Slice:
             parameter.grad = self._part(total, part)
         try:
             if self._parameters:
-                with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+                with torch.no_grad():
                     self._make_step(self._optimizer)
         finally:
             for parameter in self._parameters:
@@ -125,9 +124,7 @@ class Slice:
         self._mix_statistics(terms)
 
     def _mix_statistics(self, terms: Sequence[Term]) -> None:
-        if not self._statistics:
-            return
-        weight = sum(term.share for term in terms)
+        weight = sum(term.share for term in terms) if self._statistics else 0.0
         if weight > 0:
             share = min(1.0, weight)
             for statistic, part in zip(self._statistics, self._statistics_parts, strict=True):

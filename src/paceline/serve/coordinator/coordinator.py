@@ -87,11 +87,10 @@ class Coordinator:
         self.failed = asyncio.Event()  # a shard is lost, or cannot be set up
         self.reason = ""  # why the generation failed
         self.again: instructions.BeginAgain | None = None  # if the job begins again with the weights of a worker
-        self._refused = 0  # workers that were refused
+        self._refused, self._closing = 0, False  # how many workers were refused; whether `close` has begun
         self.shards = ShardConnections(config, self.generation, self._set_up_shards, self.tell, self.fail)
         self._writer = CheckpointWriter(config.saving) if config.saving else None
         self._writing: asyncio.Task[None] | None = None  # the last step of a checkpoint
-        self._closing = False
         self._ticking: asyncio.Task[None] | None = None
         self._timer = Timer(self._loop, lambda: self.tell(events.TimerFired()))
         self._pending: deque[events.Event] = deque()  # the event being handled, and those that wait for it

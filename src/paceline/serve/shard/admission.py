@@ -21,8 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from paceline.serve.wire.transfer_messages import NEARLY_DONE as NEARLY_DONE
-
 STUCK_SECONDS = 0.3  # without a byte, after which a transfer counts as stuck and loses its slot
 GAIN = 1.15  # factor by which the throughput must rise for one more slot to be kept
 WINDOW = 4  # transfers over which the throughput is measured

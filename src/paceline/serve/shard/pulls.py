@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.serve.shard.admission import NEARLY_DONE, Admission, AdmittedTransfer
+from paceline.serve.shard.admission import Admission, AdmittedTransfer
 from paceline.serve.shard.prediction import PredictedWeights, Predictor
 from paceline.serve.shard.store import WholeStore
 from paceline.serve.wire.frames import ConnectionClosed, PiecedBody
 from paceline.serve.wire.messages import Weights
+from paceline.serve.wire.transfer_messages import NEARLY_DONE
 
 if TYPE_CHECKING:
     from paceline.serve.shard.worker_connection import WorkerConnection

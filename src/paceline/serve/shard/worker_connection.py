@@ -16,7 +16,7 @@ import torch
 from paceline.job.saving import MAX_STALENESS
 from paceline.model.half_precision import WIDTH, widen
 from paceline.model.slice import is_bounded
-from paceline.serve.shard.admission import NEARLY_DONE, AdmittedTransfer
+from paceline.serve.shard.admission import AdmittedTransfer
 from paceline.serve.shard.store import HeldUpdate
 from paceline.serve.wire.frames import Channel, MessageDecoder, WireError
 from paceline.serve.wire.messages import (
@@ -34,6 +34,7 @@ from paceline.serve.wire.messages import (
     PushReceived,
     RequestPush,
 )
+from paceline.serve.wire.transfer_messages import NEARLY_DONE
 
 if TYPE_CHECKING:
     from paceline.serve.shard.shard import Shard
