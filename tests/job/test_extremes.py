@@ -56,7 +56,7 @@ def check(out: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "rlp", "rlp:weights=mean"])
-@settings(max_examples=EXAMPLES or 25, deadline=None)
+@settings(max_examples=EXAMPLES or 10, deadline=None)
 @given(steps=STEPS)
 def test_no_number_of_a_worker_breaks_a_policy(spec: str, steps: list[tuple[Any, ...]]) -> None:
     talk = Conversation(spec.removesuffix(STREAMED), workers=WORKERS, streams=spec.endswith(STREAMED), lease=1e12)
