@@ -46,9 +46,12 @@ def test_a_plain_policy_name_keeps_the_learning_rate_of_one_process() -> None:
     assert accuracy(JobOptions(policy="r2sp", workers=WORKERS).policy) > 0.9
 
 
-@pytest.mark.parametrize(("policy", "rate"), [("r2sp", 0.1 / WORKERS), ("r2sp:weights=sum", 0.1)])
-def test_full_updates_are_asked_for_and_multiply_the_rate(policy: str, rate: float) -> None:
-    """Every gradient is 1, so the movement of the weight shows the rate of an update."""
+@pytest.mark.parametrize(("policy", "least", "most"), [("r2sp", 0.6, 1.0), ("r2sp:weights=sum", 2.4, 2.4)])
+def test_full_updates_are_asked_for_and_multiply_the_rate(policy: str, least: float, most: float) -> None:
+    """Every gradient is 1 and there are 24 updates, so the movement of the weight shows their rates.
+
+    A mean is over the workers that have joined, so it counts the first updates for more than a quarter.
+    """
     ones = torch.utils.data.TensorDataset(torch.ones(128, 1))
 
     def learner() -> Callable[[str], float]:
@@ -61,11 +64,11 @@ def test_full_updates_are_asked_for_and_multiply_the_rate(policy: str, rate: flo
                     loss = mine(x).mean()
                     loss.backward()
                     session.step(loss)
-            return mine.weight.item()
+            return float(mine.weight.item())
 
         return run
 
     with job(JobOptions(policy=policy, workers=WORKERS).policy, workers=WORKERS) as running:
         (weight, *others) = running.work(*(learner() for _ in range(WORKERS)))
-    assert weight == pytest.approx(-rate * 128 * 6 / 32)
+    assert least - 1e-6 <= -weight <= most + 1e-6
     assert others == [weight] * (WORKERS - 1)
