@@ -7,7 +7,7 @@ STAMP := .venv/.ready
 # 1.5 tests per core: a test that waits for a process leaves its core idle.
 AT_ONCE = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)')
 SIDE_BY_SIDE = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist worksteal
-SAMPLE ?= 24  # cases of the fault matrix in `make test`, drawn at random
+SAMPLE ?= 16  # slow tests, and as many cases of the fault matrix, that `make test` draws at random
 
 # Without byte code, each of the many processes that tests start would compile the library again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,11 +31,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup      ## train digits with 4 workers over slow links, under BSP and under R²SP: a minute, and a picture
 	@$(BIN)/python scripts/demo.py
 
-test: setup      ## the tests: first on all cores, then those that must run alone
-	@$(SIDE_BY_SIDE) -m 'not alone' --matrix-sample $(SAMPLE)
+test: setup      ## the tests, with a sample of the slow ones: first on all cores, then those that must run alone
+	@$(SIDE_BY_SIDE) -m 'not alone' --sample $(SAMPLE)
 	@$(BIN)/python -m pytest -m 'alone and not matrix' $$(grep -rl --include='*.py' 'mark.alone' tests)
 
-test-all: setup  ## the tests with the whole fault matrix; an hour or more
+test-all: setup  ## all tests, with the whole fault matrix; an hour or more
 	@PACELINE_EXAMPLES=200 $(SIDE_BY_SIDE) -m 'not alone'
 	@$(BIN)/python -m pytest -m alone
 

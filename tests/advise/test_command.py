@@ -73,6 +73,7 @@ def test_the_table_has_all_columns_in_a_narrow_terminal_too(width: int, verified
     assert sum("beside" in line for line in lines) == sum(each.candidate.colocated for each in advice.ranked)
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_advice_as_json_and_the_measured_cluster_in_a_file(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -30,6 +30,7 @@ def test_a_small_run_has_figures_for_every_transport() -> None:
     assert seen[0] == 0.0 and seen[-1] == 1.0
 
 
+@pytest.mark.slow
 def test_a_missing_step_or_a_wrong_byte_is_noticed() -> None:
     buffers, model = Buffers.of(1000), ServedModel(1000)
     for _ in range(3):

@@ -75,6 +75,7 @@ def test_mistakes_are_told_in_a_sentence(federate: Shell, args: tuple[object, ..
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.slow
 def test_a_taken_number_and_another_model_are_refused(federate: Shell) -> None:
     from paceline.federated import FederatedClient
     from paceline.federated.client_data import network_for

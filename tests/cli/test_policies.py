@@ -26,6 +26,7 @@ def paceline(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     return Shell(tmp_path, capsys, monkeypatch)
 
 
+@pytest.mark.core
 def test_the_learned_network_is_a_policy(paceline: Shell, tmp_path: Path) -> None:
     out = tmp_path / "mine.safetensors"
     run = paceline(*QUICK, "--episodes", "64", "--out", str(out))
@@ -40,6 +41,7 @@ def test_the_learned_network_is_a_policy(paceline: Shell, tmp_path: Path) -> Non
     assert more.err.count("episodes: the network") == 1, "a resumed run plays only new episodes"
 
 
+@pytest.mark.slow
 def test_the_features_of_the_state_can_be_chosen(paceline: Shell, tmp_path: Path) -> None:
     out = tmp_path / "bare.safetensors"
     shown = ("--no-scene", "--history", "2", "--validated", "--workers", "3,2")

@@ -350,6 +350,7 @@ def test_json_holds_the_figures_done_before_an_interrupt(shell: Shell) -> None:
     assert [row["id"] for row in json.loads(outcome.out)["rows"]] == ["table1"]
 
 
+@pytest.mark.slow
 def test_a_real_interrupt_stops_a_training(shell: Shell) -> None:
     def endless(request: Request) -> Figure:
         run = Run("lab-1mb", "bsp", "mlp", "digits", 0.1, 5000)

@@ -40,6 +40,7 @@ def simulated(net: Topology, choice: Choice, size: float, latency: float = 0.0) 
     return simulate(net, make(choice.algorithm, net, round(size / 4), choice.stages or ("ring",)), RATE, latency)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(rated_networks(), st.sampled_from([4e5, 1e8]), st.sampled_from([0.0, 2e-5, 1e-3]))
 def test_no_candidate_is_faster_than_the_choice(net: Topology, size: float, latency: float) -> None:
@@ -51,6 +52,7 @@ def test_no_candidate_is_faster_than_the_choice(net: Topology, size: float, late
     assert min(times.values()) >= 0.999 * least(net, size, RATE)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(rated_networks(), st.sampled_from([1003, 10**6]))
 def test_no_schedule_is_faster_than_its_busiest_link(net: Topology, elements: int) -> None:

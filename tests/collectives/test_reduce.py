@@ -232,6 +232,7 @@ def job(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [4, pytest.param(9, marks=pytest.mark.matrix)])
 def test_gradients_equal_those_of_plain_ddp(ranks: int) -> None:

@@ -113,6 +113,7 @@ def test_mnist_equals_one_process(scripts: Scripts, monkeypatch: pytest.MonkeyPa
     assert_equal(loaded("alone.pt"), loaded("one.pt"))
 
 
+@pytest.mark.slow
 @needs("sklearn")
 @pytest.mark.usefixtures("order_of_the_job")
 def test_resume_equals_one_process_also_when_it_is_resumed(scripts: Scripts) -> None:

@@ -83,14 +83,21 @@ def _wrap_channel(injector: Injector) -> None:
     send_at_once, send_rest = Channel.send_at_once, Channel.send_rest
     unfinished: dict[Channel, str] = {}  # channel → the message whose rest is still to be sent
 
+    def struck_halfway(channel: Channel, message: Any, body: memoryview | None) -> bytes | None:
+        """Strike before a message, or after half of it. Return its other half in that case."""
+        name = type(message).__name__
+        injector.at("send", name, "before", channel)
+        half = injector.due("send", name, "half")
+        if not half:
+            return None
+        rest = _send_half(channel, encode(message, len(body or b"")), body)
+        strike(half, channel)
+        return rest  # a stopped process goes on here
+
     def watched_at_once(self: Channel, message: Any, body: memoryview | None = None) -> tuple[bytes, memoryview] | None:
         name = type(message).__name__
-        injector.at("send", name, "before", self)
-        half = injector.due("send", name, "half")
-        if half:
-            rest = _send_half(self, encode(message, len(body or b"")), body)
-            strike(half, self)
-            return rest, memoryview(b"")  # a stopped process goes on here
+        if (rest := struck_halfway(self, message, body)) is not None:
+            return rest, memoryview(b"")
         left = send_at_once(self, message, body)
         if left is None:
             injector.at("send", name, "after", self)
@@ -104,16 +111,11 @@ def _wrap_channel(injector: Injector) -> None:
             injector.at("send", name, "after", self)
 
     def watched_send(self: Channel, message: Any, body: memoryview | None = None) -> None:
-        name = type(message).__name__
-        injector.at("send", name, "before", self)
-        half = injector.due("send", name, "half")
-        if half:
-            rest = _send_half(self, encode(message, len(body or b"")), body)
-            strike(half, self)
-            self._socket.sendall(rest)  # a stopped process goes on here
+        if (rest := struck_halfway(self, message, body)) is not None:
+            self._socket.sendall(rest)
             return
         send(self, message, body)
-        injector.at("send", name, "after", self)
+        injector.at("send", type(message).__name__, "after", self)
 
     def watched_pieces(
         self: Channel, message: Any, body: PiecedBody, sent: Callable[[int], None] | None = None

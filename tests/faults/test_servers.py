@@ -119,6 +119,7 @@ def test_a_server_fails_at_any_step(scenario: Scenario, play: Play) -> None:
     check(play(scenario), scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("party", ["coordinator", "shard"])
 @pytest.mark.parametrize("policy", ["bsp", "asp"])
 def test_a_server_is_killed_when_all_workers_have_left(party: str, policy: str, play: Play) -> None:

@@ -215,6 +215,17 @@ def test_after_a_stall_of_the_server_all_leases_are_extended() -> None:
     assert kinds(talk.tick(100.0 + LEASE)) == ["SendExpelled", "OrderFence"], "then silence counts again"
 
 
+@pytest.mark.parametrize("seconds", [2.0, 9.0, 11.0, 90.0])
+def test_only_a_long_stall_of_the_server_is_reported(seconds: float) -> None:
+    talk = Conversation("asp", lease=30.0)
+    talk.begin(1)
+    talk.heartbeat(0, 100.0 - seconds)
+    talk.tick(100.0, due=100.0 - seconds)
+    assert [each.text for each in only(instructions.LogLine, talk.unfiltered)] == (
+        [f"the coordinator was blocked for {seconds:.1f} s; all leases are extended"] if seconds > 10 else []
+    )
+
+
 def test_the_lease_of_a_worker_that_was_heard_after_the_stall_is_not_extended() -> None:
     """The worker's process is restarted just then. Its number must not be kept for the old process."""
     talk = Conversation("asp")

@@ -246,6 +246,7 @@ def test_a_direct_cable_is_cut_while_one_of_its_ends_is_unplugged(small: Fabric)
 # Names and errors
 
 
+@pytest.mark.slow
 @built
 def test_hosts_interfaces_and_addresses(bcube: Fabric) -> None:
     assert list(bcube.rates) == [bcube.host(server) for server in range(4)]
@@ -278,6 +279,7 @@ def test_nothing_is_left_behind() -> None:
     assert sleeper.exitcode is not None
 
 
+@pytest.mark.slow
 @built
 def test_a_fabric_without_forwarding_is_built_where_settings_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

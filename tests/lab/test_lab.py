@@ -121,6 +121,7 @@ def talk(host: str, port: int, pipe: Connection) -> None:
                 pipe.send(None)
 
 
+@pytest.mark.slow
 @built
 def test_a_cut_link_delays_bytes_until_it_is_mended(small_lab: Lab) -> None:
     ours, theirs = small_lab.pipe()
@@ -199,17 +200,18 @@ def test_an_unknown_host_and_a_host_that_fails_are_named(small_lab: Lab) -> None
 # The real server in a lab
 
 
+@pytest.mark.core
 @built
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "streamed", "colocate"),
     [
-        ("bsp", False, False),
+        pytest.param("bsp", False, False, marks=pytest.mark.matrix),
         ("r2sp", False, False),
-        ("bsp:pipeline=true", False, False),
-        ("r2sp", True, False),
+        pytest.param("bsp:pipeline=true", False, False, marks=pytest.mark.matrix),
+        pytest.param("r2sp", True, False, marks=pytest.mark.matrix),
         ("r2sp", True, True),
-        ("asp", True, True),
+        pytest.param("asp", True, True, marks=pytest.mark.matrix),
     ],
 )
 def test_the_last_model_contains_every_update_once(policy: str, streamed: bool, colocate: bool) -> None:

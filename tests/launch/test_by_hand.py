@@ -144,6 +144,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.core
 def test_serve_and_work_are_separate_commands(script: Path, tmp_path: Path, started: list[Background]) -> None:
     token = tmp_path / "token"
     token.write_text("a-long-enough-secret\n")
@@ -159,6 +160,7 @@ def test_serve_and_work_are_separate_commands(script: Path, tmp_path: Path, star
     assert any("updates" in line and "10" in line for line in server.lines), server.lines
 
 
+@pytest.mark.slow
 def test_the_rank_that_a_launcher_sets_is_the_workers_number(script: Path, started: list[Background]) -> None:
     """Under Slurm, each task runs `paceline work` and knows its rank and the number of tasks."""
     server = Background("serve", "--servers", 0, "-p", "bsp", SLURM_NTASKS="2", SLURM_PROCID="0")
@@ -175,6 +177,7 @@ def test_the_rank_that_a_launcher_sets_is_the_workers_number(script: Path, start
     assert server.ends() == 0
 
 
+@pytest.mark.slow
 def test_other_hosts_are_reached_over_ssh(script: Path, tmp_path: Path) -> None:
     """This ssh runs the command locally. The token must not be part of the command line."""
     ssh = tmp_path / "bin" / "ssh"
@@ -198,6 +201,7 @@ def test_other_hosts_are_reached_over_ssh(script: Path, tmp_path: Path) -> None:
     assert "[1] threads \n" in ran.stdout, "one worker has the cores of two for itself"
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_one_signal_stops_all_processes(sent: signal.Signals, script: Path, started: list[Background]) -> None:
     """Ctrl-C, and even SIGKILL, which a process cannot catch, leave no process behind."""
@@ -220,6 +224,7 @@ def test_one_signal_stops_all_processes(sent: signal.Signals, script: Path, star
         assert from_line(trace.read_text().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_job_that_crashes_too_often_ends_with_the_traceback(tmp_path: Path) -> None:
     script = tmp_path / "crash.py"
     script.write_text("import paceline\npaceline.coordinate().proceed(batch_size=1)\nraise ValueError('the reason')\n")
@@ -230,6 +235,7 @@ def test_a_job_that_crashes_too_often_ends_with_the_traceback(tmp_path: Path) ->
     assert ran.stderr.rstrip().endswith("ValueError: the reason")
 
 
+@pytest.mark.slow
 def test_ranks_of_one_worker_are_started_together(tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(
@@ -292,6 +298,7 @@ class Terminal:
         return code
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_table_and_then_a_summary(script: Path) -> None:
     """In a pseudo-terminal, the table is drawn while the job runs and removed at its end."""
     script.write_text(PACES.replace("pace.proceed(", "print(f'\\r{step} of 30', end='', flush=True); pace.proceed("))
@@ -308,6 +315,7 @@ def test_a_terminal_shows_a_table_and_then_a_summary(script: Path) -> None:
     assert heading not in lines
 
 
+@pytest.mark.slow
 def test_a_server_on_a_terminal_shows_its_address_and_whom_it_waits_for(script: Path) -> None:
     server = Terminal("serve", "--servers", 0, "--workers", 2, "-p", "bsp")
     try:
@@ -331,6 +339,7 @@ def test_a_server_on_a_terminal_shows_its_address_and_whom_it_waits_for(script: 
         server.process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["python", "work"])
 def test_a_worker_leaves_at_control_c(how: str, script: Path, started: list[Background]) -> None:
     server = Background("serve", "--servers", 0, "--workers", 1, "-p", "asp")
@@ -351,6 +360,7 @@ def test_a_worker_leaves_at_control_c(how: str, script: Path, started: list[Back
     assert server.ends(20.0) == 0, "it does not wait for the worker's lease to end"
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_one_sentence_and_is_not_tried_again(script: Path, started: list[Background]) -> None:
     server = Background("serve", "--servers", 0, "--workers", 1, "-p", "asp", PACELINE_TOKEN="aa" * 16)
     started.append(server)
@@ -358,6 +368,7 @@ def test_a_wrong_token_is_one_sentence_and_is_not_tried_again(script: Path, star
     refused(ran, "The job's token is wrong; give every worker and server the same one.", code=1)
 
 
+@pytest.mark.slow
 def test_a_trace_that_opens_in_perfetto(script: Path, tmp_path: Path) -> None:
     trace = tmp_path / "run.perfetto.json"
     ran = paceline("run", "--servers", 0, "--workers", 2, "-p", "bsp", "--trace", trace, script, 5)
@@ -369,6 +380,7 @@ def test_a_trace_that_opens_in_perfetto(script: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {script.name, trace.name}
 
 
+@pytest.mark.slow
 def test_a_job_is_watched_from_another_terminal(script: Path, started: list[Background]) -> None:
     server = Background("serve", "--servers", 0, "--workers", 1, "-p", "asp")
     started.append(server)
@@ -395,22 +407,26 @@ def refused(ran: subprocess.CompletedProcess[str], reason: str, code: int = 2) -
     assert len(ran.stderr.strip().splitlines()) == 1, ran.stderr
 
 
+@pytest.mark.slow
 def test_a_port_in_use(script: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused(paceline("serve", "--servers", 0, "--port", port), f"Cannot listen on 127.0.0.1:{port}")
 
 
+@pytest.mark.slow
 def test_a_public_address_without_a_token(script: Path) -> None:
     refused(paceline("serve", "--servers", 0, "--host", "0.0.0.0"), "needs a token, so that strangers cannot join")
 
 
+@pytest.mark.slow
 def test_a_token_that_is_too_short_or_missing(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("short")
     refused(paceline("serve", "--servers", 0, "--token-file", tmp_path / "token"), "too short to be safe")
     refused(paceline("serve", "--servers", 0, "--token-file", tmp_path / "none"), "cannot be read")
 
 
+@pytest.mark.slow
 def test_a_policy_that_needs_more_workers(script: Path) -> None:
     refused(
         paceline("run", "--workers", 2, "-p", "ksync:k=3", script, 1),
@@ -418,33 +434,40 @@ def test_a_policy_that_needs_more_workers(script: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_unknown_policy(script: Path) -> None:
     refused(paceline("run", "-p", "r2ps", script, 1), "Did you mean 'r2sp'?")
 
 
+@pytest.mark.slow
 def test_a_missing_checkpoint(script: Path, tmp_path: Path) -> None:
     refused(paceline("run", "--resume", tmp_path / "none", script, 1), "There is no checkpoint at")
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_interval_without_a_folder(script: Path) -> None:
     refused(paceline("run", "--checkpoint-every", "10", script, 1), "--checkpoint-every needs --checkpoint")
 
 
+@pytest.mark.slow
 def test_a_wrong_checkpoint_interval(script: Path, tmp_path: Path) -> None:
     for wrong in ("often", "-3s"):
         ran = paceline("run", "--checkpoint", tmp_path / "job", f"--checkpoint-every={wrong}", script, 1)
         refused(ran, f"not '{wrong}'")
 
 
+@pytest.mark.slow
 def test_a_wrong_address(script: Path) -> None:
     refused(paceline("work", "--connect", "somewhere", script, 1), "written host:port, not 'somewhere'")
 
 
+@pytest.mark.slow
 def test_tls_without_a_key(tmp_path: Path) -> None:
     refused(paceline("serve", "--servers", 0, "--tls-ca", tmp_path / "ca.pem"), "give --tls-cert and --tls-key")
 
 
+@pytest.mark.slow
 def test_watching_an_address_without_a_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -81,6 +81,7 @@ def test_an_optimizer_that_cannot_be_corrected_ends_the_job_with_one_sentence(tm
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "serve"])
 def test_a_wrong_correction_is_answered_with_the_valid_ones(command: str, script: Path) -> None:
     ran = paceline(command, "--correct", "ful", *([script] if command == "run" else []))
@@ -89,6 +90,7 @@ def test_a_wrong_correction_is_answered_with_the_valid_ones(command: str, script
     assert not ran.stdout
 
 
+@pytest.mark.slow
 def test_a_correction_without_effect_gives_a_note(script: Path, tmp_path: Path) -> None:
     ran = paceline("serve", "-p", "safa", "--correct", "full", "--resume", tmp_path / "none")
     assert ran.returncode == 2

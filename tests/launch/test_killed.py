@@ -69,6 +69,7 @@ session.close()
 MORE = [pytest.param(target, "training", marks=pytest.mark.matrix) for target in ("server", "shard")]
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "when"), [("server", "end"), *MORE])
 def test_a_killed_server_is_restarted_and_every_sample_counts(tmp_path: Path, target: str, when: str) -> None:
@@ -115,6 +116,7 @@ def test_a_killed_server_goes_back_to_the_newest_whole_checkpoint(tmp_path: Path
     assert (samples["trained"], samples["open"]) == (4 * 240, [])
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["shard", pytest.param("colocated", marks=pytest.mark.matrix)])
 def test_the_backup_of_a_killed_shard_takes_over(tmp_path: Path, target: str) -> None:

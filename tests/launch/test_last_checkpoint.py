@@ -45,6 +45,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "patience", "code"),
     [("room", "10m", 0), pytest.param("nothing", "2s", UNSAVED, marks=pytest.mark.matrix), ("ctrl-c", "10m", UNSAVED)],
@@ -100,6 +101,7 @@ def worker(server: Background, samples: int = 20, updates: int | None = None) ->
     return thread
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("serve",), pytest.param(("federate", "serve"), marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("then", ["repaired", "ctrl-c"])
 def test_serve_keeps_the_model_until_the_folder_is_repaired(
@@ -125,6 +127,7 @@ def test_serve_keeps_the_model_until_the_folder_is_repaired(
         server.wait_for("The model of version 5 is lost, because its last checkpoint could not be written")
 
 
+@pytest.mark.core
 def test_a_server_that_is_stopped_keeps_the_model_until_the_second_signal(
     tmp_path: Path,
     started: list[Background],  # noqa: F811
@@ -145,6 +148,7 @@ def test_a_server_that_is_stopped_keeps_the_model_until_the_second_signal(
     assert versions(aside)
 
 
+@pytest.mark.slow
 def test_the_recommended_commands_continue_the_job(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
     """Resume one checkpoint, then damage the newest, then follow the messages."""
     folder = tmp_path / "job"

@@ -70,6 +70,7 @@ def samples_applied(trace: Path) -> int:
     return total
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_a_job_trains_on_every_sample_once_an_epoch(tmp_path: Path) -> None:
     script, trace = tmp_path / "train.py", tmp_path / "trace.jsonl"
@@ -84,6 +85,7 @@ def test_a_job_trains_on_every_sample_once_an_epoch(tmp_path: Path) -> None:
     assert seconds == pytest.approx(4 * 240 / rate, abs=0.06), "evaluating the model is no part of either"
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_a_killed_worker_is_restarted_and_no_sample_is_lost(tmp_path: Path) -> None:
     script, trace = tmp_path / "train.py", tmp_path / "trace.jsonl"
@@ -102,6 +104,7 @@ def test_a_killed_worker_is_restarted_and_no_sample_is_lost(tmp_path: Path) -> N
     assert samples_applied(trace) == 4 * 240
 
 
+@pytest.mark.slow
 def test_a_script_that_never_joins_is_an_error(tmp_path: Path) -> None:
     script = tmp_path / "idle.py"
     script.write_text("print('nothing')\n")
@@ -111,6 +114,7 @@ def test_a_script_that_never_joins_is_an_error(tmp_path: Path) -> None:
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.core
 def test_a_script_that_fails_at_once_ends_the_job(tmp_path: Path) -> None:
     script = tmp_path / "crash.py"
     script.write_text("import sys\nsys.exit('Give --data.')\n")
@@ -139,6 +143,7 @@ def test_a_job_without_an_update_is_an_error(tmp_path: Path) -> None:
     assert ran.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_missing_script_is_an_error(tmp_path: Path) -> None:
     ran = paceline_run("--workers", "1", str(tmp_path / "none.py"))
     assert ran.returncode == 2
@@ -259,6 +264,7 @@ def test_a_shard_that_the_server_refuses_ends_its_worker(tmp_path: Path, started
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_shard_beside_a_worker_without_a_number(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINS)
@@ -267,6 +273,7 @@ def test_a_shard_beside_a_worker_without_a_number(tmp_path: Path) -> None:
     assert "a shard has the number of its worker" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, started: list[Background]) -> None:  # noqa: F811
     script = tmp_path / "paces.py"
     script.write_text("import paceline, time\nwith paceline.coordinate() as pace:\n    time.sleep(1000)\n")
@@ -283,6 +290,7 @@ def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, start
     assert "there is no checkpoint to restart it from; use --checkpoint" in running.lines[-1]
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "error"),
@@ -308,9 +316,10 @@ def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, start
             "All workers must train on the same data",
             marks=pytest.mark.matrix,
         ),
-        (
+        pytest.param(
             ("loss.backward()", "(loss * float('nan')).backward()"),
             "there is NaN or infinity in the values for 'weight'",
+            marks=pytest.mark.matrix,
         ),
     ],
     ids=["no parameters", "all frozen", "other models", "small dataset", "other data", "NaN"],

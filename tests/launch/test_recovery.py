@@ -160,6 +160,7 @@ class Started:
         return ""
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_before_it_has_listened_is_started_again(tmp_path: Path) -> None:
     started = Started(tmp_path, f"{SERVER}/1/at-once", f"{SERVER}/2/before-{LISTENS}")
     assert started.start() == ""

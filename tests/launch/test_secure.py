@@ -56,6 +56,7 @@ def fake_ssh(tmp_path: Path) -> dict[str, str]:
 # TLS where others may listen
 
 
+@pytest.mark.slow
 def test_an_address_that_others_can_reach_needs_tls(script: Path, token: Path) -> None:  # noqa: F811
     serve = ("serve", "--servers", 0, "--host", "0.0.0.0", "--token-file", token)
     refused(paceline(*serve), NEEDS_TLS)
@@ -65,6 +66,7 @@ def test_an_address_that_others_can_reach_needs_tls(script: Path, token: Path) -
     refused(paceline(*work, PACELINE_WORKER="0"), "give --tls sha256:…, or --insecure")
 
 
+@pytest.mark.slow
 def test_insecure_allows_any_address(script: Path, token: Path, started: list[Background]) -> None:  # noqa: F811
     server = Background(*("serve", "--servers", 0, "--host", "0.0.0.0", "--insecure", "--token-file", token))
     started.append(server)
@@ -74,6 +76,7 @@ def test_insecure_allows_any_address(script: Path, token: Path, started: list[Ba
     assert server.ends() == 0
 
 
+@pytest.mark.core
 def test_tls_auto_from_the_first_command_to_the_last(
     script: Path,  # noqa: F811
     token: Path,
@@ -102,6 +105,7 @@ def test_tls_auto_from_the_first_command_to_the_last(
     assert not list(tmp_path.glob("paceline-*")), "the key is gone"
 
 
+@pytest.mark.slow
 def test_a_kept_certificate_has_the_same_fingerprint_the_next_time(
     token: Path,
     tmp_path: Path,
@@ -118,6 +122,7 @@ def test_a_kept_certificate_has_the_same_fingerprint_the_next_time(
     refused(paceline("serve", "--servers", 0, "--tls", "atuo"), "--tls must be auto, or the name of a .pem file")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [0, 1], ids=["paced", "trained"])
 def test_workers_on_other_hosts_know_the_fingerprint(
     shards: int,
@@ -146,6 +151,7 @@ with paceline.join(model, torch.optim.SGD(model.parameters(), lr=0.1)) as sessio
 """
 
 
+@pytest.mark.slow
 def test_a_shard_beside_each_worker_over_tls_auto(
     script: Path,  # noqa: F811
     tmp_path: Path,
@@ -162,6 +168,7 @@ def test_a_shard_beside_each_worker_over_tls_auto(
 # Certificates that cannot work
 
 
+@pytest.mark.slow
 def test_an_expired_certificate_is_one_sentence(script: Path, tmp_path: Path) -> None:  # noqa: F811
     from serve.tls_files import expired
 
@@ -172,6 +179,7 @@ def test_an_expired_certificate_is_one_sentence(script: Path, tmp_path: Path) ->
     refused(paceline("work", "--connect", "127.0.0.1:9", *files, script, 1), "old-cert.pem expired on ")
 
 
+@pytest.mark.slow
 def test_a_certificate_without_a_ca_is_known_by_its_fingerprint(
     script: Path,  # noqa: F811
     tmp_path: Path,
@@ -194,12 +202,14 @@ def test_a_certificate_without_a_ca_is_known_by_its_fingerprint(
 # Tokens
 
 
+@pytest.mark.slow
 def test_a_token_in_the_environment_must_be_long_enough(script: Path) -> None:  # noqa: F811
     refused(paceline("serve", "--servers", 0, PACELINE_TOKEN="aa" * 15), "PACELINE_TOKEN is too short to be safe")
     ran = paceline("work", "--connect", "127.0.0.1:9", script, 1, PACELINE_TOKEN="aa" * 15)
     refused(ran, "PACELINE_TOKEN is too short to be safe")
 
 
+@pytest.mark.slow
 def test_a_note_says_that_others_can_read_a_secret(token: Path, tmp_path: Path) -> None:
     role = ("token", "--role", "watch", "--token-file", token)
     assert paceline(*role).stderr == ""
@@ -209,6 +219,7 @@ def test_a_note_says_that_others_can_read_a_secret(token: Path, tmp_path: Path) 
     assert ran.stdout.strip() == token_for("watch", TOKEN.encode()).decode()
 
 
+@pytest.mark.slow
 def test_new_tokens_are_different_and_only_their_owner_can_read_them(tmp_path: Path) -> None:
     files = [tmp_path / "one", tmp_path / "two"]
     for file in files:
@@ -220,6 +231,7 @@ def test_new_tokens_are_different_and_only_their_owner_can_read_them(tmp_path: P
     refused(paceline("token", "--role", "watch"), "Give the job's own token")
 
 
+@pytest.mark.slow
 def test_workers_get_no_more_than_a_token_for_workers(script: Path) -> None:  # noqa: F811
     script.write_text(PACES + "print('role', bytes.fromhex(os.environ['PACELINE_TOKEN'])[:7].decode())\n")
     ran = paceline("run", "--servers", 0, "--workers", 2, script, 2)
@@ -230,6 +242,7 @@ def test_workers_get_no_more_than_a_token_for_workers(script: Path) -> None:  # 
 # ssh
 
 
+@pytest.mark.slow
 def test_a_host_is_never_an_option_of_ssh(script: Path, tmp_path: Path) -> None:  # noqa: F811
     """ssh runs the ProxyCommand of its options. This ssh reads options as the real one does."""
     ssh = tmp_path / "bin" / "ssh"

@@ -71,6 +71,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(damage=st.sampled_from(sorted(DAMAGES)), name=st.sampled_from(NEWEST), where=st.integers(0, 1 << 20))
 def test_any_damage_to_the_newest_checkpoint_gives_the_one_before(
@@ -93,6 +94,7 @@ def test_any_damage_to_the_newest_checkpoint_gives_the_one_before(
         path.write_bytes(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEWEST)
 def test_every_single_bit_of_a_checkpoint_counts(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, 2).folder / name

@@ -112,6 +112,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(name: str) -> None:
         make(OptimizerSpec(name, ({"lr": 0.1},)), [[torch.zeros(1)]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [

@@ -199,6 +199,7 @@ def test_no_constructor_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(load(saved), ASP)
 
 
+@pytest.mark.slow
 def test_ten_thousand_workers_can_be_copied_and_saved() -> None:
     """Copying a ring linked by references would recurse ten thousand calls deep."""
     policy = R2SP(tune_batches=True)

@@ -64,6 +64,7 @@ def test_the_servers_uplink_has_lower_peaks(model: str) -> None:
     assert 0 < ours(quick(fig17), f"{model}: peak of FL-R²SP relative to BSP") <= 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_groups_can_be_too_small_and_too_large(model: str) -> None:
     figure = quick(fig18)

@@ -21,6 +21,7 @@ def figure(name: str) -> Figure:
     return entry.make(Request(Runs(), quick=True))
 
 
+@pytest.mark.slow
 def test_calculated_values_of_the_paper_are_labelled() -> None:
     for name in ("table3", "fig6", "fig7"):
         assert figure(name).paper_heading == "paper's formula"

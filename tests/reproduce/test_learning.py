@@ -56,6 +56,7 @@ def rows_of(figure: Figure) -> dict[str, Row]:
     return {f"{row.what}, {row.unit}": row for row in figure.rows}
 
 
+@pytest.mark.slow
 def test_rounds_and_times_are_relative_to_bsp(
     monkeypatch: pytest.MonkeyPatch, quick_request: Request, template: Run
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_missed_target_has_a_note_and_no_number(
     assert all("loss 0.1 not reached by 1 of 1 seed; the best was" in row.note for row in figure.rows)
 
 
+@pytest.mark.slow
 def test_correction_needs_fewer_samples_than_none(
     monkeypatch: pytest.MonkeyPatch, quick_request: Request, template: Run
 ) -> None:
@@ -124,6 +126,7 @@ def test_correction_needs_fewer_samples_than_none(
     assert isinstance(sooner, float) and sooner > 1.4
 
 
+@pytest.mark.slow
 def test_trainings_that_were_left_out_cause_no_errors() -> None:
     request = Request(Runs(stop_at=lambda: True), quick=True)
     for make in (learning.fig7b, learning.fig7c, learning.fig10, learning.optimizers, figures.table1, figures.fig3):

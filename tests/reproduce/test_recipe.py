@@ -21,6 +21,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe, "_recipe", lambda request: chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_the_recipe_compares_times_and_final_accuracies() -> None:
     figure = recipe.recipe(Request(Runs(), quick=True))

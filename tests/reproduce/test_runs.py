@@ -144,6 +144,7 @@ def test_a_mean_needs_all_seeds() -> None:
     assert (one.rounds, one.seconds, one.reached, one.best) == (None, None, 1, 1)
 
 
+@pytest.mark.slow
 def test_the_best_rate_is_one_of_those_given(tmp_path: Path) -> None:
     schemes = (Scheme("bsp"), Scheme("r2sp"))
     rates = (0.0001, 0.01)
@@ -154,6 +155,7 @@ def test_the_best_rate_is_one_of_those_given(tmp_path: Path) -> None:
     assert all(each.seconds is None and each.best > 1 for each in slow)
 
 
+@pytest.mark.slow
 def test_the_rate_of_an_adaptive_optimizer_is_that_of_a_step() -> None:
     """BSP applies all updates of a round in one step. With weights=sum, each of them has its share of the rate."""
     template = replaced(optimizer="Adam", rounds=5)
@@ -167,6 +169,7 @@ def test_the_rate_of_an_adaptive_optimizer_is_that_of_a_step() -> None:
         assert each.seeds == 2  # and not two rates of one scheme
 
 
+@pytest.mark.slow
 def test_a_scheme_without_all_rates_has_no_best_rate(tmp_path: Path) -> None:
     schemes, rates = (Scheme("bsp"), Scheme("r2sp")), (0.0001, 0.01)
     kept = tmp_path / "kept"

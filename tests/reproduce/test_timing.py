@@ -58,6 +58,7 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TIMED)
 def test_every_figure_is_complete(name: str) -> None:
     found = figure(name)

@@ -32,6 +32,7 @@ def test_the_defaults_are_the_papers() -> None:
     assert [rule.action(10, 3, 1) for rule in s.rules] == [WAIT, ITSELF, ALL]
 
 
+@pytest.mark.slow
 def test_a_seed_determines_the_network_and_the_network_is_a_policy(tmp_path: Path) -> None:
     def learned(seed: int) -> DqnLearner:
         learner = DqnLearner(replace(SMALL, seed=seed), DIGITS)
@@ -101,6 +102,7 @@ def test_algorithm_2_returns_the_target_network() -> None:
         assert not torch.allclose(values, learner.network(row), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_nothing_follows_the_target() -> None:
     """Q of the action that reaches the target is its reward alone, and Q of the action before it the sum of two.
 

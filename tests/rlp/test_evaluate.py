@@ -67,6 +67,7 @@ def test_an_instance_with_a_large_seed_is_played_with_every_seed() -> None:
     assert times.seconds[0, 0] != times.seconds[0, 1]
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_same_times_as_one() -> None:
     instances, specs = [small(0), small(1, hidden=1), small(2, workers=3)], ("asp", "rlp")
     one, two = (judged(instances, 2, specs, bundled, jobs=jobs) for jobs in (1, 2))
@@ -90,6 +91,7 @@ def test_ratios_are_to_the_best_fixed_policy_of_each_instance() -> None:
     assert len(FIXED) == 7
 
 
+@pytest.mark.slow
 def test_the_wider_yardstick_has_every_rule_and_every_policy_of_it_can_be_played() -> None:
     held = {named_rule(spec.removeprefix("rlp:rule=")) for spec in YARDSTICK if spec.startswith("rlp")}
     assert held == set(RULES)

@@ -44,6 +44,7 @@ def test_a_seed_determines_the_network(tmp_path: Path) -> None:
     assert not torch.equal(weights(one), weights(other))
 
 
+@pytest.mark.slow
 def test_a_resumed_learner_learns_what_an_uninterrupted_one_learns(tmp_path: Path) -> None:
     whole, log = learned(SMALL, DIGITS, 160, tmp_path / "whole")
     learned(SMALL, DIGITS, 64, tmp_path / "part")
@@ -84,6 +85,7 @@ def test_a_learned_network_is_a_policy(tmp_path: Path) -> None:
         assert policy.joined(0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_network_learns_the_values_of_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one worker is very slow and nothing else is wrong, it learns that waiting for all workers is worst."""
 

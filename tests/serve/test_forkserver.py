@@ -57,6 +57,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.core
 def test_the_exit_code_of_a_shard_is_reported(forks: ForkServer, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed_port = str(listener.getsockname()[1])
@@ -89,6 +90,7 @@ def test_the_fork_server_has_one_thread(forks: ForkServer) -> None:
     assert len(os.listdir(f"/proc/{forks._process.pid}/task")) == 1
 
 
+@pytest.mark.slow
 def test_shards_die_with_the_fork_server(coordinator: socket.socket) -> None:
     forks = ForkServer(os.environ)
     shard, connection = hanging_shard(forks, coordinator)
@@ -113,6 +115,7 @@ def test_a_shard_can_be_killed_before_torch_is_loaded() -> None:
     forks.close()
 
 
+@pytest.mark.slow
 def test_the_fork_server_ends_after_its_shards_when_the_server_is_gone(coordinator: socket.socket) -> None:
     forks = ForkServer(os.environ)
     _, connection = hanging_shard(forks, coordinator)

@@ -603,6 +603,7 @@ def test_an_expected_staleness_that_is_not_an_integer_is_refused(target: Target,
     receive_until(channel, Leave)
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_read_is_cut_off(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that wait for it are bounded."""
     monkeypatch.setattr(async_channel, "MAX_UNSENT", 1 << 16)  # else the coordinator answers for half a minute

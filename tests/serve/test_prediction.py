@@ -226,6 +226,7 @@ def test_an_update_waits_until_a_prediction_is_computed(
     assert np.array_equal(worker.pull(2)[1], stage.slice.weights.numpy()), "the update is applied afterwards"
 
 
+@pytest.mark.slow
 def test_concurrent_predictions_are_each_of_the_version_that_they_name(twin: Callable[..., Twin]) -> None:
     stage = twin("full", size=50_000, max_transfers=1)
     seen: list[tuple[int, int, Any]] = []

@@ -49,6 +49,7 @@ def run(tmp_path: Path, kind: str, **variables: str) -> tuple[int, str]:
     return ran.returncode, ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "code", "said"),
     [

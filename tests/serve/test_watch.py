@@ -46,6 +46,7 @@ def test_a_subscriber_receives_every_trace_event() -> None:
     assert seen[2:] == running.events
 
 
+@pytest.mark.slow
 def test_a_late_subscriber_learns_which_workers_there_are() -> None:
     """Then a summary, the live table and a Perfetto trace can be made from the events that it receives."""
     seen: list[Event] = []

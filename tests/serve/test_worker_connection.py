@@ -63,6 +63,7 @@ def served() -> Any:
     served = Served()
     served.begin()
     yield served
+    served.end()
     served.worker.close()
     served.channel.close()
 

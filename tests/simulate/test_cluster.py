@@ -167,6 +167,7 @@ def test_a_cluster_without_jitter_in_which_many_events_coincide(policy: str, col
     assert report.mean_iteration_seconds > 0
 
 
+@pytest.mark.slow
 def test_progress_goes_from_zero_to_one() -> None:
     parts: list[float] = []
     Cluster(load_cluster("r2sp-b"), make("asp"), 4000).run(parts.append)

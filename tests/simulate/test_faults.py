@@ -352,7 +352,7 @@ def test_a_streamed_push_that_hangs_is_abandoned_and_its_worker_starts_again() -
 # Random faults
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(4, 12))])
 @with_every_policy
 def test_random_faults_from_a_seed(policy: str, streamed: bool, seed: int) -> None:
     calm = replace(cluster(transfer=0.4, colocate=seed % 3 == 2), lease=2.0 + seed % 3).with_jitter(0.2)

@@ -103,6 +103,7 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
     return spec.colocated() if draw(st.booleans()) else spec
 
 
+@pytest.mark.slow
 @given(spec=clusters(), policy=st.sampled_from(POLICIES), streamed=st.booleans())
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_no_policy_is_below_the_floor_on_any_cluster(spec: ClusterSpec, policy: str, streamed: bool) -> None:

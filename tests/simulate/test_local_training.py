@@ -50,6 +50,7 @@ def by_hand(of: Task, begins: torch.Tensor, samples: torch.Tensor) -> torch.Tens
     return torch.nn.utils.parameters_to_vector(network.parameters()).detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["mlp", "cnn", "lstm"])
 @pytest.mark.parametrize(
     ("local", "settings"),
@@ -97,6 +98,7 @@ def test_mixing_models_equals_adding_changes_if_all_clients_begin_alike() -> Non
     assert [point.loss for point in mixed.curve] == pytest.approx([point.loss for point in added.curve], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_added_changes_make_more_progress_than_mixed_models() -> None:
     """As the docstring of FL-R²SP says, mixing keeps M/(2M−1) of a steady change of the model."""
     losses = {

@@ -362,6 +362,7 @@ def test_an_optimizer_of_unknown_momentum_is_refused_in_one_sentence() -> None:
             assert running.coordinator.agreement.correct == "none"
 
 
+@pytest.mark.slow
 def test_an_impossible_correction_is_refused_before_a_job_is_resumed(tmp_path: Path) -> None:
     with job("r2sp", 1, 1, saving=CheckpointPlan(tmp_path, updates=1000)) as running:
         Learners(OptimizerSpec("RMSprop", ({"lr": 1.0}, {"lr": 1.0})), 2).work(running, 1)

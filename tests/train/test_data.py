@@ -122,6 +122,7 @@ def test_bad_arguments_are_refused_at_once() -> None:
 PATIENT = "r2sp:patience=10000"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "processes"),
     # A step takes about a millisecond here. With its default patience, R²SP would cancel late workers, and their

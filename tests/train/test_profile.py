@@ -50,6 +50,7 @@ def write(tmp_path: Path) -> Write:
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["closure(); optimizer.step()", "optimizer.step(closure)"])
 def test_a_loop_of_the_script_is_timed_and_ended(write: Write, step: str) -> None:
     timing = run(write(LOOP.format(optimizer=WRAPPED, step=step)))
@@ -61,16 +62,19 @@ def test_a_loop_of_the_script_is_timed_and_ended(write: Write, step: str) -> Non
     assert (timing.waited is not None) is sys.platform.startswith("linux")
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_the_script(write: Write) -> None:
     slow = LOOP.format(optimizer=WRAPPED, step="closure(); optimizer.step(); time.sleep(0.2)")
     assert run(write(slow), steps=1000, seconds=0.5).steps <= 5
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_early_is_timed_up_to_its_end(write: Write) -> None:
     text = LOOP.format(optimizer=WRAPPED, step="closure(); optimizer.step()").replace("while True", "for _ in range(4)")
     assert run(write(text)).steps >= 2
 
 
+@pytest.mark.slow
 def test_a_script_that_cannot_be_timed_gives_one_sentence(write: Write) -> None:
     with pytest.raises(JobError, match=r"never called paceline.join or paceline.wrap"):
         run(write("print('hello')"))

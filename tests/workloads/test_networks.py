@@ -317,6 +317,7 @@ def test_missing_transformers_are_reported_with_the_command_to_install_them(monk
 # Networks for text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "of"), TINY)
 def test_language_models_return_logits(name: str, of: str) -> None:
     pytest.importorskip("transformers")

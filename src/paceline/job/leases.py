@@ -41,6 +41,10 @@ class Leases:
         for shard, heard in self.shards_heard.items():
             self.shards_heard[shard] = min(heard + away, now)
 
+    def is_long(self, away: float) -> bool:
+        """Return True if leases that were not extended by `away` seconds could soon run out."""
+        return away >= min(self.lease, SHARD_SILENCE) / 2
+
     def has_expired(self, member: LastHeard, now: float) -> bool:
         """Return True if the member's lease has run out."""
         return now >= member.heard + self.lease

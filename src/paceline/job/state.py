@@ -281,8 +281,9 @@ class JobState(WeightsLayer):
         """Give up members whose leases have run out. If the driver was blocked, extend all leases first."""
         now, blocked = self._now, self._now - passed.due
         if blocked > self.leases.tick_seconds:
-            text = f"the coordinator was blocked for {blocked:.1f} s; all leases are extended"
-            self._out.append(instructions.LogLine(text, warns=True))
+            if self.leases.is_long(blocked):
+                text = f"the coordinator was blocked for {blocked:.1f} s; all leases are extended"
+                self._out.append(instructions.LogLine(text, warns=True))
             self.leases.extend(self.roster.present(), blocked, now)
         for member in self.roster.present():
             if self.leases.has_expired(member, now) and self.roster.find(member.worker) is member:

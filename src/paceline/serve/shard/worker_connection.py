@@ -124,8 +124,8 @@ class WorkerConnection:
     def send(self, message: Any, body: torch.Tensor | None = None, on_sent: Callable[[], None] | None = None) -> None:
         """Send a message to the worker. `on_sent` is called when it is sent.
 
-        Where a connection sends and receives at the same time, what the kernel does not take at once is queued for a
-        second thread. Most of the time it takes all, which saves waking that thread.
+        Where a connection sends and receives at the same time, this thread sends as many bytes as the kernel takes at
+        once, and a second thread sends the rest. Mostly there is no rest, and the second thread need not wake.
         """
         data = None if body is None else body.numpy().data.cast("B")
         if self._sender:
