@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-PARTS = 4  # of a shard; each is visited on its own
+PARTS = 16  # of a shard; each is visited on its own
 AT_ONCE = 2  # visits of one machine
 
 
