@@ -262,8 +262,6 @@ class AnyDriver:
                 for task in waiting:
                     task.turn = True
                     self._asks_for_a_model(worker)
-                    for promise in self.promises:
-                        promise.turned(self, task)
             case Stream():
                 self._judge_stream(decision)
             case Add(update, number, weight):
@@ -314,6 +312,8 @@ class AnyDriver:
             task.stream = stream
             tasks.append(task)
         self.streams.append((stream, tasks))
+        for promise in self.promises:
+            promise.streamed(self, tasks)
 
     def _judge_slices(self, apply: Apply, tasks: list[Task]) -> None:
         """An Apply must name the remaining updates of one Stream, in order and with its weights."""

@@ -175,6 +175,7 @@ def test_batches_are_tuned_when_streamed() -> None:
     assert story.batches[1][-1] == pytest.approx(200, abs=2)
 
 
-def test_only_rings_of_single_workers_can_be_streamed() -> None:
+def test_groups_can_be_streamed_unless_their_number_is_searched_for() -> None:
     assert R2SP().streamable
-    assert not R2SP(groups=3).streamable
+    assert R2SP(groups=3).streamable
+    assert not R2SP(groups="auto").streamable

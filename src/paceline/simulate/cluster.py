@@ -98,6 +98,7 @@ class Cluster:
             instructions.SendGrant: self._grant,
             instructions.SendPushNow: self._push_now,
             instructions.OrderApply: self._transfer.apply,
+            instructions.OrderStream: self._transfer.stream,
             instructions.SetTimer: self._set_timer,
             instructions.SendCancel: self._cancel,
             instructions.SendExpelled: self._expel,
