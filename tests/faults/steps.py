@@ -32,7 +32,7 @@ POLICIES = (
     ),
 )
 #: The policies whose updates are also tested streamed.
-STREAMED = ("bsp:pipeline=true", "r2sp", "asp", "ssp:staleness=2")
+STREAMED = ("bsp:pipeline=true", "r2sp", "r2sp:groups=2", "asp", "ssp:staleness=2")
 KINDS = (*((policy, False) for policy in POLICIES), *((policy, True) for policy in STREAMED))
 PADDING = 1 << 14  # elements: enough for several pieces on each of two shards
 assert {policies.registry.split_spec(spec)[0] for spec in POLICIES} >= set(policies.names()), "a policy is missing"

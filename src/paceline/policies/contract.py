@@ -191,6 +191,9 @@ class Policy(ABC):
     #: names these members.
     pipelined: bool = False
 
+    #: Whether a Stream may name several workers. Each slice then waits until all of them have sent it.
+    streams_together: bool = False
+
     #: One line for `paceline policies`.
     summary: ClassVar[str] = ""
 

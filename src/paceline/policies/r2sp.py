@@ -62,6 +62,7 @@ class R2SP(Policy):
         self.relax, self.patience = relax, patience
         self.search = FewestGroups() if groups == "auto" else None
         self.most_seats = {"all": math.inf, "auto": MIN_GROUPS}[groups] if isinstance(groups, str) else groups
+        self.streams_together = groups != "all"
         self.streamable = groups != "auto"  # the search for the fewest groups measures whole transfers
 
         self.ring = Ring()
