@@ -24,7 +24,7 @@ from policies.specs import APPLY_ALL_MEMBERS, MAY_WAIT_LONG, SPECS, fresh
 
 EXAMPLES = int(os.environ.get("PACELINE_EXAMPLES", "0"))
 SETTINGS = settings(
-    max_examples=EXAMPLES or 10,
+    max_examples=EXAMPLES or 15,
     stateful_step_count=40,
     deadline=None,
     derandomize=not EXAMPLES,
