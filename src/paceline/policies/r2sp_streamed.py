@@ -5,7 +5,8 @@ member and one Stream. The shards then apply each slice when all members have se
 return it. The Apply and the next Grants follow when the whole pushes have arrived and every earlier turn is finished.
 
  - A late push holds up every push behind it on the shards. It is cancelled when it is overdue: (1 + `patience`)·T after
-   its Turn. A worker that lost its turn while it computed is cancelled when its gradient is ready.
+   its Turn. The other pushes of its turn are not cancelled if the driver says that the servers hold them. A worker that
+   lost its turn while it computed is cancelled when its gradient is ready.
  - A worker that starts takes a place in the order of the pushes. If it were granted at once, the workers that push now
    could take another turn before its first one.
  - Each Stream makes a version of its own, even if its workers leave before the Apply. In the bound N−1 on staleness, N
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 class PushInOrder:
     """The pushes of one turn, or the place in the order of the pushes where a starter is granted."""
 
-    __slots__ = ("since", "starts", "updates", "weights")
+    __slots__ = ("held", "since", "starts", "updates", "weights")
 
     def __init__(self, weights: dict[WorkerId, float], since: float, starts: bool = False) -> None:
         self.weights, self.since, self.starts = weights, since, starts
+        self.held: set[WorkerId] = set()  # workers whose whole push waits at the servers for the others
         self.updates: dict[WorkerId, Update] = {}  # those that have arrived whole, even if their workers have left
 
 
@@ -86,6 +88,13 @@ class StreamedTurns:
         push.updates[worker] = update
         return self.policy.proceed(now)
 
+    def held(self, worker: WorkerId, now: float) -> Decisions:
+        push = self.push_of.get(worker)
+        if push is None or push.starts:
+            return []
+        push.held.add(worker)
+        return self.policy.proceed(now)
+
     def left(self, worker: WorkerId) -> None:
         self.announced.pop(worker, None)
         self.iteration.pop(worker, None)
@@ -100,21 +109,24 @@ class StreamedTurns:
             push = self.pushes[0]
             members = [worker for worker in push.weights if self.push_of.get(worker) is push]
             missing = [] if push.starts else [worker for worker in members if worker not in push.updates]
-            if missing:
+            late = [worker for worker in missing if worker not in push.held]
+            if late:
                 T = self.policy.pace.T
                 deadline = push.since + (1 + self.policy.patience) * T if T else math.inf
                 if now < deadline:
                     return deadline
-                if len(self.pushes) == 1 and not (self.policy.waiting or push.updates):  # no other worker waits for it
-                    break
-                for worker in missing:
+                if len(self.pushes) == 1 and not (self.policy.waiting or push.updates or push.held):
+                    break  # no other worker waits for it
+                for worker in late:
                     del self.push_of[worker], self.policy.seat_of[worker].running[worker]
                     decisions.append(self._cancel(worker, now))
+            if len(missing) > len(late):
+                break  # the servers apply the held ones now
             if push.updates:
                 updates = tuple(push.updates[worker] for worker in push.weights if worker in push.updates)
                 decisions.append(Apply(updates, tuple(push.weights[update.worker] for update in updates)))
             for worker in members:
-                if worker not in missing:
+                if worker not in late:
                     del self.push_of[worker]
                     decisions.append(self._grant(worker, now))
             self.pushes.popleft()

@@ -246,6 +246,10 @@ class Cluster:
         if self.summary.arrivals >= self._goal:
             self.clock.running = False
 
+    def update_held(self, machine: Machine) -> None:
+        """Tell the job that the whole update of a worker is at the servers, which wait for others."""
+        self.tell(events.UpdateHeldBack(0, machine.number, machine.incarnation, machine.iteration))
+
     # Membership
 
     def join(self, machine: Machine) -> None:

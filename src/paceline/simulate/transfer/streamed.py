@@ -18,12 +18,24 @@ Return: TypeAlias = Literal["coming", "awaited", "complete"]
 
 
 class PushesTogether:
-    """The pushes of one Stream. A slice is returned to all of their workers once each of them has sent it."""
+    """The pushes of one Stream. A slice is applied and returned to all of their workers once each has sent it."""
 
     def __init__(self, waits_for: set[Machine]) -> None:
         self.waits_for = waits_for  # workers whose pushes have not begun
         self.began: list[Machine] = []
-        self.ended_at = -math.inf  # when the newest complete push had arrived
+        self.ended: list[Machine] = []  # of these, the ones whose whole push is at the servers
+        self.ended_at = -math.inf  # when all of them had ended
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.waits_for and len(self.ended) == len(self.began)
+
+    def remove(self, machine: Machine) -> None:
+        """Wait no longer for a worker."""
+        self.waits_for.discard(machine)
+        for members in (self.began, self.ended):
+            if machine in members:
+                members.remove(machine)
 
 
 class StreamedTransfer(WholeTransfer):
@@ -42,8 +54,13 @@ class StreamedTransfer(WholeTransfer):
     def abandon(self, machine: Machine) -> None:
         super().abandon(machine)
         self._returns.pop(machine, None)
-        if pushes := self._pushes.pop(machine, None):
-            self._wait_no_longer(pushes, machine)
+        pushes = self._pushes.pop(machine, None)
+        if pushes and pushes.ended_at < 0:
+            was_awaited = machine in pushes.waits_for
+            pushes.remove(machine)
+            if was_awaited:
+                self._begin_returns(pushes)
+            self._clock.at(self._clock.now, self._arrive, pushes)  # the job is still busy with the cancellation
 
     def granted(self, machine: Machine) -> None:
         """Let a granted worker compute once its slices are back, if they are the newest model."""
@@ -81,20 +98,31 @@ class StreamedTransfer(WholeTransfer):
     def _push_began(self, machine: Machine) -> None:
         pushes = self._pushes.get(machine)
         if pushes and machine in pushes.waits_for:
-            pushes.began.append(machine)
-            self._wait_no_longer(pushes, machine)
-
-    def _wait_no_longer(self, pushes: PushesTogether, machine: Machine) -> None:
-        """Begin the returns if all pushes of a Stream have begun, or their workers are gone."""
-        if machine in pushes.waits_for:
             pushes.waits_for.remove(machine)
-            if not pushes.waits_for:
-                for each in pushes.began:
-                    self._after(self._behind[each.number], each, self._begin_return)
+            pushes.began.append(machine)
+            self._begin_returns(pushes)
+
+    def _begin_returns(self, pushes: PushesTogether) -> None:
+        """Begin the returns if all pushes of a Stream have begun."""
+        if not pushes.waits_for:
+            for each in pushes.began:
+                self._after(self._behind[each.number], each, self._begin_return)
 
     def _push_ended(self, machine: Machine) -> None:
-        self._pushes[machine].ended_at = self._clock.now
-        self._cluster.update_arrived(machine)
+        pushes = self._pushes[machine]
+        pushes.ended.append(machine)
+        if pushes.is_complete:
+            self._arrive(pushes)
+        else:
+            self._cluster.update_held(machine)
+
+    def _arrive(self, pushes: PushesTogether) -> None:
+        """Report the updates of a Stream when all of them are at the servers."""
+        if pushes.is_complete and pushes.ended_at < 0:
+            pushes.ended_at = self._clock.now
+            for machine in list(pushes.ended):
+                if self._pushes.get(machine) is pushes:
+                    self._cluster.update_arrived(machine)
 
     def _begin_return(self, machine: Machine) -> None:
         machine.transfer("out", self._model_bytes, self._return_ended)
