@@ -34,6 +34,7 @@ class Task:
     company: set[int]  # every worker that was a member since this one's model came, or began to come, back to it
     computed_at: float | None = None  # when the worker was ready to push
     turn: bool = False  # whether the worker may push
+    held: bool = False  # whether all of its update is at the servers, which wait for others
     cancelled: bool = False
     departed: bool = False  # whether its worker left after the update had arrived
     passed_over: bool = False  # whether it lost its turn; then its update must be discarded
