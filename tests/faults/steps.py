@@ -43,6 +43,7 @@ SENT_BY_SHARDS = (
     "CheckpointLoaded",
     "InitialWeightsReceived",
     "UpdateReceived",
+    "UpdateHeld",
     "UpdateProducts",
     "PartSaved",
     "ShardFailed",
@@ -96,6 +97,8 @@ def occurs(name: str, policy: str, streamed: bool) -> bool:
     match name:
         case "GradientStarted" | "UpdatedPiece" | "StreamUpdates":
             return streamed
+        case "UpdateHeld":
+            return streamed and policies.make(policy).hears_held
         case "RequestPush" | "AllowPush":
             return not streamed and policies.make(policy).one_by_one
         case "PushReceived" | "ApplyUpdates" | "KeepUpdate" | "ShardMoved":
