@@ -75,6 +75,11 @@ class AnyHistory(RuleBasedStateMachine):
     def answer_a_cancelled_grant(self, which: int, seconds: float) -> None:
         act(self.driver, ("late", which, seconds, True))
 
+    @precondition(lambda self: any(len(tasks) > 1 for _, tasks in self.driver.streams))
+    @rule(which=WHICH, seconds=DELAYS)
+    def hold_an_update(self, which: int, seconds: float) -> None:
+        act(self.driver, ("hold", which, seconds, True))
+
     @rule(seconds=DELAYS, dutiful=st.booleans())
     def wait(self, seconds: float, dutiful: bool) -> None:
         act(self.driver, ("wait", 0, seconds, dutiful))

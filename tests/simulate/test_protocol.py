@@ -49,6 +49,7 @@ def small(policy: str, streamed: bool) -> Setting:
 SMALL = {
     "r2sp-streamed": small("r2sp", True),
     "r2sp-impatient": replace(small("r2sp:patience=0.5", True), workers=3, samples=12, pace=(1.0, 0.7, 2.0)),
+    "r2sp-groups": replace(small("r2sp:groups=2,patience=0.5", True), workers=3, samples=12, pace=(1.0, 0.7, 2.0)),
     "r2sp": small("r2sp", False),
     "bsp": small("bsp", False),
     "bsp-pipelined": small("bsp:pipeline=true", True),

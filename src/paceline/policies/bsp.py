@@ -42,6 +42,7 @@ class BSP(Policy):
         if running and (pipeline or tune_batches):
             raise PolicyError("bsp: running=true is for plain rounds, so leave pipeline and tune_batches out.")
         self.backup, self.fraction, self.pipelined, self.running = backup, fraction, pipeline, running
+        self.streams_together = pipeline
         self.round = 0
         self.granted: dict[WorkerId, tuple[int, float]] = {}  # member → round and time of its Grant
         self.pending: list[Update] = []  # updates that have arrived in this round

@@ -62,7 +62,8 @@ class R2SP(Policy):
         self.relax, self.patience = relax, patience
         self.search = FewestGroups() if groups == "auto" else None
         self.most_seats = {"all": math.inf, "auto": MIN_GROUPS}[groups] if isinstance(groups, str) else groups
-        self.streamable = groups == "all"
+        self.streams_together = self.hears_held = groups != "all"
+        self.streamable = groups != "auto"  # the search for the fewest groups measures whole transfers
 
         self.ring = Ring()
         self.seat_of: dict[WorkerId, Seat] = {}
@@ -139,6 +140,8 @@ class R2SP(Policy):
             self.weigher.set_own(subject, int(value))
             if self.tuner:
                 self.tuner.set_own(subject, int(value))
+        if kind == "held" and self.streamed and isinstance(subject, WorkerId):
+            return self.streaming.held(subject, now)
         return []
 
     def left(self, worker: WorkerId, now: float) -> Decisions:

@@ -38,6 +38,7 @@ from paceline.serve.wire.messages import (
     ShardFailed,
     ShardHeartbeat,
     Subscribe,
+    UpdateHeld,
     UpdateProducts,
     UpdateReceived,
 )
@@ -65,6 +66,7 @@ FROM_SHARD = (
     | CheckpointLoaded
     | InitialWeightsReceived
     | UpdateReceived
+    | UpdateHeld
     | UpdateProducts
     | PartSaved
     | ShardFailed

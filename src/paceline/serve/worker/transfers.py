@@ -206,7 +206,8 @@ class Transfers:
         except RuntimeError:  # the threads were shut down meanwhile
             raise self._ending.error or WireError("This worker has left.") from None
         last: ShardLink | None = None
-        for shard, piece in push_order(self.parts, self._welcome.worker, from_the_end=backward is not None):
+        mine, together = self._welcome.worker, self._welcome.together
+        for shard, piece in push_order(self.parts, mine, backward is not None, together):
             if last is not None and last is not shard and not backward:
                 exchange.drain(last)
             last = shard
