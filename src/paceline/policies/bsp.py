@@ -42,7 +42,6 @@ class BSP(Policy):
         if running and (pipeline or tune_batches):
             raise PolicyError("bsp: running=true is for plain rounds, so leave pipeline and tune_batches out.")
         self.backup, self.fraction, self.pipelined, self.running = backup, fraction, pipeline, running
-        self.streams_together = pipeline
         self.round = 0
         self.granted: dict[WorkerId, tuple[int, float]] = {}  # member → round and time of its Grant
         self.pending: list[Update] = []  # updates that have arrived in this round
@@ -92,6 +91,9 @@ class BSP(Policy):
         self.present[worker] = None
         added: Decisions = [Add(update, self.round, self._sum_weight(update))] if self.running else []
         return added + self._close(now)
+
+    def streams_together(self, workers: int) -> bool:
+        return self.pipelined
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
         if kind == "own_batch" and isinstance(subject, WorkerId):

@@ -191,8 +191,8 @@ class Policy(ABC):
     #: names these members.
     pipelined: bool = False
 
-    #: Whether a Stream may name several workers. Each slice then waits until all of them have sent it.
-    streams_together: bool = False
+    #: The number of groups of workers that the user asked for, if any.
+    asked_groups: int | None = None
 
     #: Whether the policy wants to know which updates of a Stream the servers hold while they wait for the others.
     hears_held: bool = False
@@ -221,6 +221,10 @@ class Policy(ABC):
     def one_by_one(self) -> bool:
         """Whether transfers use the servers' links one after the other."""
         return self.takes_turns or self.queues_transfers
+
+    def streams_together(self, workers: int) -> bool:
+        """Return whether a Stream may name several of so many workers. Each slice waits until all have sent it."""
+        return False
 
     @abstractmethod
     def joined(self, worker: WorkerId, now: float) -> Decisions:

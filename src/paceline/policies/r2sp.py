@@ -62,7 +62,8 @@ class R2SP(Policy):
         self.relax, self.patience = relax, patience
         self.search = FewestGroups() if groups == "auto" else None
         self.most_seats = {"all": math.inf, "auto": MIN_GROUPS}[groups] if isinstance(groups, str) else groups
-        self.streams_together = self.hears_held = groups != "all"
+        self.asked_groups = groups if isinstance(groups, int) else None
+        self.hears_held = groups != "all"
         self.streamable = groups != "auto"  # the search for the fewest groups measures whole transfers
 
         self.ring = Ring()
@@ -134,6 +135,9 @@ class R2SP(Policy):
         self.await_turn(worker, now)
         self.seat_of[worker].pending.append(update)
         return self.proceed(now)
+
+    def streams_together(self, workers: int) -> bool:
+        return self.most_seats < workers
 
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
         if kind == "own_batch" and isinstance(subject, WorkerId):

@@ -83,7 +83,7 @@ class Cluster:
         self._stopped = False
         # Without separate servers there is no server's link to take turns on, unless updates are streamed.
         in_turn = policy.one_by_one and (self.streamed or not spec.colocate)
-        if spec.colocate and policy.streams_together:
+        if spec.colocate and policy.streams_together(len(spec.workers)):
             in_turn = False  # the members of a turn are at different servers at a time, and share the links
         self.network = self._build_network(in_turn)
         self.machines = [

@@ -20,7 +20,8 @@ class ModelAgreement:
 
     def __init__(self, config: ServerConfig, policy: Policy, restored: Checkpoint | None) -> None:
         self._config, self._restored = config, restored
-        self._mixes, self._streams, self._together = policy.mixes, config.streams(policy), policy.streams_together
+        self._mixes, self._streams = policy.mixes, config.streams(policy)
+        self._together = policy.streams_together(config.workers)
         self._keep_bases = policy.mixes and policy.compares  # are models compared with what their workers pulled?
         self._described: Description | None = None
         self._first: Description | None = None  # of the first worker, whose settings all other workers must have
