@@ -135,6 +135,17 @@ def test_policy_may_be_repeated_and_options_belong_to_the_one_before(shell: Shel
     assert [run["policy"] for run in printed["policies"]] == ["dssp:low=1,high=2", "asp", "r2sp:relax=0.5", "bsp"]
 
 
+def test_more_groups_than_workers_are_as_many_turns_as_workers_with_a_note(shell: Shell) -> None:
+    policies = ("-p", "r2sp:groups=4,r2sp:groups=5,r2sp")
+    outcome = shell(
+        "simulate", "dssp-homogeneous-alexnet", *policies, "--iterations", "8", "--apply", "streamed", "--json"
+    )
+    assert outcome.err == (
+        "Note: r2sp:groups=5 has more groups than workers (4). Each worker takes its own turn, as without groups.\n"
+    )
+    assert len({run["mean_iteration_seconds"] for run in json.loads(outcome.out)["policies"]}) == 1
+
+
 def test_a_policy_that_cannot_be_streamed_runs_whole_with_a_note(shell: Shell) -> None:
     outcome = shell("simulate", "r2sp-a-vgg16", "-p", "bsp,r2sp", "--iterations", "4", "--apply", "streamed", "--json")
     printed = json.loads(outcome.out)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -215,6 +218,25 @@ def test_a_rank_that_fails_releases_its_peers_and_they_release_theirs(monkeypatc
         return time.monotonic() - began
 
     assert max(on_all(BCube(2, 2), do)) < 10  # less than their timeout of 30 s
+
+
+@pytest.mark.parametrize("action", ["recv", "send"])
+def test_a_transfer_that_fails_when_it_is_begun_names_the_rank(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that gloo already knows to be closed fails at once, not when the transfer is awaited."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("[pair.cc:1] Connection closed by peer")
+
+    def do(reduce: AllReduce, rank: int) -> float:
+        if rank == 0:
+            group = SimpleNamespace(recv=Mock(), send=Mock(), size=lambda: 0)
+            setattr(group, action, refuse)
+            reduce._groups = dict.fromkeys(reduce._groups, group)
+        return float(reduce(torch.ones(1000)).sum())
+
+    for found in on_all(BCube(2, 1), do):
+        assert re.search(r"could not (receive from|send to) rank \d, which has died or does not answer", str(found))
+        assert isinstance(found, CollectiveError)
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

@@ -32,7 +32,7 @@ POLICIES = (
     ),
 )
 #: The policies whose updates are also tested streamed.
-STREAMED = ("bsp:pipeline=true", "r2sp", "asp", "ssp:staleness=2")
+STREAMED = ("bsp:pipeline=true", "r2sp", "r2sp:groups=2", "asp", "ssp:staleness=2")
 KINDS = (*((policy, False) for policy in POLICIES), *((policy, True) for policy in STREAMED))
 PADDING = 1 << 14  # elements: enough for several pieces on each of two shards
 assert {policies.registry.split_spec(spec)[0] for spec in POLICIES} >= set(policies.names()), "a policy is missing"
@@ -43,6 +43,7 @@ SENT_BY_SHARDS = (
     "CheckpointLoaded",
     "InitialWeightsReceived",
     "UpdateReceived",
+    "UpdateHeld",
     "UpdateProducts",
     "PartSaved",
     "ShardFailed",
@@ -96,6 +97,8 @@ def occurs(name: str, policy: str, streamed: bool) -> bool:
     match name:
         case "GradientStarted" | "UpdatedPiece" | "StreamUpdates":
             return streamed
+        case "UpdateHeld":
+            return streamed and policies.make(policy).hears_held
         case "RequestPush" | "AllowPush":
             return not streamed and policies.make(policy).one_by_one
         case "PushReceived" | "ApplyUpdates" | "KeepUpdate" | "ShardMoved":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from job.conversation import Conversation, Obedient, kinds, only
@@ -209,3 +211,52 @@ def test_a_new_watcher_receives_the_stage_of_every_member() -> None:
         Turned(0.0, 0),
     ]
     assert [type(each).__name__ for each in trace[5:]] == ["Joined", "Joined"], "the others wait for a Grant"
+
+
+def heard_of_held(talk: Conversation) -> list[int]:
+    """Record the workers whose updates the policy is told to be held."""
+    heard: list[int] = []
+    measured = talk.state.ledger.policy.measured
+
+    def listen(kind: str, subject: object, value: float, now: float) -> Any:
+        if kind == "held":
+            assert isinstance(subject, int)
+            heard.append(subject)
+        return measured(kind, subject, value, now)
+
+    talk.state.ledger.policy.measured = listen  # type: ignore[method-assign]
+    return heard
+
+
+def test_the_policy_is_told_of_an_update_that_all_shards_have_and_one_holds() -> None:
+    talk = Conversation("r2sp:groups=2", workers=1, streams=True, shards=3)
+    talk.begin(1)
+    heard = heard_of_held(talk)
+    talk.ready(0, 1)
+    talk.tell(events.UpdateHeldBack(0, 0, 1, 1))
+    talk.arrive(0, 1, 1)  # the second shard has applied its part
+    talk.tell(events.UpdateHeldBack(0, 0, 1, 1))  # said again
+    assert heard == []
+    talk.tell(events.UpdateHeldBack(2, 0, 1, 1))
+    assert heard == [0]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        events.UpdateHeldBack(0, 0, 1, 2),
+        events.UpdateHeldBack(0, 0, 2, 1),
+        events.UpdateHeldBack(0, 7, 1, 1),
+    ],
+    ids=["another iteration", "another incarnation", "no member"],
+)
+def test_a_held_update_that_is_not_expected_is_ignored(held: events.UpdateHeldBack) -> None:
+    talk = Conversation("r2sp:groups=2", workers=1, streams=True)
+    talk.begin(1)
+    heard = heard_of_held(talk)
+    talk.ready(0, 1)
+    assert talk.tell(held) == []
+    assert heard == []
+    talk.arrive(0, 1)
+    talk.tell(events.UpdateHeldBack(0, 0, 1, 1))  # too late
+    assert heard == []

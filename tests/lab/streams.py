@@ -7,6 +7,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from lab.labs import best
 from paceline.lab.fabric import Fabric
 
 RATE = 12.5e6
@@ -66,16 +67,8 @@ def streams(fabric: Fabric, *flows: tuple[int, int, int]) -> float:
 
 
 def share(fabric: Fabric, nics: float, *flows: tuple[int, int, int]) -> float:
-    """Return the share of the rate of `nics` NICs that the streams reach. Check that they never exceed it.
-
-    The share is the best of up to three measurements: other load on the machine slows streams down, and nothing makes
-    them faster.
-    """
-    found: list[float] = []
-    while len(found) < 3 and max(found, default=0.0) < LEAST:
-        found.append(streams(fabric, *flows) / (nics * RATE))
-    assert max(found) < 1.05
-    return max(found)
+    """Return the share of the rate of `nics` NICs that the streams reach. Check that they never exceed it."""
+    return best(lambda: streams(fabric, *flows) / (nics * RATE), LEAST, most=1.05, tries=3)
 
 
 def sent_by_nic(fabric: Fabric, *flows: tuple[int, int, int]) -> dict[tuple[int, int], float]:

@@ -119,6 +119,16 @@ class AnyDriver:
         self.unsettled[update] = task
         self._tell("arrived", update, self.now)
 
+    def can_be_held(self, task: Task) -> bool:
+        """Return whether the servers may hold all of a task's update, and wait for others of its Stream."""
+        others = next((tasks for stream, tasks in self.streams if stream is task.stream), [])
+        return self.running.get(task.worker) is task and len(others) > 1
+
+    def holds(self, task: Task) -> None:
+        """All of the task's update is at the servers, which wait for others of its Stream."""
+        task.held = True
+        self._tell("measured", "held", task.worker, 1.0, self.now)
+
     def answers(self, task: Task) -> None:
         """The worker computes and, if the policy lets it, pushes."""
         if task.computed_at is None:
@@ -249,6 +259,7 @@ class AnyDriver:
             case Cancel(worker):
                 require(worker in self.running, f"{decision}, but the worker runs no iteration")
                 task = self.running.pop(worker)
+                require(not task.held, f"{decision}, but the servers hold its whole update")
                 task.cancelled = True
                 if task.turn or not self.gated:  # a gated task without a Turn never pushes
                     self.cancelled.append(task)
@@ -262,8 +273,6 @@ class AnyDriver:
                 for task in waiting:
                     task.turn = True
                     self._asks_for_a_model(worker)
-                    for promise in self.promises:
-                        promise.turned(self, task)
             case Stream():
                 self._judge_stream(decision)
             case Add(update, number, weight):
@@ -314,6 +323,8 @@ class AnyDriver:
             task.stream = stream
             tasks.append(task)
         self.streams.append((stream, tasks))
+        for promise in self.promises:
+            promise.streamed(self, tasks)
 
     def _judge_slices(self, apply: Apply, tasks: list[Task]) -> None:
         """An Apply must name the remaining updates of one Stream, in order and with its weights."""

@@ -181,6 +181,11 @@ class Conversation:
         )
         return self._record(self.policy.arrived(update, self.now))
 
+    def is_held(self, worker: str, at: float | None = None) -> Conversation:
+        """The servers hold all of a worker's update, and wait for others of its Stream."""
+        self._pass_time(at)
+        return self._record(self.policy.measured("held", LETTERS.index(worker), 1.0, self.now))
+
     def wakes(self, at: float | None = None) -> Conversation:
         """The WakeAt comes due. With `at`, the policy is woken then, too early."""
         if at is None:

@@ -17,7 +17,7 @@ Step: TypeAlias = tuple[str, int, float, bool]
 #: An action, the worker (an index into those that can do it), the time that passes before it, and whether a WakeAt that
 #: comes due at the end of that time is delivered first.
 STEP = st.tuples(
-    st.sampled_from(["answer"] * 6 + ["join", "join", "leave", "compute", "late", "wait", "wake"]),
+    st.sampled_from(["answer"] * 6 + ["join", "join", "leave", "compute", "late", "hold", "wait", "wake"]),
     st.integers(0, IDS - 1),
     DELAYS,
     st.booleans(),
@@ -43,6 +43,8 @@ def act(driver: AnyDriver, step: Step) -> None:
             task = busy[which % len(busy)]
             if task.computed_at is None:
                 driver.computes(task)
+        case "hold" if can_be_held := [task for task in busy if driver.can_be_held(task)]:
+            driver.holds(can_be_held[which % len(can_be_held)])
         case "late" if driver.cancelled:
             late = driver.cancelled[which % len(driver.cancelled)]
             driver.answers(late)

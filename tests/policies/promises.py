@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from paceline.policies import Apply, Decision, Grant, Policy, Turn
+from paceline.policies import Apply, Decision, Grant, Policy, Stream
 from policies.any_driver import AnyDriver
 from policies.promise import Promise, Task, require
 from policies.specs import STREAMED
@@ -109,7 +109,7 @@ class TurnsApart(Promise):
                 case Grant(worker):
                     # A Grant without an Apply is a start. If streamed, a start may be late, after a push.
                     is_turn = worker not in applied and not driver.gated
-                case Turn():
+                case Stream():
                     is_turn = driver.gated
                 case _:
                     is_turn = False
@@ -142,11 +142,11 @@ class RingOrder(Promise):
     def granted(self, driver: AnyDriver, task: Task) -> None:
         self.granted_now.append(task)
 
-    def turned(self, driver: AnyDriver, task: Task) -> None:
-        if driver.gated:
+    def streamed(self, driver: AnyDriver, tasks: list[Task]) -> None:
+        for task in tasks:
             task.notes["turned at"] = driver.now
-            self.pushing.append(task)
-            self.turns.append({task.worker})
+        self.pushing.extend(tasks)
+        self.turns.append({task.worker for task in tasks})
 
     def cancelled(self, driver: AnyDriver, task: Task) -> None:
         """A cancelled task has lost its turn while it computed, or its push is overdue."""

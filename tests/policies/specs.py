@@ -40,6 +40,8 @@ VARIANTS = [
     "r2sp:relax=1.5,patience=0.3,weights=mean",
     "r2sp" + STREAMED,
     "r2sp:patience=0.5,tune_batches=true" + STREAMED,
+    "r2sp:groups=2" + STREAMED,
+    "r2sp:groups=3,patience=0.5,weights=mean" + STREAMED,
     "r2sp:relax=0.3,patience=0.3,weights=mean" + STREAMED,
     "safa:lag=1",
     "safa:limit=3",
@@ -81,7 +83,8 @@ APPLY_ALL_MEMBERS = [
     *("bsp", "bsp:tune_batches=true", "bsp:weights=mean", "bsp:pipeline=true", "bsp:pipeline=true,weights=mean"),
     *("ssp", "ssp:staleness=0", "ssp:staleness=1", "ssp:staleness=2,wait=at"),
     *("dssp", "dssp:low=1,high=3", "dssp:low=1,high=3,bound=none", "dssp:low=2,high=2", "dssp:bound=staleness"),
-    *("r2sp", "r2sp:groups=2", "r2sp:groups=auto", "r2sp:tune_batches=true", "r2sp" + STREAMED),
+    *("r2sp", "r2sp:groups=2", "r2sp:groups=auto", "r2sp:tune_batches=true"),
+    *("r2sp" + STREAMED, "r2sp:groups=2" + STREAMED),
 ]
 # Under these, some workers may wait for very long. When the fastest group cancels the others, their rings start anew
 # with a pilot, which may never finish in time. And the other groups leave behind a group whose ring was slow for a

@@ -24,7 +24,7 @@ from policies.specs import APPLY_ALL_MEMBERS, MAY_WAIT_LONG, SPECS, fresh
 
 EXAMPLES = int(os.environ.get("PACELINE_EXAMPLES", "0"))
 SETTINGS = settings(
-    max_examples=EXAMPLES or 10,
+    max_examples=EXAMPLES or 15,
     stateful_step_count=40,
     deadline=None,
     derandomize=not EXAMPLES,
@@ -74,6 +74,11 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(which=WHICH, seconds=DELAYS)
     def answer_a_cancelled_grant(self, which: int, seconds: float) -> None:
         act(self.driver, ("late", which, seconds, True))
+
+    @precondition(lambda self: any(len(tasks) > 1 for _, tasks in self.driver.streams))
+    @rule(which=WHICH, seconds=DELAYS)
+    def hold_an_update(self, which: int, seconds: float) -> None:
+        act(self.driver, ("hold", which, seconds, True))
 
     @rule(seconds=DELAYS, dutiful=st.booleans())
     def wait(self, seconds: float, dutiful: bool) -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
+from paceline.policies.contract import WakeAt
 from paceline.policies.r2sp import R2SP
 from policies.cluster import run
-from policies.conversation import Conversation, applied, cancelled, discarded, granted, streamed, streams, turn
+from policies.conversation import Conversation, applied, cancelled, discarded, granted, shown, streamed, streams, turn
 
 
 def test_turns_gate_the_pushes_in_the_order_of_the_ring() -> None:
@@ -103,6 +104,56 @@ def test_a_cancelled_push_is_never_applied_and_brings_no_grant(arrives: str) -> 
     talk.wakes().answers(turn("b"), streams("b"))  # the order has not changed
 
 
+def pushing_together() -> Conversation:
+    """Two groups of two. At 5 s a and c begin to push together, which may take 4 s. b waits for the next turn."""
+    talk = Conversation(streamed(R2SP(relax=1.0, patience=1.0, groups=2)), workers="abcd")
+    talk.is_ready("a", at=1.0)
+    talk.arrives("a", at=2.0)
+    talk.wakes().answers(granted("c"))
+    for worker in "abc":
+        talk.is_ready(worker, at=3.0).answers()
+    talk.wakes().answers(granted("d"))
+    talk.wakes().answers(turn("a"), turn("c"), streams("ac", staleness=1))
+    assert talk.now == 5.0
+    return talk
+
+
+def all_answers(talk: Conversation, until: float) -> str:
+    """Wake the policy whenever it asks for it. Return all that it answers."""
+    answers = []
+    while talk.wake <= until:
+        talk.wakes()
+        answers += [shown(decision) for decision in talk.last if not isinstance(decision, WakeAt)]
+    return " ".join(answers)
+
+
+def test_only_the_late_push_of_a_group_is_cancelled() -> None:
+    talk = pushing_together()
+    talk.is_held("a", at=6.0).answers()
+    assert "cancelled" not in all_answers(talk, until=8.9)
+    assert all_answers(talk, until=9.0) == "cancelled('c')"  # the servers apply a's update without c's now
+    talk.arrives("a", at=9.5).answers(applied("a"), granted("a"))
+    talk.arrives("c", at=10.0, iteration=1).answers(discarded("c"))
+
+
+def test_a_held_update_is_awaited_for_as_long_as_it_takes() -> None:
+    talk = pushing_together()
+    talk.is_held("a", at=6.0).answers()
+    talk.is_held("c", at=7.5)
+    assert "cancelled" not in all_answers(talk, until=50.0)
+    talk.arrives("a", at=50.0).answers()
+    talk.arrives("c", at=50.0)
+    assert [shown(decision) for decision in talk.last[:3]] == [
+        "applied('ac', (1.0, 1.0))",
+        "granted('a')",
+        "granted('c')",
+    ]
+
+
+def test_a_group_of_which_nothing_is_held_is_cancelled_as_a_whole() -> None:
+    assert "cancelled('a') cancelled('c')" in all_answers(pushing_together(), until=9.0)
+
+
 def test_an_update_cancelled_before_its_turn_is_discarded_if_it_arrives() -> None:
     talk = Conversation(streamed(R2SP(relax=1.0, patience=1.0)), workers="ab")
     talk.is_ready("a", at=1.0)
@@ -175,6 +226,7 @@ def test_batches_are_tuned_when_streamed() -> None:
     assert story.batches[1][-1] == pytest.approx(200, abs=2)
 
 
-def test_only_rings_of_single_workers_can_be_streamed() -> None:
+def test_groups_can_be_streamed_unless_their_number_is_searched_for() -> None:
     assert R2SP().streamable
-    assert not R2SP(groups=3).streamable
+    assert R2SP(groups=3).streamable
+    assert not R2SP(groups="auto").streamable

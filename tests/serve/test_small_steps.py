@@ -133,7 +133,7 @@ def messages_of(policy: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_worker_does_not_ask_for_its_turn_on_a_link_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = Counter(name for names in messages_of("r2sp", LARGE, monkeypatch) for name in names)
+    sent = Counter(name for names in messages_of("r2sp:patience=1000", LARGE, monkeypatch) for name in names)
     assert sent["Push"] == 40
     assert sent["RequestPush"] == 0
 

@@ -28,16 +28,22 @@ def new_shard(number: int = 0, pieces: tuple[tuple[int, int], ...] = PIECES) -> 
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 12), st.booleans())
-def test_every_piece_is_pushed_once(sizes: list[int], worker: int, from_the_end: bool) -> None:
-    """Shard after shard, beginning after the worker's own; or from the end of the model to its beginning."""
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 12), st.booleans(), st.booleans())
+def test_every_piece_is_pushed_once(sizes: list[int], worker: int, from_the_end: bool, together: bool) -> None:
+    """Shard after shard, beginning after the worker's own; or row after row; or from the end of the model."""
     elements = iter(range(sum(sizes)))
     shards = [new_shard(number, tuple((k, k + 1) for k in islice(elements, size))) for number, size in enumerate(sizes)]
-    order = push_order(shards, worker, from_the_end)
+    order = push_order(shards, worker, from_the_end, together)
     assert len(set(order)) == len(order) == sum(sizes)
     starts = [shard.pieces[piece][0] for shard, piece in order]
     if from_the_end:
         assert starts == sorted(starts, reverse=True)
+    elif together:
+        rows = [piece for _, piece in order]
+        assert rows == sorted(rows)
+        for row in set(rows):
+            numbers = [shard.number for shard, piece in order if piece == row]
+            assert numbers == sorted(numbers, key=lambda number: (number - worker - 1) % len(shards))
     else:
         numbers = [shard.number for shard, _ in order]
         assert list(dict.fromkeys(numbers)) == [(worker + 1 + k) % len(shards) for k in range(len(shards))]

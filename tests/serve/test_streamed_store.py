@@ -117,6 +117,14 @@ class Play:
         work = self.store.put(sent.update, piece, HeldUpdate(buffer, (1.0,)))
         sent.pieces.add(piece)
         self.take([work] if work else [])
+        assert self.store.is_held(sent.update) == self.waits_for_others(sent)
+
+    def waits_for_others(self, sent: Sent) -> bool:
+        """Return whether all pieces of an update are here, and one of them waits for others of its order."""
+        if sent.order is None or sent.dropped or sum(not self.all[each].dropped for each in sent.order.updates) < 2:
+            return False
+        begun = {piece for piece, work in self.works.items() if sent.update in work.updates}
+        return len(sent.pieces) == self.pieces and len(sent.returned | begun) < self.pieces
 
     def order(self, workers: list[int], in_order: bool) -> None:
         """Name the updates of these workers in the log, if they are not named yet."""
@@ -127,7 +135,8 @@ class Play:
         weights = tuple(0.5 + sent.update.worker for sent in fresh)
         # Some updates are alone in their round. For some the staleness is expected, and for some it is unknown.
         turns, expected = 1 + self.issued % 3, (None, 0, 1, 5)[self.issued % 4]
-        stream = StreamUpdates(self.issued, tuple(sent.update for sent in fresh), weights, in_order, turns, expected)
+        updates = tuple(sent.update for sent in fresh)
+        stream = StreamUpdates(self.issued, updates, weights, in_order, turns, expected, report_held=True)
         for sent in fresh:
             sent.order = stream
         self.take(self.store.order(stream))
@@ -315,6 +324,16 @@ def test_a_piece_sent_again_is_predicted_from_its_current_weights() -> None:
     assert not torch.equal(part.ahead(1, "full"), part.weights), "the prediction must differ for this test"
     assert torch.equal(play.store.copy(0), part.weights)
     assert torch.equal(play.store.copy(0, 2), part.ahead(2, "full"))
+
+
+def test_a_held_update_is_not_reported_unless_the_order_asks_for_it() -> None:
+    updates = (Identity(0, 1, 1), Identity(1, 1, 1))
+    for report_held in (False, True):
+        store = StreamedStore(slices(1))
+        store.version = 0
+        store.order(StreamUpdates(1, updates, (1.0, 1.0), report_held=report_held))
+        store.put(updates[0], 0, HeldUpdate(gradient(updates[0], 0), (1.0,)))
+        assert store.is_held(updates[0]) == report_held
 
 
 def test_each_update_of_a_piece_counts_with_its_own_rate() -> None:

@@ -47,6 +47,7 @@ POLICIES = [
     ("r2sp", False),
     ("r2sp", True),
     ("r2sp:groups=3", False),
+    ("r2sp:groups=2", True),
     ("r2sp:groups=auto", False),
     ("r2sp:tune_batches=true", False),
     ("safa", False),
@@ -347,6 +348,23 @@ def test_a_streamed_push_that_hangs_is_abandoned_and_its_worker_starts_again() -
         assert {worker for event in meanwhile for worker in event.workers} == {0, 2, 3}
         assert any(time > push + 40 for time in times(events, Arrived, 1))
         assert judge.departures == judge.discarded == 0
+
+
+def test_of_a_group_whose_push_hangs_only_the_late_worker_is_cancelled() -> None:
+    """Workers 1 and 3 push together. The connection of worker 1 is lost meanwhile, and worker 3 has pushed."""
+    spec = replace(cluster(transfer=1.0), lease=1000.0)
+    policy = "r2sp:groups=2"
+    calm, _ = run(spec, policy, streamed=True)
+    push = next(event.time for event in calm if isinstance(event, Pushing) and event.worker == 1 and event.time > 15)
+    fault = Fault(push + 0.5, 1, "cut", 40.0)
+    events, judge = run(replace(spec, faults=(fault,)), policy, streamed=True, iterations=24)
+    assert min(times(events, Cancelled, 1)) < push + 40
+    assert times(events, Cancelled, 3) == []
+    applied = next(
+        event for event in events if isinstance(event, Applied) and event.time > min(times(events, Cancelled, 1))
+    )
+    assert applied.workers == (3,)
+    assert judge.departures == judge.discarded == 0
 
 
 # Random faults

@@ -53,6 +53,7 @@ SMALL = {
     "r2sp-visits-impatient": replace(
         small("r2sp:patience=0.5", True), workers=3, shards=3, samples=12, pace=(1.0, 0.7, 2.0), visits=2
     ),
+    "r2sp-groups": replace(small("r2sp:groups=2,patience=0.5", True), workers=3, samples=12, pace=(1.0, 0.7, 2.0)),
     "r2sp": small("r2sp", False),
     "bsp": small("bsp", False),
     "bsp-pipelined": small("bsp:pipeline=true", True),

@@ -161,7 +161,8 @@ def test_a_loaded_machine_is_noticed(write: Write) -> None:
             process.kill()
             process.wait()
     assert timing.is_disturbed
-    assert timing.jitter < 0.15
+    assert timing.cpu_jitter is not None
+    assert timing.jitter == min(timing.cpu_jitter, timing.wall_jitter), "the load is no jitter of the script"
 
 
 @pytest.mark.slow

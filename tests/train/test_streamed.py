@@ -27,7 +27,7 @@ from serve import workers
 from train.jobs import Job, job
 from train.lessons import OPTIMIZERS, alone, check_equals_one_process, check_trains, data, student
 
-POLICIES = ["bsp:pipeline=true", "asp", "ssp", "dssp", "r2sp"]
+POLICIES = ["bsp:pipeline=true", "asp", "ssp", "dssp", "r2sp:groups=2", "r2sp"]
 # On a busy machine R²SP cancels late pushes, and a part of a cancelled push may stay in the model. Tests that check
 # exact weights therefore let it wait.
 PATIENT = "r2sp:patience=10000"

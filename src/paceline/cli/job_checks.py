@@ -23,12 +23,21 @@ def check_policy(policy: str, workers: int, apply: str, correct: str, option: st
         errors.print(f"Note: --correct has no effect, since workers make their own steps under {policy}.")
     elif not made.takes_turns and asked not in ("auto", "none"):
         errors.print(f"Note: --correct has no effect, since {policy} does not know in advance how stale updates are.")
-    if apply == "streamed" and not (made.streamable or made.pipelined):
-        errors.print(f"Note: {policy} cannot be streamed. Its updates are applied whole.")
+    note_effects(policy, made, workers, apply == "streamed")
     least = made.least_workers
     if least > workers:
         whom = option.removeprefix("--")
         refuse(f"{policy} needs at least {least} {whom}, and there are {workers}; use {option} {least}.")
+
+
+def note_effects(spec: str, policy: Policy, workers: int, streamed: bool) -> None:
+    """Print a note if a policy cannot be streamed, or cannot have as many groups as the user asked for."""
+    if streamed and not (policy.streamable or policy.pipelined):
+        errors.print(f"Note: {spec} cannot be streamed. Its updates are applied whole.")
+    if policy.asked_groups and policy.asked_groups > workers:
+        errors.print(
+            f"Note: {spec} has more groups than workers ({workers}). Each worker takes its own turn, as without groups."
+        )
 
 
 def check_replicas(replicas: int, policy: str, apply: str, record: Path | None, link: str | None = None) -> None:

@@ -20,8 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.advise.candidates import DDP
+from paceline.cli.job_checks import note_effects
 from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
-from paceline.cli.shared import check_script, check_target, errors, need, progress_bar, refuse, unfinished, write_event
+from paceline.cli.shared import check_script, check_target, need, progress_bar, refuse, unfinished, write_event
 from paceline.cli.simulate import cluster_named, with_replicas
 from paceline.observe.plots import Panel, draw
 from paceline.observe.table import ComparisonRow, comparison
@@ -144,8 +145,7 @@ def _measure(built_lab: Lab, request: LabRequest, share: float, progress: Progre
     for spec in request.policies:
         made = make(spec)
         plan = dataclasses.replace(request.plan, policy=spec, streamed=request.plan.streamed and made.streamable)
-        if request.plan.streamed and not (made.streamable or made.pipelined):
-            errors.print(f"Note: {spec} cannot be streamed, so its updates are applied whole.")
+        note_effects(spec, made, len(request.described.workers), request.plan.streamed)
         task = progress.add_task(spec, total=1.0)
         result = run.run(built_lab, request.described, plan, partial(_advance, progress, task))
         progress.update(task, completed=1.0)

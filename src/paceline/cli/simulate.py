@@ -15,6 +15,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from paceline.cli import simulated_training
+from paceline.cli.job_checks import note_effects
 from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
 from paceline.cli.shared import check_target, errors, need, opened, progress_bar, refuse, unfinished, write_event
 from paceline.observe.observer import Recorder, Tee
@@ -213,8 +214,7 @@ def _run(
 ) -> tuple[ComparisonRow, SimulationResult]:
     made = make(policy)
     streamed = apply == "streamed" and made.streamable
-    if apply == "streamed" and not streamed:
-        errors.print(f"Note: {policy} cannot be streamed. Its updates are applied whole.")
+    note_effects(policy, made, len(described.workers), apply == "streamed")
     observers = []
     if file:
         observers.append(Recorder(lambda event: write_event(file, event)))

@@ -13,7 +13,7 @@ import queue
 import re
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -165,20 +165,28 @@ class AllReduce:
             if step.adds:
                 beside.append((target, room))
             group, place = self._group_and_place(number, each)
-            works.append((group.recv([room], place, 0), "receive from", each.other))
+            with self._peer_errors("receive from", each.other):
+                works.append((group.recv([room], place, 0), "receive from", each.other))
         for each in step.sends:
             group, place = self._group_and_place(number, each)
-            works.append((group.send([flat[each.start : each.stop]], place, 0), "send to", each.other))
-        for work, what, other in works:
-            try:
+            with self._peer_errors("send to", each.other):
+                works.append((group.send([flat[each.start : each.stop]], place, 0), "send to", each.other))
+        for work, action, other in works:
+            with self._peer_errors(action, other):
                 work.wait()
-            except RuntimeError as error:
-                raise CollectiveError(
-                    f"Rank {self._rank} could not {what} rank {other}, which has died or does not answer; start the "
-                    f"job again, from a checkpoint if there is one ({_reason(error)})."
-                ) from None
         for target, room in beside:
             target += room
+
+    @contextlib.contextmanager
+    def _peer_errors(self, action: str, other: int) -> Iterator[None]:
+        """Say which rank an error of gloo is about. A transfer may fail when it is begun or while it is awaited."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise CollectiveError(
+                f"Rank {self._rank} could not {action} rank {other}, which has died or does not answer; start the "
+                f"job again, from a checkpoint if there is one ({_reason(error)})."
+            ) from None
 
     def _group_and_place(self, number: int, transfer: Transfer) -> tuple[Any, int]:
         group = self._groups[number, transfer.level]

@@ -106,6 +106,10 @@ class Ledger:
         """Tell the policy the batch size that a worker computes if a Grant names none, and return its decisions."""
         return self.policy.measured("own_batch", worker, float(batch_size), now)
 
+    def held(self, worker: WorkerId, now: float) -> list[Decision]:
+        """Tell the policy that the servers hold all of a worker's streamed update, and return its decisions."""
+        return self.policy.measured("held", worker, 1.0, now)
+
     def left(self, worker: WorkerId, now: float, lost: bool = False) -> list[Decision]:
         """Report that a worker left or was lost, and return the policy's decisions."""
         if worker in self._new:

@@ -155,7 +155,8 @@ class DecisionLayer(CheckpointLayer):
         else:
             holders = [shard for shard in range(self.config.shards) if member.parts >> shard & 1]
             self._out += [instructions.OrderDrop(member.identity, shard) for shard in holders]
-        member.parts, member.size = 0, None
+        member.parts = member.held = 0
+        member.size = None
         if self.samples and member.update is not None:
             self.samples.returned(member.worker, member.taken)
         member.update = None

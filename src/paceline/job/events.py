@@ -185,6 +185,16 @@ class UpdateArrived:
 
 
 @record
+class UpdateHeldBack:
+    """A shard holds its whole part of a streamed update, and waits for others that are applied together with it."""
+
+    shard: int
+    worker: int
+    incarnation: int
+    iteration: int
+
+
+@record
 class UpdatesCompared:
     """All shards compared the updates of one Apply. cosines: the cosine of each update with their weighted sum."""
 
@@ -265,6 +275,7 @@ Event: TypeAlias = (
     | ShardLoaded
     | ShardInitialized
     | UpdateArrived
+    | UpdateHeldBack
     | UpdatesCompared
     | ShardSaved
     | ModelDescribed

@@ -200,6 +200,7 @@ class OrderStream:
     in_order: bool
     turns: int
     expected: int | None
+    report_held: bool = False
 
 
 @record

@@ -225,10 +225,25 @@ class IterationLayer(DecisionLayer):
             member.parts |= 1 << shard
             if member.update is not None:
                 self._count_if_whole(member, member.update)
+            self._tell_if_held(member)
         elif iteration != member.iteration or member.stage is Stage.CANCELLED:
             self._drop(arrived)
             if not 1 <= iteration <= member.iteration:
                 raise Violation(f"Iteration {iteration} was not granted to this worker.", member)
+
+    def _update_held_back(self, held: events.UpdateHeldBack) -> None:
+        self.leases.shards_heard[held.shard] = self._now
+        member = self.roster.training.get(held.worker)
+        if member is None or member.stage not in RUNNING:
+            return
+        if (member.incarnation, member.iteration) == (held.incarnation, held.iteration):
+            member.held |= 1 << held.shard
+            self._tell_if_held(member)
+
+    def _tell_if_held(self, member: Member) -> None:
+        """Tell the policy of an update that every shard has, and that a shard cannot apply yet."""
+        if member.held and (member.held | member.parts).bit_count() == self.config.shards:
+            self._carry_out(self.ledger.held(member.worker, self._now))
 
     def _drop(self, arrived: events.UpdateArrived) -> None:
         """Order a shard to drop the update that it has just received."""
@@ -241,7 +256,7 @@ class IterationLayer(DecisionLayer):
             return
         member.step(ARRIVE)
         member.update = None
-        member.parts = 0
+        member.parts = member.held = 0
         if self._visits:  # the shards may tell of the last visits before the worker does
             self._send_visits(self._visits.drop(member.worker))
         if self.clipping and member.size:

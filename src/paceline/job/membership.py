@@ -80,6 +80,7 @@ class Member:
         "final_version",
         "granted_version",
         "heard",
+        "held",
         "ignored_batches",
         "incarnation",
         "iteration",
@@ -113,6 +114,7 @@ class Member:
         self.update: Update | None = None
         self.taken: tuple[int, ...] = ()  # the sample requests that it was computed from
         self.parts = 0  # the shards that have received their parts: bit n is for shard n
+        self.held = 0  # the shards that hold their parts until others can be applied with them
         self.size: tuple[float, float, float] | None = None  # of these parts together, if updates are clipped
         self.applied_iteration = 0  # the newest iteration that was applied
         self.applied_version = -1  # the version that it made

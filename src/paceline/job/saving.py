@@ -103,7 +103,10 @@ class CheckpointLayer(CoreLayer):
         turns = self._turns_per_round(identities)
         expected = clamp_staleness(stream.expected_staleness)
         number, weights = self._streams_issued, tuple(running.values())
-        self._out.append(instructions.OrderStream(number, tuple(running), weights, stream.in_order, turns, expected))
+        report_held = self.ledger.policy.hears_held and len(running) > 1
+        self._out.append(
+            instructions.OrderStream(number, tuple(running), weights, stream.in_order, turns, expected, report_held)
+        )
 
     def _is_running(self, update: Identity) -> bool:
         """Return True if the worker of this update still runs the same iteration."""

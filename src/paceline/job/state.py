@@ -341,6 +341,7 @@ EVENT_HANDLERS: dict[type, Callable[[JobState, Any], None]] = {
     events.ShardLoaded: JobState._shard_has_weights,
     events.ShardInitialized: JobState._shard_has_weights,
     events.UpdateArrived: JobState._update_arrived,
+    events.UpdateHeldBack: JobState._update_held_back,
     events.UpdatesCompared: JobState._updates_compared,
     events.ShardSaved: JobState._shard_saved,
     events.ModelDescribed: JobState._model_described,

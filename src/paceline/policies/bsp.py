@@ -92,6 +92,9 @@ class BSP(Policy):
         added: Decisions = [Add(update, self.round, self._sum_weight(update))] if self.running else []
         return added + self._close(now)
 
+    def streams_together(self, workers: int) -> bool:
+        return self.pipelined
+
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
         if kind == "own_batch" and isinstance(subject, WorkerId):
             self.weigher.set_own(subject, int(value))

@@ -157,7 +157,7 @@ Decisions: TypeAlias = list[Decision]
 
 #: The kinds of values that only a driver itself may report by `measured`. A worker that reports such a kind is not
 #: passed on to the policy.
-DRIVER_KINDS = frozenset({"momentum", "cosine", "pardon", "own_batch"})
+DRIVER_KINDS = frozenset({"momentum", "cosine", "pardon", "own_batch", "held"})
 
 
 class Policy(ABC):
@@ -191,6 +191,12 @@ class Policy(ABC):
     #: names these members.
     pipelined: bool = False
 
+    #: The number of groups of workers that the user asked for, if any.
+    asked_groups: int | None = None
+
+    #: Whether the policy wants to know which updates of a Stream the servers hold while they wait for the others.
+    hears_held: bool = False
+
     #: One line for `paceline policies`.
     summary: ClassVar[str] = ""
 
@@ -216,6 +222,10 @@ class Policy(ABC):
         """Whether transfers use the servers' links one after the other."""
         return self.takes_turns or self.queues_transfers
 
+    def streams_together(self, workers: int) -> bool:
+        """Return whether a Stream may name several of so many workers. Each slice waits until all have sent it."""
+        return False
+
     @abstractmethod
     def joined(self, worker: WorkerId, now: float) -> Decisions:
         """A worker has joined and waits for a Grant."""
@@ -234,8 +244,9 @@ class Policy(ABC):
         `pardon` is a request of the operator to take these workers back. A policy with `hears_loss` receives the
         `momentum` of the server's optimizer once it is known, before any worker joins. `own_batch` is the batch size
         that a worker computes if a Grant names none. It is reported once for each worker, before the first event of its
-        first update, if the driver knows it. The first update itself may be smaller, at the end of an epoch. Most
-        policies ignore all of this.
+        first update, if the driver knows it. The first update itself may be smaller, at the end of an epoch. A
+        policy with `hears_held` is told `held` when all of a worker's update is at the servers, which wait for the
+        others of its Stream. Most policies ignore all of this.
         """
         return []
 

@@ -62,7 +62,9 @@ class R2SP(Policy):
         self.relax, self.patience = relax, patience
         self.search = FewestGroups() if groups == "auto" else None
         self.most_seats = {"all": math.inf, "auto": MIN_GROUPS}[groups] if isinstance(groups, str) else groups
-        self.streamable = groups == "all"
+        self.asked_groups = groups if isinstance(groups, int) else None
+        self.hears_held = groups != "all"
+        self.streamable = groups != "auto"  # the search for the fewest groups measures whole transfers
 
         self.ring = Ring()
         self.seat_of: dict[WorkerId, Seat] = {}
@@ -134,11 +136,16 @@ class R2SP(Policy):
         self.seat_of[worker].pending.append(update)
         return self.proceed(now)
 
+    def streams_together(self, workers: int) -> bool:
+        return self.most_seats < workers
+
     def measured(self, kind: str, subject: object, value: float, now: float) -> Decisions:
         if kind == "own_batch" and isinstance(subject, WorkerId):
             self.weigher.set_own(subject, int(value))
             if self.tuner:
                 self.tuner.set_own(subject, int(value))
+        if kind == "held" and self.streamed and isinstance(subject, WorkerId):
+            return self.streaming.held(subject, now)
         return []
 
     def left(self, worker: WorkerId, now: float) -> Decisions:

@@ -1,14 +1,15 @@
 """R²SP if the driver streams updates: a turn gates the push, not the Apply.
 
-When a worker has computed its gradient, it waits for its turn. The turn is a Turn and a Stream. The shards then apply
-and return each slice of the push as it arrives, in the order of the Turns. The Apply and the next Grant follow when the
-whole push has arrived and every earlier push is finished.
+When all members of a seat have computed their gradients, the seat waits for its turn. The turn is a Turn for each
+member and one Stream. The shards then apply each slice when all members have sent it, in the order of the Streams, and
+return it. The Apply and the next Grants follow when the whole pushes have arrived and every earlier turn is finished.
 
  - A late push holds up every push behind it on the shards. It is cancelled when it is overdue: (1 + `patience`)·T after
-   its Turn. A worker that lost its turn while it computed is cancelled when its gradient is ready.
+   its Turn. The other pushes of its turn are not cancelled if the driver says that the servers hold them. A worker that
+   lost its turn while it computed is cancelled when its gradient is ready.
  - A worker that starts takes a place in the order of the pushes. If it were granted at once, the workers that push now
    could take another turn before its first one.
- - Each Stream makes a version of its own, even if its worker leaves before the Apply. In the bound N−1 on staleness, N
+ - Each Stream makes a version of its own, even if its workers leave before the Apply. In the bound N−1 on staleness, N
    therefore counts every member since a worker's own Turn, when its next model began to come back.
 """
 
@@ -19,7 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from paceline.policies.components import AnnouncedUpdate
-from paceline.policies.contract import Cancel, Decisions, Discard, Grant, Stream, Turn, Update, WorkerId, apply_one
+from paceline.policies.contract import Apply, Cancel, Decisions, Discard, Grant, Stream, Turn, Update, WorkerId
 from paceline.policies.ring import Seat
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class PushInOrder:
-    """A push that has begun, or the place in the order of the pushes where a starter is granted."""
+    """The pushes of one turn, or the place in the order of the pushes where a starter is granted."""
 
-    __slots__ = ("abandoned", "since", "starts", "update", "weight", "worker")
+    __slots__ = ("held", "since", "starts", "updates", "weights")
 
-    def __init__(self, worker: WorkerId, since: float, weight: float = 1.0, starts: bool = False) -> None:
-        self.worker, self.since, self.weight, self.starts = worker, since, weight, starts
-        self.update: Update | None = None  # set when the whole push has arrived
-        self.abandoned = False  # whether its worker has left
+    def __init__(self, weights: dict[WorkerId, float], since: float, starts: bool = False) -> None:
+        self.weights, self.since, self.starts = weights, since, starts
+        self.held: set[WorkerId] = set()  # workers whose whole push waits at the servers for the others
+        self.updates: dict[WorkerId, Update] = {}  # those that have arrived whole, even if their workers have left
 
 
 class StreamedTurns:
@@ -61,17 +62,18 @@ class StreamedTurns:
 
     def take_turn(self, seat: Seat, decisions: Decisions, now: float) -> None:
         """Let the members of a seat push."""
-        policy = self.policy
+        policy, members = self.policy, tuple(seat.present)
+        weights = policy.weigher.in_round([self.announced.pop(worker) for worker in members], len(policy.seat_of))
         for worker, since in seat.present.items():
-            weights = policy.weigher.in_round((self.announced.pop(worker),), len(policy.seat_of))
-            decisions += [Turn(worker), Stream((worker,), weights, expected_staleness=len(policy.ring) - 1)]
+            decisions.append(Turn(worker))
             policy.began[worker] += now - since  # the wait for the turn is no part of the iteration
-            self._append(PushInOrder(worker, now, weights[0]), seat)
+        decisions.append(Stream(members, weights, expected_staleness=len(policy.ring) - 1))
+        self._append(PushInOrder(dict(zip(members, weights, strict=True)), now), seat)
         seat.present.clear()
 
     def start(self, worker: WorkerId, now: float) -> None:
         """Grant a starter when every push before it is finished."""
-        self._append(PushInOrder(worker, now, starts=True), self.policy.seat_of[worker])
+        self._append(PushInOrder({worker: 1.0}, now, starts=True), self.policy.seat_of[worker])
 
     def is_pushing(self, seat: Seat) -> bool:
         """Return whether a member of the seat pushes. A push has a deadline of its own."""
@@ -83,45 +85,57 @@ class StreamedTurns:
         if push is None or push.starts or update.iteration != self.iteration[worker]:
             return [Discard(update)]  # its push was cancelled
         self.policy.profile(update, now)
-        push.update = update
+        push.updates[worker] = update
+        return self.policy.proceed(now)
+
+    def held(self, worker: WorkerId, now: float) -> Decisions:
+        push = self.push_of.get(worker)
+        if push is None or push.starts:
+            return []
+        push.held.add(worker)
         return self.policy.proceed(now)
 
     def left(self, worker: WorkerId) -> None:
         self.announced.pop(worker, None)
         self.iteration.pop(worker, None)
-        push = self.push_of.pop(worker, None)
-        if push is not None:
-            push.abandoned = True
+        self.push_of.pop(worker, None)
 
     def finish_pushes(self, decisions: Decisions, now: float) -> float:
         """Apply pushes that have arrived, in the order of the Turns. Cancel overdue ones.
 
         Return the deadline of the first push that is not finished.
         """
-        policy = self.policy
         while self.pushes:
             push = self.pushes[0]
-            worker, update = push.worker, push.update
-            if update:  # even if its worker has left: the shards have applied it at this place
-                decisions.append(apply_one(update, push.weight))
-            if not (update or push.starts or push.abandoned):
-                T = policy.pace.T
-                deadline = push.since + (1 + policy.patience) * T if T else math.inf
+            members = [worker for worker in push.weights if self.push_of.get(worker) is push]
+            missing = [] if push.starts else [worker for worker in members if worker not in push.updates]
+            late = [worker for worker in missing if worker not in push.held]
+            if late:
+                T = self.policy.pace.T
+                deadline = push.since + (1 + self.policy.patience) * T if T else math.inf
                 if now < deadline:
                     return deadline
-                if len(self.pushes) == 1 and not policy.waiting:  # no other worker waits for it
-                    break
-                del self.push_of[worker], policy.seat_of[worker].running[worker]
-                decisions.append(self._cancel(worker, now))
-            elif not push.abandoned:
-                del self.push_of[worker]
-                decisions.append(self._grant(worker, now))
+                if len(self.pushes) == 1 and not (self.policy.waiting or push.updates or push.held):
+                    break  # no other worker waits for it
+                for worker in late:
+                    del self.push_of[worker], self.policy.seat_of[worker].running[worker]
+                    decisions.append(self._cancel(worker, now))
+            if len(missing) > len(late):
+                break  # the servers apply the held ones now
+            if push.updates:
+                updates = tuple(push.updates[worker] for worker in push.weights if worker in push.updates)
+                decisions.append(Apply(updates, tuple(push.weights[update.worker] for update in updates)))
+            for worker in members:
+                if worker not in late:
+                    del self.push_of[worker]
+                    decisions.append(self._grant(worker, now))
             self.pushes.popleft()
         return math.inf
 
     def _append(self, push: PushInOrder, seat: Seat) -> None:
-        seat.running[push.worker] = None
-        self.push_of[push.worker] = push
+        for worker in push.weights:
+            seat.running[worker] = None
+            self.push_of[worker] = push
         self.pushes.append(push)
 
     def _grant(self, worker: WorkerId, now: float) -> Grant:

@@ -84,6 +84,8 @@ class Cluster:
         self._stopped = False
         # Without separate servers there is no server's link to take turns on, unless updates are streamed.
         in_turn = policy.one_by_one and (self.streamed or not spec.colocate)
+        if spec.colocate and policy.streams_together(len(spec.workers)):
+            in_turn = False  # the members of a turn are at different servers at a time, and share the links
         self.network = self._build_network(in_turn)
         self.machines = [
             Machine(number, worker, self.clock, self.network, seed) for number, worker in enumerate(spec.workers)
@@ -99,6 +101,7 @@ class Cluster:
             instructions.SendGrant: self._grant,
             instructions.SendPushNow: self._push_now,
             instructions.OrderApply: self._transfer.apply,
+            instructions.OrderStream: self._transfer.stream,
             instructions.SetTimer: self._set_timer,
             instructions.SendCancel: self._cancel,
             instructions.SendExpelled: self._expel,
@@ -243,6 +246,10 @@ class Cluster:
         self.tell(events.UpdateArrived(0, machine.number, machine.incarnation, machine.iteration))
         if self.summary.arrivals >= self._goal:
             self.clock.running = False
+
+    def update_held(self, machine: Machine) -> None:
+        """Tell the job that the whole update of a worker is at the servers, which wait for others."""
+        self.tell(events.UpdateHeldBack(0, machine.number, machine.incarnation, machine.iteration))
 
     # Membership
 

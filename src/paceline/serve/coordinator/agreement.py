@@ -21,6 +21,7 @@ class ModelAgreement:
     def __init__(self, config: ServerConfig, policy: Policy, restored: Checkpoint | None) -> None:
         self._config, self._restored = config, restored
         self._mixes, self._streams = policy.mixes, config.streams(policy)
+        self._pieces_each = config.pieces_each(policy)
         self._keep_bases = policy.mixes and policy.compares  # are models compared with what their workers pulled?
         self._described: Description | None = None
         self._first: Description | None = None  # of the first worker, whose settings all other workers must have
@@ -92,7 +93,8 @@ class ModelAgreement:
         """Return the pieces of the model that each shard holds: one each, or several if updates are streamed."""
         if self._described is None:
             return []
-        return self._described.deal(self._config.shards, self._config.slices if self._streams else 1)
+        pieces = self._config.slices if self._streams else 1
+        return self._described.deal(self._config.shards, pieces, self._pieces_each)
 
     def _accept(self, described: Description, text: bytes) -> None:
         """Make this the job's model. Raise ValueError if its optimizer does not allow the requested --correct."""

@@ -13,6 +13,10 @@ from paceline.policies import Policy
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 
 
+#: Pieces of a shard if several workers push them together. A piece is returned when all of them have pushed it.
+ROWS = 8
+
+
 @dataclass(frozen=True)
 class ServerConfig:
     """The options that a server is started with."""
@@ -44,6 +48,15 @@ class ServerConfig:
         """Return whether each piece of an update is applied as it arrives under this policy."""
         return bool(self.shards) and (policy.pipelined or (self.streamed and policy.streamable))
 
+    def has_visits(self, policy: Policy) -> bool:
+        """Return whether workers push in visits under this policy (`job.visits`)."""
+        in_turn = policy.takes_turns and not policy.streams_together(self.workers)
+        return self.visits and self.streams(policy) and in_turn and self.shards > 1
+
+    def pieces_each(self, policy: Policy) -> int:
+        """Return the least pieces of a shard, if the number of pieces is not configured and updates are streamed."""
+        return PARTS if self.has_visits(policy) else ROWS if policy.streams_together(self.workers) else 1
+
     def job_config(self, policy: Policy, generation: str) -> JobConfig:
         """Return the options that concern the job's state machine."""
         return JobConfig(
@@ -57,6 +70,6 @@ class ServerConfig:
             awaited=self.awaited,
             incarnations=self.incarnations,
             provider=self.provider,
-            visits=PARTS if self.visits and self.streams(policy) and policy.takes_turns and self.shards > 1 else 0,
+            visits=PARTS if self.has_visits(policy) else 0,
             max_norm=self.max_norm,
         )

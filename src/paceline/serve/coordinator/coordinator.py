@@ -235,10 +235,10 @@ class Coordinator:
             return
         worker, incarnation = welcome.worker, welcome.incarnation
         shards = tuple((*at, pieces) for at, pieces in zip(self.shards.addresses, self.agreement.pieces(), strict=True))
-        ticket = handshake.ticket(self._key, worker, incarnation)
         gated, asks = policy.streamed and policy.takes_turns, self._max_transfers > 0
-        how = (self.config.lease, gated, ticket, policy.mixes, asks, self._streams, self.config.workers)
-        peer.send(Welcome(worker, incarnation, shards, *how, self.state.missing, self.shards.certificates))
+        how = (self.config.lease, gated, handshake.ticket(self._key, worker, incarnation), policy.mixes, asks)
+        job = (self._streams, self.config.workers, self.state.missing, self.shards.certificates)
+        peer.send(Welcome(worker, incarnation, shards, *how, *job, policy.streams_together(self.config.workers)))
         self.shards.inform(welcome.to, peer)
 
     def _send_to_shards(self, instruction: Any) -> None:

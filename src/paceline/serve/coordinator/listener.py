@@ -39,6 +39,7 @@ from paceline.serve.wire.messages import (
     ShardFailed,
     ShardHeartbeat,
     Subscribe,
+    UpdateHeld,
     UpdateProducts,
     UpdateReceived,
 )
@@ -67,6 +68,7 @@ FROM_SHARD = (
     | CheckpointLoaded
     | InitialWeightsReceived
     | UpdateReceived
+    | UpdateHeld
     | UpdateProducts
     | PartSaved
     | ShardFailed

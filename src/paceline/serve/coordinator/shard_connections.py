@@ -32,6 +32,7 @@ from paceline.serve.wire.messages import (
     ShardHeartbeat,
     ShardMoved,
     Stop,
+    UpdateHeld,
     UpdateProducts,
     UpdateReceived,
 )
@@ -236,6 +237,8 @@ class ShardConnections:
             case UpdateReceived(update, size):
                 if replicas.is_news(update):
                     self._tell(events.UpdateArrived(shard, *update, size))
+            case UpdateHeld(update):
+                self._tell(events.UpdateHeldBack(shard, *update))
             case CheckpointLoaded():
                 self._tell(events.ShardLoaded(shard))
             case InitialWeightsReceived(worker, incarnation):

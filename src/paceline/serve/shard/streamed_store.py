@@ -125,6 +125,22 @@ class StreamedStore(Store):
                 if update.incarnation < incarnation:
                     self.return_buffer(number, piece.held.pop(update).gradient)
 
+    def is_held(self, update: Identity) -> bool:
+        """Return whether all pieces of an update are here, and some of them wait for other updates of its order.
+
+        Return False if the order does not ask for it.
+        """
+        entry = self._entry_of.get(update)
+        if entry is None or not entry.order.report_held or len(entry.weights) < 2:
+            return False
+        waits = False
+        for piece in reversed(self._pieces):  # the last one is usually pushed last
+            if update in piece.held:
+                waits = True
+            elif piece.newest.get(update.worker, (0, 0)) < _key(update):
+                return False
+        return waits
+
     def put(self, update: Identity, number: int, held: HeldUpdate) -> PieceWork | None:
         """Hold a piece of an update that is not settled. Return the step that this piece can make now, if any."""
         if not self.accepts(update.worker, update.incarnation):

@@ -23,6 +23,7 @@ from paceline.serve.wire.messages import (
     Identity,
     StreamUpdates,
     UpdatedPiece,
+    UpdateHeld,
     UpdateReceived,
     Weights,
 )
@@ -63,6 +64,9 @@ class StreamedUpdates(Updates):
                 self._return(update, piece)
             else:
                 work = self.store.put(update, piece, held)
+            is_held = self.store.is_held(update)
+        if is_held:
+            self._tell(UpdateHeld(update))
         self._apply(work)
         return False
 
@@ -81,15 +85,19 @@ class StreamedUpdates(Updates):
             connection.send(Weights(version, piece), copy)
 
     def carry_out(self, order: Any) -> None:
+        held: list[Identity] = []
         with self._state:
             if isinstance(order, StreamUpdates):
                 works = self.store.order(order)
+                held = [update for update in order.updates if self.store.is_held(update)]
             elif isinstance(order, DropUpdate):
                 works, were_held = self.store.drop(order.update)
                 for piece in were_held:
                     self._return(order.update, piece)
             else:
                 raise WireError(f"A {type(order).__name__} is out of place where updates are streamed.")
+        for update in held:
+            self._tell(UpdateHeld(update))
         for work in works:
             self._apply(work)
 

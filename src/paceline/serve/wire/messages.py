@@ -9,8 +9,8 @@
                             Pull, PullState
     shard → worker          InitialWeightsReceived, AllowPush, PushReceived, UpdatedPiece (+ weights),
                             Weights (+ weights), OptimizerState (+ state), Expelled, Refused
-    shard → coordinator     Register, CheckpointLoaded, InitialWeightsReceived, UpdateReceived, UpdateProducts,
-                            PartSaved, ShardFailed, PeerRejected, BackupUnreachable, ShardHeartbeat
+    shard → coordinator     Register, CheckpointLoaded, InitialWeightsReceived, UpdateReceived, UpdateHeld,
+                            UpdateProducts, PartSaved, ShardFailed, PeerRejected, BackupUnreachable, ShardHeartbeat
     coordinator → shard     Registered, Setup, InitialWeightsFrom, AddToSum, ApplyUpdates, StreamUpdates, DropUpdate,
                             KeepUpdate, Fence, SavePart, ContinueAlone, TakeOver, Stop, ShardHeartbeat,
                             Refused
@@ -63,6 +63,7 @@ from paceline.serve.wire.shard_messages import ShardHeartbeat as ShardHeartbeat
 from paceline.serve.wire.shard_messages import Stop as Stop
 from paceline.serve.wire.shard_messages import StreamUpdates as StreamUpdates
 from paceline.serve.wire.shard_messages import TakeOver as TakeOver
+from paceline.serve.wire.shard_messages import UpdateHeld as UpdateHeld
 from paceline.serve.wire.shard_messages import UpdateProducts as UpdateProducts
 from paceline.serve.wire.shard_messages import UpdateReceived as UpdateReceived
 from paceline.serve.wire.transfer_messages import AllowPush as AllowPush

@@ -116,6 +116,15 @@ class UpdateReceived(Message, frozen=True):
     size: tuple[float, float, float] | None = None
 
 
+class UpdateHeld(Message, frozen=True):
+    """A shard sends this to the coordinator when it has all pieces of an update that others keep it from applying.
+
+    If those others are overdue, the policy cancels them, and not this one.
+    """
+
+    update: Identity
+
+
 class AddToSum(Message, frozen=True):
     """The coordinator sends this to all shards. A shard adds the update to a running sum and frees its buffer."""
 
@@ -165,6 +174,7 @@ class StreamUpdates(Message, frozen=True):
     in_order: bool = True  # must a piece wait for all earlier StreamUpdates of the log?
     turns: int = 1  # the number of StreamUpdates that make up a round, if it is known
     expected: int | None = None  # return each piece predicted for this many StreamUpdates later; None: as it is
+    report_held: bool = False  # must the shard send UpdateHeld for an update that waits for the others?
 
 
 class DropUpdate(Message, frozen=True):

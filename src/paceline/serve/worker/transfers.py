@@ -220,7 +220,8 @@ class Transfers:
             VisitedPush(self.parts, self._welcome.worker, parts, exchange).run(next_visit, end_visit)
             return receiving
         last: ShardLink | None = None
-        for shard, piece in push_order(self.parts, self._welcome.worker, from_the_end=backward is not None):
+        mine, together = self._welcome.worker, self._welcome.together
+        for shard, piece in push_order(self.parts, mine, backward is not None, together):
             if last is not None and last is not shard and not backward:
                 exchange.drain(last)
             last = shard

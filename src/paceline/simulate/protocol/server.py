@@ -265,6 +265,8 @@ class SimulatedServer:
         match kind:
             case "arrived":
                 self._tell(events.UpdateArrived(shard, *what))
+            case "held":
+                self._tell(events.UpdateHeldBack(shard, *what))
             case "beat":
                 self._tell(events.ShardAlive(shard))
             case "begun":

@@ -24,6 +24,7 @@ class StreamProgress:
     updates: set[Identity]
     in_order: bool
     left: int  # pieces that have not applied it
+    report_held: bool
 
 
 @dataclass
@@ -164,10 +165,19 @@ class SimulatedShard:
                 del piece.held[old]
             piece.held[update] = (samples, answer)
             self._apply_streamed()
+            self._tell_if_held(update)
+
+    def _tell_if_held(self, update: Identity) -> None:
+        """Tell the coordinator if all pieces of an update are here, and some of them wait for other updates."""
+        entry = self._entry_of.get(update)
+        if entry is None or not entry.report_held or len(entry.updates) < 2:
+            return
+        if all(update in piece.held or piece.newest.get(update.worker) == _key(update) for piece in self.pieces):
+            self._tell("held", update)
 
     def _stream(self, stream: instructions.OrderStream) -> None:
         known = {update for update in stream.updates if _key(update) > self._gone.get(update.worker, (0, 0))}
-        entry = StreamProgress(known, stream.in_order, len(self.pieces))
+        entry = StreamProgress(known, stream.in_order, len(self.pieces), stream.report_held)
         if stream.in_order:
             self._entries.append(entry)
         else:
@@ -176,6 +186,8 @@ class SimulatedShard:
         for update in known:
             self._entry_of[update] = entry
         self._apply_streamed()
+        for update in known:
+            self._tell_if_held(update)
 
     def _apply_streamed(self) -> None:
         for piece in self.pieces:

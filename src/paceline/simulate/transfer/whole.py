@@ -122,6 +122,9 @@ class WholeTransfer:
         for direction in DIRECTIONS:  # in to the servers, and out of them to the backups
             machine.transfer(direction, self._model_bytes, arrived)
 
+    def stream(self, order: instructions.OrderStream) -> None:
+        """Note which pushes are applied together, slice by slice. Whole transfers need not know."""
+
     def apply(self, order: instructions.OrderApply) -> None:
         """Let the servers apply updates that have arrived, in one optimizer step."""
         self._servers.apply(self._servers.work(self._apply_seconds), order.version, order.decision)
