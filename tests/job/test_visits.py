@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.job.visits import AT_ONCE, Visit, Visits
+from paceline.job.visits import AT_ONCE, MAX_PARTS_IN_ALL, Visit, Visits, parts_of
 
 
 def at_same_machine(visits: set[Visit]) -> dict[int, int]:
@@ -72,7 +72,7 @@ def test_as_many_visits_as_possible_begin() -> None:
 @pytest.mark.parametrize("shards", [2, 3, 4, 7])
 def test_links_are_full_while_everybody_pushes(shards: int) -> None:
     """All visits take equally long here. At least 85% of what the machines could do is done."""
-    visits, done, rounds = Visits(shards), 0, 0
+    visits, done, rounds = Visits(shards, parts_of(shards)), 0, 0
     under_way = [visit for worker in range(shards) for visit in visits.begin(worker)]
     pushes = [shards]
     while rounds < 200:
@@ -89,8 +89,13 @@ def test_links_are_full_while_everybody_pushes(shards: int) -> None:
 
 
 def test_a_visit_that_is_not_under_way_changes_nothing() -> None:
-    visits = Visits(3)
+    visits = Visits(3, parts=4)
     begun = visits.begin(0)
     assert visits.end(Visit(1, 2, 0)) == []
     assert visits.drop(2) == []
     assert visits.under_way(0) == sorted(begun)
+
+
+def test_there_are_fewer_parts_of_a_shard_if_there_are_more_shards() -> None:
+    assert [parts_of(shards) for shards in (1, 2, 4, 5, 8, 16, 100)] == [16, 16, 16, 12, 8, 4, 4]
+    assert all(shards * parts_of(shards) <= MAX_PARTS_IN_ALL for shards in range(1, 17))

@@ -19,8 +19,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-PARTS = 16  # of a shard; each is visited on its own
+MIN_PARTS, MAX_PARTS = 4, 16  # of a shard; each is visited on its own
+MAX_PARTS_IN_ALL = 64  # of all shards, because every visit costs CPU time on two machines and on the coordinator
 AT_ONCE = 2  # visits of one machine
+
+
+def parts_of(shards: int) -> int:
+    """Return the number of parts of each shard.
+
+    A part is returned when all of it has arrived, and a link is idle meanwhile. So more parts are faster, as long as
+    there is CPU time for them.
+    """
+    return min(max(MIN_PARTS, MAX_PARTS_IN_ALL // shards), MAX_PARTS)
 
 
 class Visit(NamedTuple):
@@ -41,7 +51,7 @@ class _PushInVisits:
 class Visits:
     """The visits of all workers. The caller says when a push begins, and when a visit ends."""
 
-    def __init__(self, shards: int, parts: int = PARTS, at_once: int = AT_ONCE) -> None:
+    def __init__(self, shards: int, parts: int, at_once: int = AT_ONCE) -> None:
         """parts: of each shard. Worker i runs beside shard i; workers with higher numbers have no shard."""
         self._shards, self._at_once = shards, at_once
         self._free = dict.fromkeys(range(shards), at_once)  # machine → visits that it can begin

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.job.visits import PARTS, Visit, Visits
+from paceline.job.visits import Visit, Visits, parts_of
 from paceline.simulate.clock import Clock
 from paceline.simulate.colocated_network import ColocatedPort
 from paceline.simulate.network import CLOCK_PRECISION, DIRECTIONS, NEAR_BYTES, Direction, Flow, Port, UseSink
@@ -34,8 +34,9 @@ class VisitedNetwork:
 
     def __init__(self, clock: Clock, links: Sequence[float], use: UseSink | None = None) -> None:
         self._clock, self._links, self._use = clock, links, use
-        self._visits = Visits(len(links))
-        self._away = (len(links) - 1) * PARTS  # parts of a push that travel
+        self._parts = parts_of(len(links))
+        self._visits = Visits(len(links), self._parts)
+        self._away = (len(links) - 1) * self._parts  # parts of a push that travel
         self._pushes: dict[int, _VisitedPush] = {}  # worker → its newest push
         self._left: dict[Visit, float] = {}  # visit under way → the bytes that are left
         self._rates: dict[Visit, float] = {}
@@ -61,7 +62,7 @@ class VisitedNetwork:
             if push.ended is not None:
                 self._clock.at(push.ended + push.lag, self._land, flow)
         else:  # a worker that starts has nothing to get back, and pulls the whole model
-            ends = self._clock.now + size * self._away / (len(self._links) * PARTS) / self._links[worker]
+            ends = self._clock.now + size * self._away / (len(self._links) * self._parts) / self._links[worker]
             self._pulls[flow] = ends, worker
             self._clock.at(ends, self._land, flow)
         return flow
@@ -88,7 +89,7 @@ class VisitedNetwork:
     def _begin(self, visits: list[Visit]) -> None:
         """Begin visits, end the pushes that have no visit left, and share the links anew."""
         for visit in visits:
-            self._left[visit] = self._pushes[visit.worker].size / (len(self._links) * PARTS)
+            self._left[visit] = self._pushes[visit.worker].size / (len(self._links) * self._parts)
         for worker, push in list(self._pushes.items()):
             if push.flow.flowing and self._visits.is_done(worker):
                 push.ended = self._clock.now

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.job import JobConfig, SaveEvery
-from paceline.job.visits import PARTS
+from paceline.job.visits import parts_of
 from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
-
 
 #: Pieces of a shard if several workers push them together. A piece is returned when all of them have pushed it.
 ROWS = 8
@@ -55,7 +54,9 @@ class ServerConfig:
 
     def pieces_each(self, policy: Policy) -> int:
         """Return the least pieces of a shard, if the number of pieces is not configured and updates are streamed."""
-        return PARTS if self.has_visits(policy) else ROWS if policy.streams_together(self.workers) else 1
+        return (
+            parts_of(self.shards) if self.has_visits(policy) else ROWS if policy.streams_together(self.workers) else 1
+        )
 
     def job_config(self, policy: Policy, generation: str) -> JobConfig:
         """Return the options that concern the job's state machine."""
@@ -70,6 +71,6 @@ class ServerConfig:
             awaited=self.awaited,
             incarnations=self.incarnations,
             provider=self.provider,
-            visits=PARTS if self.has_visits(policy) else 0,
+            visits=parts_of(self.shards) if self.has_visits(policy) else 0,
             max_norm=self.max_norm,
         )
