@@ -220,9 +220,13 @@ class ShardSaved:
 
 @record
 class ModelDescribed:
-    """The model became known, from the first worker or a checkpoint. momentum: of the server's optimizer."""
+    """The model became known, from the first worker or a checkpoint.
+
+    momentum: of the server's optimizer. pieces: the least pieces of a shard, or None if updates are not streamed.
+    """
 
     momentum: float
+    pieces: int | None = None
 
 
 @record

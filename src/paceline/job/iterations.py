@@ -23,7 +23,7 @@ from paceline.job.limits import (
 )
 from paceline.job.membership import RUNNING, Member, Stage, Transition
 from paceline.job.samples import Samples
-from paceline.job.visits import Visit
+from paceline.job.visits import Visit, Visits
 from paceline.policies import Policy, Update
 from paceline.policies.contract import DRIVER_KINDS
 
@@ -297,6 +297,8 @@ class IterationLayer(DecisionLayer):
 
     def _model_described(self, described: events.ModelDescribed) -> None:
         """Tell the policy the momentum. No worker has joined yet, so it makes no decisions."""
+        if self._visits and described.pieces:  # a visit exchanges whole pieces
+            self._visits = Visits(self.config.shards, min(self.config.visits, described.pieces))
         policy = self.ledger.policy
         if policy.hears_loss and not policy.mixes:
             self.ledger.measured("momentum", None, described.momentum, self._now)

@@ -75,7 +75,7 @@ class CheckpointLayer(CoreLayer):
                 self._send_visits(self._visits.begin(member.worker))
 
     def _send_turn(self, member: Member) -> None:
-        parts = self.config.visits if member.visits else 0
+        parts = self._visits.parts if self._visits and member.visits else 0
         self._send(member.connection, instructions.SendPushNow, member.iteration, parts)
 
     def _send_visits(self, visits: Iterable[Visit]) -> None:

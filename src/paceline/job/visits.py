@@ -53,7 +53,7 @@ class Visits:
 
     def __init__(self, shards: int, parts: int, at_once: int = AT_ONCE) -> None:
         """parts: of each shard. Worker i runs beside shard i; workers with higher numbers have no shard."""
-        self._shards, self._at_once = shards, at_once
+        self.parts, self._shards, self._at_once = parts, shards, at_once
         self._free = dict.fromkeys(range(shards), at_once)  # machine → visits that it can begin
         self._pushes: dict[int, _PushInVisits] = {}  # worker → its push, the oldest first
         # shard, part → the pushes that have not visited it, the oldest first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from paceline.job import events
 from paceline.model.checkpoint import Checkpoint, CheckpointError
 from paceline.model.correction import Correction, chosen, momentum_of
 from paceline.model.description import Description
@@ -88,6 +89,11 @@ class ModelAgreement:
             difference = self._first.differs_from(described)
         if difference:
             raise WireError(f"All workers must train the same model: {difference}.")
+
+    def described(self) -> events.ModelDescribed:
+        """Return the event that the model is known now."""
+        pieces = min(map(len, self.pieces()), default=0) if self._streams else None
+        return events.ModelDescribed(self.momentum, pieces)
 
     def pieces(self) -> list[Ranges]:
         """Return the pieces of the model that each shard holds: one each, or several if updates are streamed."""

@@ -59,13 +59,16 @@ class VisitedPush:
             return self._places >= 0
 
     def _visit(self, shard: int, part: int) -> None:
-        self._send(shard, part)
-        self._exchange.drain(self._shards[shard])
+        # The next visit begins while this part is on its way, because its return begins when all of it has arrived.
+        self._exchange.drain(self._shards[shard], all_but=self._send(shard, part))
         with self._lock:
             self._left.discard((shard, part))
 
-    def _send(self, shard: int, part: int) -> None:
+    def _send(self, shard: int, part: int) -> int:
+        """Push a part. Return the number of its pieces."""
         link = self._shards[shard]
         count = len(link.pieces)
-        for piece in range(part * count // self._parts, (part + 1) * count // self._parts):
+        pieces = range(part * count // self._parts, (part + 1) * count // self._parts)
+        for piece in pieces:
             self._exchange.send(link, piece)
+        return len(pieces)

@@ -194,9 +194,9 @@ class SimulatedWorker:
             for place in [each for each, sent in visits.items() if all(done() for done in sent)]:
                 del visits[place]
                 self._record_and_send(state.end_visit, events.VisitEnded(0, iteration, *place))
-            while place := state.take_visit(iteration):
-                left.discard(place)
-                visits[place] = push(*place)
+            while begun := state.take_visit(iteration):
+                left.discard(begun)
+                visits[begun] = push(*begun)
             return state.is_over(iteration) or not (left or visits)
 
         if self._welcome.worker < len(self._welcome.shard_processes):
