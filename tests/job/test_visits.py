@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.job.visits import AT_ONCE, MAX_PARTS_IN_ALL, Visit, Visits, parts_of
+from job.conversation import Conversation, only
+from paceline.job import events, instructions
+from paceline.job.visits import AT_ONCE, Visit, Visits, _first_fit, _one_more, parts_of
 
 
 def at_same_machine(visits: set[Visit]) -> dict[int, int]:
@@ -88,6 +90,26 @@ def test_links_are_full_while_everybody_pushes(shards: int) -> None:
     assert pushes[0] > 10
 
 
+def test_two_visits_take_the_place_of_one() -> None:
+    possible = [Visit(0, 1, 0), Visit(0, 2, 0), Visit(3, 1, 0)]
+    free = dict.fromkeys(range(4), 1)
+    chosen = _first_fit(possible, free)
+    assert chosen == [Visit(0, 1, 0)]
+    better = _one_more(chosen, possible, free)
+    assert better is not None
+    assert set(better) == {Visit(0, 2, 0), Visit(3, 1, 0)}
+    assert _one_more(better, possible, free) is None
+
+
+@pytest.mark.parametrize(("pieces", "parts"), [(3, 3), (16, 16), (40, 16), (None, 16)])
+def test_a_visit_exchanges_whole_pieces(pieces: int | None, parts: int) -> None:
+    talk = Conversation("r2sp", workers=2, streams=True, shards=2, visits=16)
+    talk.tell(events.ModelDescribed(0.9, pieces))
+    talk.begin(2)
+    (turn,) = only(instructions.SendPushNow, talk.ready(0, 1))
+    assert turn.parts == parts
+
+
 def test_a_visit_that_is_not_under_way_changes_nothing() -> None:
     visits = Visits(3, parts=4)
     begun = visits.begin(0)
@@ -97,5 +119,4 @@ def test_a_visit_that_is_not_under_way_changes_nothing() -> None:
 
 
 def test_there_are_fewer_parts_of_a_shard_if_there_are_more_shards() -> None:
-    assert [parts_of(shards) for shards in (1, 2, 4, 5, 8, 16, 100)] == [16, 16, 16, 12, 8, 4, 4]
-    assert all(shards * parts_of(shards) <= MAX_PARTS_IN_ALL for shards in range(1, 17))
+    assert [parts_of(shards) for shards in range(1, 11)] == [0, 16, 16, 16, 10, 7, 5, 4, 0, 0]

@@ -20,17 +20,22 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MIN_PARTS, MAX_PARTS = 4, 16  # of a shard; each is visited on its own
-MAX_PARTS_IN_ALL = 64  # of all shards, because every visit costs CPU time on two machines and on the coordinator
+#: Visits of all workers in a round, about. Each costs CPU time on two machines and on the coordinator.
+MAX_VISITS = 256
+#: With more shards there are no visits: workers push to the shards in a fixed order, which is nearly as fast then.
+MAX_SHARDS = 8
 AT_ONCE = 2  # visits of one machine
 
 
 def parts_of(shards: int) -> int:
-    """Return the number of parts of each shard.
+    """Return the number of parts of each shard, or 0 if there are no visits.
 
     A part is returned when all of it has arrived, and a link is idle meanwhile. So more parts are faster, as long as
     there is CPU time for them.
     """
-    return min(max(MIN_PARTS, MAX_PARTS_IN_ALL // shards), MAX_PARTS)
+    if not 1 < shards <= MAX_SHARDS:
+        return 0
+    return min(max(MIN_PARTS, MAX_VISITS // shards**2), MAX_PARTS)
 
 
 class Visit(NamedTuple):

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.job import Identity, JobConfig, JobState, events, instructions
+from paceline.job.visits import parts_of
 from paceline.observe.observer import Observer, Tee
 from paceline.observe.summary import Report, Summary
 from paceline.policies import Policy
 from paceline.simulate.clock import Clock
 from paceline.simulate.cluster_spec import ClusterSpec
-from paceline.simulate.colocated_network import Mesh
+from paceline.simulate.colocated_network import Mesh, Rounds
 from paceline.simulate.fault_injector import FaultInjector
 from paceline.simulate.machine import NEVER, Machine
 from paceline.simulate.network import DIRECTIONS, Direction, Network, Star
@@ -118,7 +119,8 @@ class Cluster:
             if self.spec.replicas and self.spec.servers > 1:
                 capacity["in"] /= 2  # with each update, another server's is passed on to a backup beside this server
             return Star(self.clock, links, capacity, use)
-        return VisitedNetwork(self.clock, links, use) if in_turn else Mesh(self.clock, links, use)
+        kind = (VisitedNetwork if parts_of(len(links)) else Rounds) if in_turn else Mesh
+        return kind(self.clock, links, use)
 
     def _report_link_use(self, direction: Direction, fraction: float) -> None:
         self._observer.used(self.clock.now, direction, fraction)

@@ -1,7 +1,7 @@
-"""A network with a server beside each worker (`--colocate`). Each server holds 1/N of the model.
+"""Networks with a server beside each worker (`--colocate`). Each server holds 1/N of the model.
 
 A worker's transfer uses its own link and the links of all the others. The slice beside the worker does not travel.
-Where workers take turns and updates are streamed, `visited_network` is used instead.
+Where a few workers take turns and updates are streamed, `visited_network` is used instead.
 """
 
 from __future__ import annotations
@@ -122,6 +122,68 @@ class Mesh:
         self._share()
         for flow in ended:
             flow.land()
+
+
+class Rounds:
+    """Workers push to the servers one after the other, each beginning with the server after its own.
+
+    This is for workers that take turns and whose slices return at once. They stay clear of one another: at any moment
+    each worker is at a different server. So a transfer runs as fast as the two links that it is using, whatever other
+    transfers are under way. A gate keeps the load of all links over a round within their capacity: it lets transfers
+    begin `occupies` seconds apart. Each link carries what its worker sends, and as much for the others. While a worker
+    is at the server beside it, its place on the links stays empty.
+    """
+
+    def __init__(self, clock: Clock, links: Sequence[float], use: UseSink | None = None) -> None:
+        self._clock = clock
+        self._use = use
+        self._total = sum(links)
+        self._slowest = min(links)
+        self._count = len(links)
+        self._travels = (len(links) - 1) / len(links)  # the fraction of a model that is not beside the worker
+        self._rates = [_mean_visit_rate(worker, links) for worker in range(len(links))]
+        self._ends: dict[Flow, tuple[float, int, Direction]] = {}
+
+    def occupies(self, size: float, direction: Direction) -> float:
+        return 2 * size / (self._count * self._slowest) if self._count > 1 else 0.0
+
+    def port(self, worker: int, direction: Direction) -> Port:
+        return ColocatedPort(self, worker, direction)
+
+    def start(self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
+        flow = Flow(self, done, argument, size)
+        ends = self._clock.now + size * self._travels / self._rates[worker]
+        self._ends[flow] = ends, worker, direction
+        self._clock.at(ends, self._end, flow)
+        self._report()
+        return flow
+
+    def stop(self, flow: Flow) -> float:
+        if not flow.flowing:
+            return flow.forget()
+        flow.flowing = False
+        ends, worker, _ = self._ends.pop(flow)
+        self._report()
+        return (ends - self._clock.now) * self._rates[worker] / self._travels if self._travels else 0.0
+
+    def _end(self, flow: Flow) -> None:
+        if flow.flowing:
+            flow.flowing = False
+            del self._ends[flow]
+            self._report()
+            flow.land()
+
+    def _report(self) -> None:
+        if self._use:
+            for direction in DIRECTIONS:
+                used = sum(self._rates[worker] for _, worker, way in self._ends.values() if way == direction)
+                self._use(direction, min(1.0, used / self._total))
+
+
+def _mean_visit_rate(worker: int, links: Sequence[float]) -> float:
+    """Return the mean rate of a worker that exchanges equal slices with all the others, one after the other."""
+    pairs = [min(links[worker], link) for other, link in enumerate(links) if other != worker]
+    return len(pairs) / sum(1 / pair for pair in pairs) if pairs else links[worker]
 
 
 class ColocatedNetwork(Protocol):

@@ -50,7 +50,7 @@ class ServerConfig:
     def has_visits(self, policy: Policy) -> bool:
         """Return whether workers push in visits under this policy (`job.visits`)."""
         in_turn = policy.takes_turns and not policy.streams_together(self.workers)
-        return self.visits and self.streams(policy) and in_turn and self.shards > 1
+        return self.visits and self.streams(policy) and in_turn and parts_of(self.shards) > 0
 
     def pieces_each(self, policy: Policy) -> int:
         """Return the least pieces of a shard, if the number of pieces is not configured and updates are streamed."""
