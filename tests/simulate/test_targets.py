@@ -123,7 +123,7 @@ def test_visits_between_colocated_servers_are_nearly_as_fast_as_simulated(
 @pytest.mark.parametrize("compute", [0.001, 0.05, 0.1, 1.0])
 @pytest.mark.parametrize(
     ("links", "most"),
-    [((50e6,) * 8, 1.13), ((50e6,) * 3, 1.13), ((50e6,) * 16, 1.1), ((50e6, 25e6, 50e6, 50e6), 1.35)],
+    [((50e6,) * 8, 1.13), ((50e6,) * 3, 1.13), ((50e6,) * 16, 1.1), ((50e6, 25e6, 50e6, 50e6), 1.51)],
     ids=["8", "3", "16", "a slow link"],
 )
 def test_streamed_turns_between_colocated_servers_do_not_slow_each_other_down(
@@ -131,7 +131,7 @@ def test_streamed_turns_between_colocated_servers_do_not_slow_each_other_down(
 ) -> None:
     """A round takes hardly longer than the floor allows, at any ratio of computing to sending.
 
-    With one slow link it takes a third longer: those that visit the slow machine wait for it.
+    With one slow link it takes up to half as long again: those that visit the slow machine wait for it.
     """
     workers = tuple(WorkerSpec(link=link, batch=100, samples_per_second=100 / compute) for link in links)
     spec = ClusterSpec("beside", 5e6, 1, 50e6, 0.0, 10e9, 30.0, workers).colocated()

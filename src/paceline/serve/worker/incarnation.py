@@ -58,17 +58,9 @@ from paceline.serve.worker.transfers import (
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-FROM_COORDINATOR = MessageDecoder(
-    Challenge
-    | Accepted
-    | Refused
-    | Expelled
-    | Welcome
-    | Resumed
-    | ShardMoved
-    | ProvideWeights
-    | KeepWeights
-    | PushNow
+_ON_JOINING = Challenge | Accepted | Refused | Expelled | Welcome | Resumed | ShardMoved | ProvideWeights | KeepWeights
+_IN_TRAINING = (
+    PushNow
     | VisitShard
     | GrantIteration
     | SampleRange
@@ -78,6 +70,7 @@ FROM_COORDINATOR = MessageDecoder(
     | Heartbeat
     | Leave
 )
+FROM_COORDINATOR = MessageDecoder(_ON_JOINING | _IN_TRAINING)
 LEAVE_SECONDS = 5.0  # to wait for the answer to Leave
 #: Seconds between two attempts to reconnect, from which on the user is told that the server is lost: after about a
 #: second. A server that begins again with loaded weights is back sooner.
