@@ -85,6 +85,32 @@ def colocated(bench: Bench) -> None:
         bench.table(title, ("", "s per iteration", "× floor", "× ddp", "CPU s per GB"), rows)
 
 
+def grid(bench: Bench) -> None:
+    """Compare streamed R²SP, with a shard beside each worker, with DDP over gloo, from network-bound to compute-bound.
+
+    X is the time in which a link carries the model once. "Allowed" is the ratio of the two floors: an all-reduce begins
+    when all workers have computed, and a link carries 2(N−1)/N of the model in it.
+    """
+    base, megabytes, link = load_cluster("lab-5mb"), 5, 25e6
+    X = megabytes * 1e6 / link
+    rows: list[list[object]] = []
+    for workers in (2, 4, 8):
+        for part in (0.25, 1.0, 4.0):
+            worker = replace(base.workers[0], link=link, samples_per_second=base.workers[0].batch / (part * X))
+            spec = replace(base, workers=(worker,) * workers, model_bytes=megabytes * 1e6).colocated()
+            with Lab(hosts(spec)) as lab:
+                share = goodput(lab)
+                ours = bench.run(lab, spec, "r2sp", streamed=True).report.mean_iteration_seconds
+                ddp = ddp_run.run(lab, spec, LabPlan(DDP, bench.iterations)).report.mean_iteration_seconds
+            built = as_built(spec, share, True)
+            floor, crossing = limit_seconds(built, True), 2 * (workers - 1) / workers * X / share
+            simulated = Cluster(built, make("r2sp"), 40, streamed=True).run().report.mean_iteration_seconds
+            allowed = (part * X + crossing) / floor
+            rows.append([workers, f"{part:g} X", ours, ours / floor, ours / simulated, ddp, ddp / ours, allowed])
+    headings = ("workers", "compute", "r2sp", "× floor", "× simulated", "ddp", "ddp / r2sp", "allowed")
+    bench.table(f"{megabytes} MB at {link * 8e-6:.0f} Mbit/s: a shard beside each worker, streamed", headings, rows)
+
+
 def unequal(bench: Bench) -> None:
     """Compare tuned batches with DDP when one worker of eight runs at half speed."""
     spec = load_cluster("lab-unequal").colocated()
@@ -329,7 +355,7 @@ def scheme(candidate: Mapping[str, Any]) -> str:
 
 ALL = {
     each.__name__.replace("_", "-"): each
-    for each in (one_server, colocated, unequal, rates, relax, gaps, simulator, growth, cpu, faults, advice)
+    for each in (one_server, colocated, grid, unequal, rates, relax, gaps, simulator, growth, cpu, faults, advice)
 }
 
 

@@ -105,6 +105,7 @@ def run_server(scenario: Scenario, folder: Path, director: socket.socket, trace:
         *(scenario.shards, scenario.workers, TOKEN, scenario.lease, plan),
         policy=scenario.policy,
         streamed=scenario.streamed,
+        visits=scenario.visits,
         replicas=scenario.replicas,
     )
 

@@ -52,6 +52,11 @@ class Scenario(msgspec.Struct, frozen=True):
     limit: float = 60.0  # seconds that the job may take
 
     @property
+    def visits(self) -> bool:
+        """Whether workers push in visits, as if a shard ran beside each of them."""
+        return self.streamed and self.policy == "r2sp" and self.shards > 1
+
+    @property
     def loads(self) -> bool:
         """Whether every worker loads other weights after its first pull, and later asks for the optimizer's state."""
         return any(fault.what in LOADING for fault in self.faults)

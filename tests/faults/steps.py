@@ -67,9 +67,11 @@ REPEATED = {
         "CancelIteration",
     ),
     *("GradientStarted", "RequestPush", "AllowPush", "UpdatedPiece", "PullState", "OptimizerState"),
+    *("VisitShard", "EndVisit"),
 }
 WITH_BODY = {"InitialWeights", "InitialState", "Push", "Weights", "Join", "UpdatedPiece", "OptimizerState"}
 AFTER_A_CUT = {"Resume", "Resumed"}  # messages that follow a lost connection
+VISITS = {"VisitShard", "EndVisit"}  # messages of jobs with two shards
 AFTER_A_LOSS = {"ShardMoved"}  # messages that follow the loss of a shard with a backup
 SHARD_LOST = Fault("shard", "call", "applied", "after", 2)
 
@@ -97,6 +99,8 @@ def occurs(name: str, policy: str, streamed: bool) -> bool:
     match name:
         case "GradientStarted" | "UpdatedPiece" | "StreamUpdates":
             return streamed
+        case "VisitShard" | "EndVisit":
+            return streamed and policy == "r2sp"
         case "UpdateHeld":
             return streamed and policies.make(policy).hears_held
         case "RequestPush" | "AllowPush":
@@ -130,7 +134,7 @@ def worker_fails(
     return Scenario(
         policy,
         tuple(faults),
-        shards=shards,
+        shards=2 if name in VISITS else shards,
         replicas=replicas,
         lease=lease,
         restart=restart,
@@ -170,6 +174,7 @@ def server_fails(step: tuple[str, str, str, str], how: str, policy: str, streame
     fault = Fault(party, point, what, when, 1 if what in ("Leave", "Stop", "PartSaved") else 2, how, saved=True)
     lease = 1.5 if how == "SIGSTOP" else 10.0
     padding = PADDING if streamed else 0
+    shards = 2 if what in VISITS else shards
     return Scenario(policy, (fault,), shards=shards, samples=48, lease=lease, streamed=streamed, padding=padding)
 
 
@@ -217,6 +222,7 @@ def recovery_fails(
 #: Messages that occur in few jobs. No random fault waits for them.
 SELDOM = {
     *LOADING,
+    *VISITS,
     *("Heartbeat", "Refused", "Expelled", "ProvideWeights", "InitialWeights", "InitialWeightsFrom", "PushNow"),
     *("InitialWeightsReceived", "PeerRejected", "ShardFailed", "UpdateProducts", "CancelIteration", "Subscribe"),
     *("InspectExclusions", "Resume", "Resumed", "AddToSum", "KeepUpdate", "DropUpdate", "ReportMetric"),

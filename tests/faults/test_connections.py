@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 from faults.scenario import Fault, Outcome, Scenario
-from faults.steps import AFTER_A_CUT, AFTER_A_LOSS, PADDING, REPEATED, SHARD_LOST, kind_of, worker_steps
+from faults.steps import AFTER_A_CUT, AFTER_A_LOSS, PADDING, REPEATED, SHARD_LOST, VISITS, kind_of, worker_steps
 
 Play = Callable[[Scenario], Outcome]
 #: Messages that do not occur in every job.
@@ -32,6 +32,7 @@ def connection_fails(name: str, when: str, how: str, policy: str, shards: int, s
     if name in AFTER_A_LOSS:
         faults.append(SHARD_LOST)
     padding, replicas = PADDING if streamed else 0, int(name in AFTER_A_LOSS)
+    shards = 2 if name in VISITS else shards
     return Scenario(
         policy, tuple(faults), shards=shards, replicas=replicas, lease=2.0, streamed=streamed, padding=padding
     )
@@ -77,6 +78,8 @@ QUICK = [
     connection_fails("UpdatedPiece", "before", "mute", "r2sp", 1, streamed=True),
     connection_fails("GradientStarted", "before", "cut", "r2sp", 1, streamed=True),
     connection_fails("PushNow", "before", "cut", "r2sp", 2, streamed=True),
+    connection_fails("VisitShard", "before", "cut", "r2sp", 2, streamed=True),
+    connection_fails("EndVisit", "before", "mute", "r2sp", 2, streamed=True),
     connection_fails("RequestPush", "after", "cut", "r2sp", 2),
     connection_fails("AllowPush", "before", "reset", "r2sp", 1),
 ]

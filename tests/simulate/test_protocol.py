@@ -49,6 +49,10 @@ def small(policy: str, streamed: bool) -> Setting:
 SMALL = {
     "r2sp-streamed": small("r2sp", True),
     "r2sp-impatient": replace(small("r2sp:patience=0.5", True), workers=3, samples=12, pace=(1.0, 0.7, 2.0)),
+    "r2sp-visits": replace(small("r2sp", True), shards=2, visits=2),
+    "r2sp-visits-impatient": replace(
+        small("r2sp:patience=0.5", True), workers=3, shards=3, samples=12, pace=(1.0, 0.7, 2.0), visits=2
+    ),
     "r2sp-groups": replace(small("r2sp:groups=2,patience=0.5", True), workers=3, samples=12, pace=(1.0, 0.7, 2.0)),
     "r2sp": small("r2sp", False),
     "bsp": small("bsp", False),

@@ -27,6 +27,8 @@ class JobConfig:
     awaited: the workers of the previous generation that had not left, or None if they are unknown.
     incarnations: the last incarnation of each worker in earlier generations.
     provider: the worker that provides the weights of a restored job, or None if its checkpoint does.
+    visits: the number of parts of a shard that a worker visits one by one, when the job tells it (`job.visits`). 0 if
+        workers choose the order of their pushes themselves.
     max_norm: an update is scaled down to this many times the usual norm, or None if updates are not limited.
     """
 
@@ -40,4 +42,5 @@ class JobConfig:
     awaited: frozenset[int] | None = None
     incarnations: Mapping[int, int] = field(default_factory=dict)
     provider: int | None = None
+    visits: int = 0
     max_norm: float | None = None

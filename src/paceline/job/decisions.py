@@ -146,6 +146,8 @@ class DecisionLayer(CheckpointLayer):
 
     def _drop_current_update(self, member: Member) -> None:
         """Drop what has arrived of the update of this iteration, and take back its samples."""
+        if self._visits:
+            self._send_visits(self._visits.drop(member.worker))
         if self.config.streams:
             if member.stage in (Stage.ANNOUNCED, Stage.TURNED):
                 self._out.append(instructions.OrderDrop(member.identity))

@@ -77,6 +77,16 @@ class GradientBegun:
 
 
 @record
+class VisitEnded:
+    """A worker has pushed a part of its update to a shard, as it was told to."""
+
+    connection: int
+    iteration: int
+    shard: int
+    part: int
+
+
+@record
 class GradientComputed:
     """A worker finished a gradient. taken: the numbers of the sample requests that it was computed from."""
 
@@ -210,9 +220,13 @@ class ShardSaved:
 
 @record
 class ModelDescribed:
-    """The model became known, from the first worker or a checkpoint. momentum: of the server's optimizer."""
+    """The model became known, from the first worker or a checkpoint.
+
+    momentum: of the server's optimizer. pieces: the least pieces of a shard, or None if updates are not streamed.
+    """
 
     momentum: float
+    pieces: int | None = None
 
 
 @record
@@ -254,6 +268,7 @@ Event: TypeAlias = (
     | SamplesRequested
     | GradientBegun
     | GradientComputed
+    | VisitEnded
     | MetricReported
     | WorkerFinished
     | WorkerAlive

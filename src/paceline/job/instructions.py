@@ -97,10 +97,21 @@ class SendGrant:
 
 @record
 class SendPushNow:
-    """Tell a worker to push the update of this iteration now."""
+    """Tell a worker to push the update of this iteration now. parts: of each shard, if SendVisit says when to push."""
 
     to: int
     iteration: int
+    parts: int = 0
+
+
+@record
+class SendVisit:
+    """Tell a worker to push a part of its update to a shard now."""
+
+    to: int
+    iteration: int
+    shard: int
+    part: int
 
 
 @record
@@ -313,6 +324,7 @@ Instruction: TypeAlias = (
     | SendWeightsKept
     | SendGrant
     | SendPushNow
+    | SendVisit
     | SendCancel
     | SendSamples
     | SendExcluded

@@ -23,6 +23,7 @@ from paceline.job.limits import (
 )
 from paceline.job.membership import RUNNING, Member, Stage, Transition
 from paceline.job.samples import Samples
+from paceline.job.visits import Visit, Visits
 from paceline.policies import Policy, Update
 from paceline.policies.contract import DRIVER_KINDS
 
@@ -145,6 +146,11 @@ class IterationLayer(DecisionLayer):
         if member.parts or not self.config.shards:
             self._count_if_whole(member, update)
 
+    def _visit_ended(self, ended: events.VisitEnded) -> None:
+        member = self._renew_lease(ended.connection)
+        if member and self._visits and ended.iteration == member.iteration:
+            self._send_visits(self._visits.end(Visit(member.worker, ended.shard, ended.part)))
+
     def _counted(self, member: Member, claimed: int, taken: tuple[int, ...] | None = None) -> int:
         """Return how many samples an update counts for: at most as many as the worker was given.
 
@@ -251,6 +257,8 @@ class IterationLayer(DecisionLayer):
         member.step(ARRIVE)
         member.update = None
         member.parts = member.held = 0
+        if self._visits:  # the shards may tell of the last visits before the worker does
+            self._send_visits(self._visits.drop(member.worker))
         if self.clipping and member.size:
             self._clip(self.clipping, member, member.size, update)
         if self.samples:
@@ -289,6 +297,8 @@ class IterationLayer(DecisionLayer):
 
     def _model_described(self, described: events.ModelDescribed) -> None:
         """Tell the policy the momentum. No worker has joined yet, so it makes no decisions."""
+        if self._visits and described.pieces:  # a visit exchanges whole pieces
+            self._visits = Visits(self.config.shards, min(self.config.visits, described.pieces))
         policy = self.ledger.policy
         if policy.hears_loss and not policy.mixes:
             self.ledger.measured("momentum", None, described.momentum, self._now)

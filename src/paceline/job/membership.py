@@ -91,6 +91,7 @@ class Member:
         "stage",
         "taken",
         "update",
+        "visits",
         "weight",
         "worker",
     )
@@ -107,6 +108,7 @@ class Member:
         self.own_batch = 0  # the batch size that it computes if a Grant names none; 0: not known
         self.ignored_batches = 0  # updates in a row that had another batch size than their Grants
         self.pull = True
+        self.visits = False  # whether SendVisit says when it pushes each part of its update
         self.expected_staleness: int | None = None
         # The update of this iteration, from its announcement until it has arrived at all shards
         self.update: Update | None = None

@@ -6,7 +6,7 @@ are postponed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.job import events, instructions
@@ -17,6 +17,7 @@ from paceline.job.core import CoreLayer
 from paceline.job.identity import Identity
 from paceline.job.membership import RUNNING, Member, Stage, Transition
 from paceline.job.quiesce import Quiesce
+from paceline.job.visits import Visit, Visits
 from paceline.policies import Policy, Stream, Turn, Update
 
 MAX_STALENESS = 1 << 20  # the largest expected staleness that the protocol carries
@@ -44,6 +45,7 @@ class CheckpointLayer(CoreLayer):
             self.checkpoints = Checkpoints(config.save, config.shards, saved)
         self._quiesce: Quiesce[Postponed] = Quiesce()
         self._streams_issued = 0
+        self._visits = Visits(config.shards, config.visits) if config.visits else None
         self._departed_staleness: dict[int, int | None] = {}  # worker that left → expected staleness of its last Grant
 
     @property
@@ -66,7 +68,20 @@ class CheckpointLayer(CoreLayer):
         """Tell a member to push the update that it announced."""
         if member.stage is Stage.ANNOUNCED:
             member.step(Transition.TURN)
-            self._send(member.connection, instructions.SendPushNow, member.iteration)
+            # A gradient that is still being computed is pushed in the order in which it is computed.
+            member.visits = self._visits is not None and member.update is not None
+            self._send_turn(member)
+            if self._visits and member.visits:
+                self._send_visits(self._visits.begin(member.worker))
+
+    def _send_turn(self, member: Member) -> None:
+        parts = self._visits.parts if self._visits and member.visits else 0
+        self._send(member.connection, instructions.SendPushNow, member.iteration, parts)
+
+    def _send_visits(self, visits: Iterable[Visit]) -> None:
+        for visit in visits:
+            member = self.roster.training[visit.worker]
+            self._send(member.connection, instructions.SendVisit, member.iteration, visit.shard, visit.part)
 
     def _stream(self, stream: Stream) -> None:
         """Carry out a Stream, or postpone it while a checkpoint waits for quiescence."""

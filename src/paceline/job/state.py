@@ -168,7 +168,9 @@ class JobState(WeightsLayer):
         elif member.iteration:
             self._send_grant(member)
             if member.stage is Stage.TURNED:
-                self._send(connection, instructions.SendPushNow, member.iteration)
+                self._send_turn(member)
+                if self._visits:
+                    self._send_visits(self._visits.under_way(member.worker))
             elif member.stage is Stage.CANCELLED:
                 self._send(connection, instructions.SendCancel, member.iteration)
 
@@ -328,6 +330,7 @@ EVENT_HANDLERS: dict[type, Callable[[JobState, Any], None]] = {
     events.SamplesRequested: JobState._samples_requested,
     events.GradientBegun: JobState._gradient_begun,
     events.GradientComputed: JobState._gradient_computed,
+    events.VisitEnded: JobState._visit_ended,
     events.MetricReported: JobState._metric_reported,
     events.WorkerFinished: JobState._worker_finished,
     events.WorkerAlive: JobState._worker_alive,

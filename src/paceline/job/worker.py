@@ -56,6 +56,10 @@ class WorkerState:
         self.last_version: int | None = None  # of the model, once the training is over
         self.leave_confirmed = False  # True if the coordinator has confirmed that the worker left
         self._turned = 0  # the newest iteration that may be pushed
+        self.parts = 0  # of each shard, if visits say when to push them
+        self._visits: list[tuple[int, int]] = []  # shard and part of each visit that has not begun
+        self._begun: set[tuple[int, int]] = set()  # visits of this iteration that have begun
+        self._ended: dict[tuple[int, int], Any] = {}  # visits of this iteration → the message that they have ended
         self._cancelled = 0  # the newest iteration that was cancelled
         self._requests: dict[int, Any] = {}  # number → a request for samples that has no answer
         self._given: dict[int, Any] = {}  # number → the answer, until it is taken
@@ -170,7 +174,9 @@ class WorkerState:
             case instructions.SendGrant():
                 self.granted(instruction)
             case instructions.SendPushNow():
-                self.turned(instruction.iteration)
+                self.turned(instruction.iteration, instruction.parts)
+            case instructions.SendVisit():
+                self.visit_ordered(instruction)
             case instructions.SendCancel():
                 self.cancelled(instruction.iteration)
             case instructions.SendSamples():
@@ -195,10 +201,32 @@ class WorkerState:
             if self._ready is not None:
                 self._retire_ready()
 
-    def turned(self, iteration: int) -> None:
-        """Receive the permission to push the update of this iteration."""
-        self._turned = max(self._turned, iteration)
+    def turned(self, iteration: int, parts: int = 0) -> None:
+        """Receive the permission to push the update of this iteration. parts: of each shard, if visits follow."""
+        if iteration > self._turned:
+            self._turned, self.parts = iteration, parts
+            self._visits, self._begun, self._ended = [], set(), {}
         self._started = None
+
+    def visit_ordered(self, visit: Any) -> None:
+        """Receive the order to push a part of the update to a shard. A repeated order changes nothing."""
+        place = (visit.shard, visit.part)
+        if visit.iteration == self._turned and place not in self._begun and place not in self._visits:
+            self._visits.append(place)
+
+    def take_visit(self, iteration: int) -> tuple[int, int] | None:
+        """Begin a visit that was ordered for this iteration. Return its shard and part, or None if there is none."""
+        if iteration != self._turned or not self._visits:
+            return None
+        place = self._visits.pop(0)
+        self._begun.add(place)
+        return place
+
+    def end_visit(self, ended: Any) -> list[Any]:
+        """Record that a visit has ended. Return the messages to send."""
+        if ended.iteration == self._turned:
+            self._ended[ended.shard, ended.part] = ended
+        return [ended]
 
     def cancelled(self, iteration: int) -> None:
         """Receive the cancellation of this iteration."""
@@ -248,6 +276,6 @@ class WorkerState:
     def reconnected(self) -> list[Any]:
         """Return the messages to repeat on a new connection, because they may have been lost with the old one."""
         self._before_beat.clear()  # a heartbeat of the old connection is not answered on the new one
-        again = [*self._unconfirmed.values(), *self._requests.values()]
+        again = [*self._unconfirmed.values(), *self._requests.values(), *self._ended.values()]
         single = (self._started, self._ready, self._offer, self._finish, self._leave)
         return again + [each for each in single if each is not None]

@@ -82,6 +82,7 @@ async def _serve(
         policy=plan.policy,
         streamed=plan.streamed,
         replicas=spec.replicas,
+        visits=spec.colocate,
     )
     observer = Tee(Tee(summary, goal), Recorder(events.append))
     # The lab's links are private to it.

@@ -12,7 +12,6 @@ from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 #: time does not depend on its size: with 1 << 15, 4 workers and 8 MB take 1.6 times as much (docs/benchmarks.md).
 PIECE_ELEMENTS = 1 << 17
 MIN_PIECES, MAX_PIECES = 16, 64  # limits of the number of pieces in that case
-ROWS_TOGETHER = 8  # least pieces of a shard if several workers push them together: a return waits for a row of pieces
 MIN_PIECE_ELEMENTS = 1 << 13  # in a smaller piece, the header and the optimizer step cost more than the bytes
 
 
@@ -26,20 +25,17 @@ class Description:
 
     MAX_BYTES = 16 << 20  # of the JSON text
 
-    def deal(self, shards: int, pieces: int | None = None, together: bool = False) -> list[tuple[tuple[int, int], ...]]:
+    def deal(self, shards: int, pieces: int | None = None, each: int = 1) -> list[tuple[tuple[int, int], ...]]:
         """Cut the model into at least `pieces` pieces, deal them to the shards in turn, and return those of each shard.
 
         So every part of the model is spread over all shards. There are fewer pieces if they would be too small, or if
         the optimizer needs whole tensors and the model has too few of them. Raise ValueError if the model cannot be
         cut into one piece per shard.
 
-        pieces: None chooses a number for streaming, from the size of the model. together: several workers push each
-        piece before it is returned.
+        pieces: None chooses a number for streaming, from the size of the model. each: the least pieces of a shard then.
         """
         if pieces is None:
-            pieces = min(max(MIN_PIECES, self.layout.size // PIECE_ELEMENTS), MAX_PIECES)
-            if together:
-                pieces = max(pieces, ROWS_TOGETHER * shards)
+            pieces = max(min(max(MIN_PIECES, self.layout.size // PIECE_ELEMENTS), MAX_PIECES), each * shards)
         anywhere = is_elementwise(self.optimizer.name)
         rows = max(1, min(-(-pieces // shards), self.layout.size // (shards * MIN_PIECE_ELEMENTS)))
         while True:

@@ -58,6 +58,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             streamed=self.streamed,
             correct=self.correct,
             replicas=self.replicas,
+            visits=self.colocate,
             max_norm=self.max_norm,
         )
 

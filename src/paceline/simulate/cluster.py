@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.job import Identity, JobConfig, JobState, events, instructions
+from paceline.job.visits import parts_of
 from paceline.observe.observer import Observer, Tee
 from paceline.observe.summary import Report, Summary
 from paceline.policies import Policy
@@ -28,6 +29,7 @@ from paceline.simulate.simulated_model import SimulatedModel
 from paceline.simulate.transfer.pipelined import PipelinedTransfer
 from paceline.simulate.transfer.streamed import StreamedTransfer
 from paceline.simulate.transfer.whole import WholeTransfer
+from paceline.simulate.visited_network import VisitedNetwork
 
 
 class SimulationError(RuntimeError):
@@ -117,7 +119,8 @@ class Cluster:
             if self.spec.replicas and self.spec.servers > 1:
                 capacity["in"] /= 2  # with each update, another server's is passed on to a backup beside this server
             return Star(self.clock, links, capacity, use)
-        return Rounds(self.clock, links, use) if in_turn else Mesh(self.clock, links, use)
+        kind = (VisitedNetwork if parts_of(len(links)) else Rounds) if in_turn else Mesh
+        return kind(self.clock, links, use)
 
     def _report_link_use(self, direction: Direction, fraction: float) -> None:
         self._observer.used(self.clock.now, direction, fraction)

@@ -1,12 +1,13 @@
 """Networks with a server beside each worker (`--colocate`). Each server holds 1/N of the model.
 
 A worker's transfer uses its own link and the links of all the others. The slice beside the worker does not travel.
+Where a few workers take turns and updates are streamed, `visited_network` is used instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from paceline.simulate.clock import Clock
 from paceline.simulate.network import CLOCK_PRECISION, DIRECTIONS, NEAR_BYTES, Direction, Flow, Port, UseSink
@@ -33,7 +34,7 @@ class Mesh:
         return size * self._travels / (sum(self._links) / 2)  # half of every link is for the transfers of the others
 
     def port(self, worker: int, direction: Direction) -> Port:
-        return _ColocatedPort(self, worker, direction)
+        return ColocatedPort(self, worker, direction)
 
     def start(self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
         self._advance()
@@ -124,7 +125,7 @@ class Mesh:
 
 
 class Rounds:
-    """Workers visit the servers one after the other, each beginning with the server after its own.
+    """Workers push to the servers one after the other, each beginning with the server after its own.
 
     This is for workers that take turns and whose slices return at once. They stay clear of one another: at any moment
     each worker is at a different server. So a transfer runs as fast as the two links that it is using, whatever other
@@ -147,7 +148,7 @@ class Rounds:
         return 2 * size / (self._count * self._slowest) if self._count > 1 else 0.0
 
     def port(self, worker: int, direction: Direction) -> Port:
-        return _ColocatedPort(self, worker, direction)
+        return ColocatedPort(self, worker, direction)
 
     def start(self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any) -> Flow:
         flow = Flow(self, done, argument, size)
@@ -185,8 +186,16 @@ def _mean_visit_rate(worker: int, links: Sequence[float]) -> float:
     return len(pairs) / sum(1 / pair for pair in pairs) if pairs else links[worker]
 
 
-class _ColocatedPort(NamedTuple):
-    network: Mesh | Rounds
+class ColocatedNetwork(Protocol):
+    """A network in which each worker begins its transfers at its own machine."""
+
+    def start(
+        self, worker: int, direction: Direction, size: float, done: Callable[[Any], None], argument: Any
+    ) -> Flow: ...
+
+
+class ColocatedPort(NamedTuple):
+    network: ColocatedNetwork
     worker: int
     direction: Direction
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from paceline.job import events
 from paceline.model.checkpoint import Checkpoint, CheckpointError
 from paceline.model.correction import Correction, chosen, momentum_of
 from paceline.model.description import Description
@@ -21,7 +22,7 @@ class ModelAgreement:
     def __init__(self, config: ServerConfig, policy: Policy, restored: Checkpoint | None) -> None:
         self._config, self._restored = config, restored
         self._mixes, self._streams = policy.mixes, config.streams(policy)
-        self._together = policy.streams_together(config.workers)
+        self._pieces_each = config.pieces_each(policy)
         self._keep_bases = policy.mixes and policy.compares  # are models compared with what their workers pulled?
         self._described: Description | None = None
         self._first: Description | None = None  # of the first worker, whose settings all other workers must have
@@ -89,12 +90,17 @@ class ModelAgreement:
         if difference:
             raise WireError(f"All workers must train the same model: {difference}.")
 
+    def described(self) -> events.ModelDescribed:
+        """Return the event that the model is known now."""
+        pieces = min(map(len, self.pieces()), default=0) if self._streams else None
+        return events.ModelDescribed(self.momentum, pieces)
+
     def pieces(self) -> list[Ranges]:
         """Return the pieces of the model that each shard holds: one each, or several if updates are streamed."""
         if self._described is None:
             return []
         pieces = self._config.slices if self._streams else 1
-        return self._described.deal(self._config.shards, pieces, self._together)
+        return self._described.deal(self._config.shards, pieces, self._pieces_each)
 
     def _accept(self, described: Description, text: bytes) -> None:
         """Make this the job's model. Raise ValueError if its optimizer does not allow the requested --correct."""

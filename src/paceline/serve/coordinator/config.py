@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.job import JobConfig, SaveEvery
+from paceline.job.visits import parts_of
 from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
+
+#: Pieces of a shard if several workers push them together. A piece is returned when all of them have pushed it.
+ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class ServerConfig:
     incarnations: dict[int, int] = field(default_factory=dict)  # the last one of each worker in earlier generations
     provider: int | None = None  # the worker that provides the weights of a restored job; None: the checkpoint does
     shard_token: bytes = b""  # of the server's own shards; empty: shards use the job's token
+    visits: bool = False  # whether a shard runs beside each worker, so that workers that take turns visit shards
     replicas: int = 0  # backups of each shard: 0 or 1
     max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: any update counts
     correct: CorrectionOption = "auto"  # how to correct for known staleness; auto: as the optimizer allows
@@ -41,6 +46,17 @@ class ServerConfig:
     def streams(self, policy: Policy) -> bool:
         """Return whether each piece of an update is applied as it arrives under this policy."""
         return bool(self.shards) and (policy.pipelined or (self.streamed and policy.streamable))
+
+    def has_visits(self, policy: Policy) -> bool:
+        """Return whether workers push in visits under this policy (`job.visits`)."""
+        in_turn = policy.takes_turns and not policy.streams_together(self.workers)
+        return self.visits and self.streams(policy) and in_turn and parts_of(self.shards) > 0
+
+    def pieces_each(self, policy: Policy) -> int:
+        """Return the least pieces of a shard, if the number of pieces is not configured and updates are streamed."""
+        return (
+            parts_of(self.shards) if self.has_visits(policy) else ROWS if policy.streams_together(self.workers) else 1
+        )
 
     def job_config(self, policy: Policy, generation: str) -> JobConfig:
         """Return the options that concern the job's state machine."""
@@ -55,5 +71,6 @@ class ServerConfig:
             awaited=self.awaited,
             incarnations=self.incarnations,
             provider=self.provider,
+            visits=parts_of(self.shards) if self.has_visits(policy) else 0,
             max_norm=self.max_norm,
         )

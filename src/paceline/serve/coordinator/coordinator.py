@@ -112,7 +112,7 @@ class Coordinator:
             instructions.JobDone: lambda _: self.done.set(),
         }
         if self.agreement.is_known:
-            self.tell(events.ModelDescribed(self.agreement.momentum))
+            self.tell(self.agreement.described())
 
     @property
     def now(self) -> float:
@@ -301,7 +301,7 @@ class Coordinator:
             await self.shards.complete.wait()
         connection = next(self._connection_numbers)
         if isinstance(first, Join) and self.config.shards and self.agreement.agree(peer.body):
-            self.tell(events.ModelDescribed(self.agreement.momentum))
+            self.tell(self.agreement.described())
             self._set_up_shards()
         self._peers[connection] = peer
         try:

@@ -18,6 +18,7 @@ from paceline.serve.wire.frames import MessageDecoder, WireError
 from paceline.serve.wire.messages import (
     BackupUnreachable,
     CheckpointLoaded,
+    EndVisit,
     FinishTraining,
     GradientReady,
     GradientStarted,
@@ -56,6 +57,7 @@ FROM_WORKER = (
     | RequestSamples
     | GradientStarted
     | GradientReady
+    | EndVisit
     | ReportMetric
     | FinishTraining
     | Heartbeat

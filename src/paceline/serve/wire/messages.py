@@ -1,9 +1,10 @@
 """The messages of the wire protocol. Each is a small typed struct; tensor bytes travel beside it as its body.
 
-    worker → coordinator    Join, Resume, OfferWeights, RequestSamples, GradientStarted, GradientReady, ReportMetric,
-                            FinishTraining, Heartbeat, Leave
+    worker → coordinator    Join, Resume, OfferWeights, RequestSamples, GradientStarted, GradientReady, EndVisit,
+                            ReportMetric, FinishTraining, Heartbeat, Leave
     coordinator → worker    Welcome, Resumed, ShardMoved, ProvideWeights, KeepWeights, GrantIteration, SampleRange,
-                            PushNow, CancelIteration, Excluded, TrainingFinished, Heartbeat, Leave, Expelled, Refused
+                            PushNow, VisitShard, CancelIteration, Excluded, TrainingFinished, Heartbeat, Leave,
+                            Expelled, Refused
     worker → shard          Hello, InitialWeights (+ weights), InitialState (+ state), RequestPush, Push (+ gradient),
                             Pull, PullState
     shard → worker          InitialWeightsReceived, AllowPush, PushReceived, UpdatedPiece (+ weights),
@@ -79,6 +80,7 @@ from paceline.serve.wire.transfer_messages import RequestPush as RequestPush
 from paceline.serve.wire.transfer_messages import UpdatedPiece as UpdatedPiece
 from paceline.serve.wire.transfer_messages import Weights as Weights
 from paceline.serve.wire.worker_messages import CancelIteration as CancelIteration
+from paceline.serve.wire.worker_messages import EndVisit as EndVisit
 from paceline.serve.wire.worker_messages import Excluded as Excluded
 from paceline.serve.wire.worker_messages import FinishTraining as FinishTraining
 from paceline.serve.wire.worker_messages import GradientReady as GradientReady
@@ -97,4 +99,5 @@ from paceline.serve.wire.worker_messages import Resumed as Resumed
 from paceline.serve.wire.worker_messages import SampleRange as SampleRange
 from paceline.serve.wire.worker_messages import ShardMoved as ShardMoved
 from paceline.serve.wire.worker_messages import TrainingFinished as TrainingFinished
+from paceline.serve.wire.worker_messages import VisitShard as VisitShard
 from paceline.serve.wire.worker_messages import Welcome as Welcome

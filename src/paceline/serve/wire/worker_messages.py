@@ -155,9 +155,30 @@ class GradientReady(Message, frozen=True):
 
 
 class PushNow(Message, frozen=True):
-    """The coordinator sends this to a worker whose turn it is. A gated worker pushes its gradient then."""
+    """The coordinator sends this to a worker whose turn it is. A gated worker pushes its gradient then.
+
+    parts: 0, or into how many parts the pieces of each shard are divided. The worker then pushes the part beside it at
+    once, and every other part when a VisitShard names it.
+    """
 
     iteration: int
+    parts: int = 0
+
+
+class VisitShard(Message, frozen=True):
+    """The coordinator sends this to a worker that has its turn: it pushes a part of its gradient to a shard now."""
+
+    iteration: int
+    shard: int
+    part: int
+
+
+class EndVisit(Message, frozen=True):
+    """A worker sends this to the coordinator when it has pushed what a VisitShard named."""
+
+    iteration: int
+    shard: int
+    part: int
 
 
 class CancelIteration(Message, frozen=True):

@@ -22,6 +22,7 @@ from paceline.serve.wire.messages import (
     Accepted,
     CancelIteration,
     Challenge,
+    EndVisit,
     Excluded,
     Expelled,
     FinishTraining,
@@ -39,6 +40,7 @@ from paceline.serve.wire.messages import (
     SampleRange,
     ShardMoved,
     TrainingFinished,
+    VisitShard,
     Welcome,
 )
 from paceline.serve.worker import control
@@ -56,17 +58,10 @@ from paceline.serve.worker.transfers import (
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-FROM_COORDINATOR = MessageDecoder(
-    Challenge
-    | Accepted
-    | Refused
-    | Expelled
-    | Welcome
-    | Resumed
-    | ShardMoved
-    | ProvideWeights
-    | KeepWeights
-    | PushNow
+_ON_JOINING = Challenge | Accepted | Refused | Expelled | Welcome | Resumed | ShardMoved | ProvideWeights | KeepWeights
+_IN_TRAINING = (
+    PushNow
+    | VisitShard
     | GrantIteration
     | SampleRange
     | CancelIteration
@@ -75,6 +70,7 @@ FROM_COORDINATOR = MessageDecoder(
     | Heartbeat
     | Leave
 )
+FROM_COORDINATOR = MessageDecoder(_ON_JOINING | _IN_TRAINING)
 LEAVE_SECONDS = 5.0  # to wait for the answer to Leave
 #: Seconds between two attempts to reconnect, from which on the user is told that the server is lost: after about a
 #: second. A server that begins again with loaded weights is back sooner.
@@ -190,7 +186,20 @@ class Incarnation:
 
     def _stream_in_turn(self, gradient: OutgoingGradient, weights: memoryview) -> list[Future[None]]:
         """Send the pieces of a gradient when it is this worker's turn. Return what `Transfers.stream` returns."""
-        return self._transfers.stream(self._iteration, gradient, weights) if self._await_turn() else []
+        if not self._await_turn():
+            return []
+        parts = self._state.parts
+        visits = self._next_visit if parts else None
+        return self._transfers.stream(self._iteration, gradient, weights, parts, visits, self._end_visit)
+
+    def _next_visit(self) -> tuple[int, int] | None:
+        """Wait for the next visit of this iteration. Return its shard and part, or None if the iteration is over."""
+        state, iteration = self._state, self._iteration
+        found = self._await(lambda: state.is_over(iteration) or state.take_visit(iteration))
+        return None if isinstance(found, bool) else found
+
+    def _end_visit(self, shard: int, part: int) -> None:
+        self._say(self._state.end_visit, EndVisit(self._iteration, shard, part))
 
     def _announce_started(self, gradient: OutgoingGradient) -> None:
         """Tell the coordinator that a gradient is being computed, once its first piece can be pushed."""
@@ -327,7 +336,9 @@ class Incarnation:
             case GrantIteration():
                 state.granted(message)
             case PushNow():
-                state.turned(message.iteration)
+                state.turned(message.iteration, message.parts)
+            case VisitShard():
+                state.visit_ordered(message)
             case CancelIteration():
                 state.cancelled(message.iteration)
             case SampleRange():

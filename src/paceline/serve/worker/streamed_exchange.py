@@ -120,12 +120,16 @@ class StreamedExchange:
                 except OSError:
                     channel.cut()
 
-    def drain(self, shard: ShardLink) -> None:
-        """Wait until the shard has received nearly everything that was sent to it."""
+    def drain(self, shard: ShardLink, all_but: int = 0) -> None:
+        """Wait until the shard has received what was sent to it, but for these pieces or what a link carries at once.
+
+        all_but: the number of pieces that may still be on their way.
+        """
         channel = shard.channel
         if channel:
             elements = sum(stop - start for start, stop in shard.pieces)
-            channel.drain(min(NEARLY_DRAINED, elements * self._width // 4))
+            spare = elements * self._width * all_but // len(shard.pieces)
+            channel.drain(max(min(NEARLY_DRAINED, elements * self._width // 4), spare))
 
     def receive(self, shard: ShardLink, channel: Channel) -> None:
         """Receive updated pieces from a shard until all its pieces are back."""

@@ -42,6 +42,7 @@ from paceline.serve.wire.tls import TlsRefused
 from paceline.serve.wire.transfer_messages import NEARLY_DONE
 from paceline.serve.worker.gradient import OutgoingGradient
 from paceline.serve.worker.streamed_exchange import Backward, ShardLink, StreamedExchange, push_order
+from paceline.serve.worker.visited_push import VisitedPush
 
 FROM_SHARD = MessageDecoder(
     Challenge
@@ -189,10 +190,20 @@ class Transfers:
             request = Pull(version, expected)
         return version
 
-    def stream(self, iteration: int, gradient: OutgoingGradient, weights: memoryview) -> list[Future[None]]:
+    def stream(
+        self,
+        iteration: int,
+        gradient: OutgoingGradient,
+        weights: memoryview,
+        parts: int = 0,
+        next_visit: Callable[[], tuple[int, int] | None] | None = None,
+        end_visit: Callable[[int, int], None] | None = None,
+    ) -> list[Future[None]]:
         """Push a gradient piece by piece, and meanwhile receive updated pieces of the model into `weights`.
 
         Return when all pieces are sent. The futures, one for each shard, end when its updated pieces are received.
+        next_visit: waits for the next visit (`job.visits`), and returns its shard and part, or None if the rest is to
+        be pushed at once. parts: of each shard. end_visit: called at the end of each visit.
         """
         exchange = StreamedExchange(
             partial(gradient.push, iteration), gradient.buffer, WIDTH[gradient.dtype], weights, raise_if_over
@@ -205,6 +216,9 @@ class Transfers:
             ]
         except RuntimeError:  # the threads were shut down meanwhile
             raise self._ending.error or WireError("This worker has left.") from None
+        if next_visit and end_visit:
+            VisitedPush(self.parts, self._welcome.worker, parts, exchange).run(next_visit, end_visit)
+            return receiving
         last: ShardLink | None = None
         mine, together = self._welcome.worker, self._welcome.together
         for shard, piece in push_order(self.parts, mine, backward is not None, together):

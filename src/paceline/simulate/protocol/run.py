@@ -61,6 +61,7 @@ class Setting:
     loss: float  # fraction of the messages between workers and shards that is lost
     loads: Literal["", "main", "all"] = ""  # the processes that load other weights after their first pull
     restore_seconds: float = 0.0  # that a shard takes at most to load its part of a checkpoint
+    visits: int = 0  # parts of a shard, if workers push when they are told to visit it
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def draw_setting(rng: random.Random) -> Setting:
         save_every=rng.choice((1, 3, 8, 1000)),
         pace=tuple(rng.choice((0.5, 1.0, 1.0, 2.0)) for _ in range(workers)),
         loss=rng.choice((0.0, 0.0, 0.03)),
+        visits=rng.choice((0, 1, 2)) if streamed else 0,
     )
 
 

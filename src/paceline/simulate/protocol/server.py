@@ -120,6 +120,7 @@ class SimulatedServer:
             awaited=awaited,
             incarnations=dict(incarnations),
             provider=provider,
+            visits=setting.visits if policy.streamed and policy.takes_turns else 0,
         )
         trace = self.world.begin_trace(restored.version if restored else 0)
         snapshot = restored.snapshot if restored else None

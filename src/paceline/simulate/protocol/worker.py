@@ -148,7 +148,9 @@ class SimulatedWorker:
             yield from self._until(lambda: state.turn(iteration) != "later")
         if not state.is_over(iteration):
             update = Identity(welcome.worker, welcome.incarnation, iteration)
-            if welcome.streams:
+            if welcome.streams and state.parts:
+                yield from self._push_in_visits(update, samples)
+            elif welcome.streams:
                 yield from self._push_pieces(update, samples)
             else:
                 yield from self._request_all(
@@ -164,6 +166,45 @@ class SimulatedWorker:
             for piece in range(len(shard_process.shard.pieces)):
                 waits.append(self._request(shard_process, partial(_push_piece, update, piece, samples)))
                 yield from self._sleep(self.rng.uniform(0.0, 0.1))
+        yield from self._until(lambda: all(done() for done in waits))
+
+    def _push_in_visits(self, update: Identity, samples: tuple[int, ...]) -> Iterator[None]:
+        """Push the part beside this worker at once, and the others as the coordinator orders visits."""
+        assert self._welcome is not None
+        state, iteration, parts = self._state, update.iteration, self._state.parts
+        waits: list[Callable[[], bool]] = []
+        visits: dict[tuple[int, int], list[Callable[[], bool]]] = {}  # under way → whether its pieces are answered
+        left = {
+            (number, part)
+            for number in range(len(self._welcome.shard_processes))
+            for part in range(parts)
+            if number != self._welcome.worker
+        }
+
+        def push(number: int, part: int) -> list[Callable[[], bool]]:
+            assert self._welcome is not None
+            process = self._welcome.shard_processes[number]
+            count = len(process.shard.pieces)
+            pieces = range(part * count // parts, (part + 1) * count // parts)
+            sent = [self._request(process, partial(_push_piece, update, piece, samples)) for piece in pieces]
+            waits.extend(sent)
+            return sent
+
+        def progress() -> bool:
+            for place in [each for each, sent in visits.items() if all(done() for done in sent)]:
+                del visits[place]
+                self._record_and_send(state.end_visit, events.VisitEnded(0, iteration, *place))
+            while begun := state.take_visit(iteration):
+                left.discard(begun)
+                visits[begun] = push(*begun)
+            return state.is_over(iteration) or not (left or visits)
+
+        if self._welcome.worker < len(self._welcome.shard_processes):
+            for part in range(parts):
+                push(self._welcome.worker, part)
+        yield from self._until(progress)
+        for place in sorted(left):
+            push(*place)
         yield from self._until(lambda: all(done() for done in waits))
 
     def _pull(self, version: int) -> Iterator[None]:
