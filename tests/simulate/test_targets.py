@@ -140,6 +140,18 @@ def test_streamed_turns_between_colocated_servers_do_not_slow_each_other_down(
     assert 0.999 * floor <= report.mean_iteration_seconds <= most * floor
 
 
+@pytest.mark.parametrize("compute", [0.02, 0.04, 0.08, 0.16, 0.32])
+@pytest.mark.parametrize("workers", [2, 4, 8, pytest.param(16, marks=pytest.mark.slow)])
+def test_colocated_r2sp_is_near_the_floor_and_faster_than_a_barrier(workers: int, compute: float) -> None:
+    """10 MB at 1 Gbit/s, which take 80 ms: from network-bound to compute-bound."""
+    worker = WorkerSpec(link=125e6, batch=100, samples_per_second=100 / compute)
+    spec = ClusterSpec("grid", 10e6, 1, 125e6, 50e-6, 10e9, 30.0, (worker,) * workers).colocated()
+    r2sp = Cluster(spec, make("r2sp"), 40, streamed=True).run().report.mean_iteration_seconds
+    assert r2sp <= 1.10 * limit_seconds(spec, streamed=True)
+    for barrier in ("bsp", "bsp:pipeline=true"):
+        assert r2sp <= Cluster(spec, make(barrier), 20).run().report.mean_iteration_seconds
+
+
 # Table I
 
 
