@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -185,3 +186,12 @@ def test_a_refusal_ends_the_exchange() -> None:
     setting.send(0, 1)
     with pytest.raises(PermissionError, match="NaN"):
         setting.exchange.receive(setting.shard, line)
+
+
+@pytest.mark.parametrize(("all_but", "spare"), [(0, 1000), (1, 1000), (3, 3000)])
+def test_a_visit_ends_while_its_own_pieces_are_on_their_way(all_but: int, spare: int) -> None:
+    """Four pieces of 1,000 bytes. At least a quarter of what the shard holds may always be on its way."""
+    shard = new_shard(0, tuple((start, start + 250) for start in range(0, 1000, 250)))
+    shard.channel = Mock()
+    StreamedExchange(Mock(), memoryview(b""), 4, memoryview(b""), Mock()).drain(shard, all_but)
+    shard.channel.drain.assert_called_once_with(spare)

@@ -1,12 +1,13 @@
 """Max-min fair sharing of links by flows over arbitrary routes.
 
-Two networks of this package share their links with special cases of the same rule, which are faster where they fit:
+Three networks of this package share their links with special cases of the same rule, which are faster where they fit:
 
 - `network.Star`: all flows share one constraint, and workers with equal links have equal rates. A lane stands for
   thousands of flows, and an event changes a few numbers.
 - `colocated_network.Mesh`: every flow uses every link, its own link most. The load of a link follows from two counts.
+- `visited_network.fair_rates`: a few flows, each over two links. Arrays would cost more than they save.
 
-In a collective every flow has a route of its own, so neither shortcut exists there.
+In a collective every flow has a route of its own, so no shortcut exists there.
 """
 
 from __future__ import annotations
