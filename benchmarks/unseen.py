@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from paceline.rlp.evaluate import FIXED, YARDSTICK, is_fixed, judged
+from paceline.rlp.evaluate import CORRECTED, FIXED, YARDSTICK, judged
 from paceline.rlp.instance import Instance, drawn_hundred, from_plain, unseen
 from paceline.workloads.data import load
 
@@ -96,8 +96,7 @@ def show(lines: list[Line], hundreds: list[str]) -> None:
     instances = range(len(every))
     counts = Counter(each["policy"] for each in lines)
     policies = [policy for policy, count in counts.items() if count == len(every)]
-    fixed = [policy for policy in (*YARDSTICK, *policies) if is_fixed(policy) and policy in policies]
-    fixed = list(dict.fromkeys(fixed))
+    fixed = [policy for policy in YARDSTICK if policy in policies]
     if not fixed:
         raise SystemExit("No fixed policy was measured on all of these instances; measure one to compare with.")
     best = {at: fastest({spec: mean(seconds[at, spec]) for spec in fixed}) for at in instances}
@@ -115,10 +114,25 @@ def show(lines: list[Line], hundreds: list[str]) -> None:
         if spec not in fixed:
             for name, some in groups_of(every).items():
                 print(f"{'':24} {name}: {mean(ratio[at] for at in some):.3f} ({len(some)} instances)")
+            for name, part in parts_of(fixed).items():
+                of_part = [mean(seconds[at, spec]) / min(mean(seconds[at, each]) for each in part) for at in instances]
+                high = mean(each > HIGH for each in of_part)
+                print(f"{'':24} {name}: {mean(of_part):.3f} times the best of them, {high:.0%} above {HIGH}")
     print(f"{len(fixed)} fixed policies")
     spread = [stdev(seconds[key]) / mean(seconds[key]) for key in seconds if all(reached[key]) and key[1] in fixed]
     print(f"standard deviation over seeds: {median(spread):.0%} of the time (median)")
     show_fair(seconds, instances, policies, fixed)
+
+
+def parts_of(fixed: list[str]) -> dict[str, list[str]]:
+    """Return parts of a wider yardstick that the learned policy is also compared with, by name."""
+    if len(fixed) <= len(FIXED):
+        return {}
+    uncorrected = [policy for policy in fixed if not policy.endswith(CORRECTED)]
+    rules = [policy for policy in fixed if policy.startswith("rlp:rule=")]
+    parts = {"policies of the papers": list(FIXED), "rules of RLP": rules, "policies without correction": uncorrected}
+    named = {name: [policy for policy in part if policy in fixed] for name, part in parts.items()}
+    return {f"{len(part)} {name}": part for name, part in named.items() if part}
 
 
 def groups_of(every: list[Instance]) -> dict[str, list[int]]:
@@ -144,8 +158,10 @@ def show_fair(
     """Compare with an oracle that has picked the best fixed policy of each instance with the other half of the seeds.
 
     The best of many means is partly the best by chance, so a ratio to it is too high. A ratio to the oracle is not.
+    Policies that were measured with another number of seeds are left out.
     """
     seeds = len(seconds[0, fixed[0]])
+    policies = [policy for policy in policies if len(seconds[0, policy]) == seeds]
     parts = (slice(seeds // 2), slice(seeds // 2, None))
     others = [policy for policy in policies if policy not in fixed]
     oracle: list[float] = []
