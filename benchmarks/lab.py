@@ -12,10 +12,11 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from paceline.observe.driver import Fault
 from paceline.observe.trace import Applied, Arrived, Identity, identities
 from paceline.policies import make
 from paceline.simulate import Cluster, ClusterSpec, limit_seconds, load_cluster
+from paceline.simulate.cluster_writer import as_toml
 
 TWO = ("lab-5mb", "lab-1mb")
 
@@ -91,24 +93,36 @@ def grid(bench: Bench) -> None:
     X is the time in which a link carries the model once. "Allowed" is the ratio of the two floors: an all-reduce begins
     when all workers have computed, and a link carries 2(N−1)/N of the model in it.
     """
-    base, megabytes, link = load_cluster("lab-5mb"), 5, 25e6
-    X = megabytes * 1e6 / link
+    X = GRID_BYTES / GRID_LINK
     rows: list[list[object]] = []
+    for workers, part, described in grid_clusters():
+        spec = described.colocated()
+        with Lab(hosts(spec)) as lab:
+            share = goodput(lab)
+            ours = bench.run(lab, spec, "r2sp", streamed=True).report.mean_iteration_seconds
+            ddp = ddp_run.run(lab, spec, LabPlan(DDP, bench.iterations)).report.mean_iteration_seconds
+        built = as_built(spec, share, True)
+        floor, crossing = limit_seconds(built, True), 2 * (workers - 1) / workers * X / share
+        simulated = Cluster(built, make("r2sp"), 40, streamed=True).run().report.mean_iteration_seconds
+        allowed = (part * X + crossing) / floor
+        rows.append([workers, f"{part:g} X", ours, ours / floor, ours / simulated, ddp, ddp / ours, allowed])
+    headings = ("workers", "compute", "r2sp", "× floor", "× simulated", "ddp", "ddp / r2sp", "allowed")
+    title = f"{GRID_BYTES * 1e-6:.0f} MB at {GRID_LINK * 8e-6:.0f} Mbit/s: a shard beside each worker, streamed"
+    bench.table(title, headings, rows)
+
+
+GRID_BYTES, GRID_LINK = 5e6, 25e6
+
+
+def grid_clusters() -> Iterator[tuple[int, float, ClusterSpec]]:
+    """Yield a number of workers, their compute time in units of X, and the cluster, for each point of the grid."""
+    base = load_cluster("lab-5mb")
     for workers in (2, 4, 8):
         for part in (0.25, 1.0, 4.0):
-            worker = replace(base.workers[0], link=link, samples_per_second=base.workers[0].batch / (part * X))
-            spec = replace(base, workers=(worker,) * workers, model_bytes=megabytes * 1e6).colocated()
-            with Lab(hosts(spec)) as lab:
-                share = goodput(lab)
-                ours = bench.run(lab, spec, "r2sp", streamed=True).report.mean_iteration_seconds
-                ddp = ddp_run.run(lab, spec, LabPlan(DDP, bench.iterations)).report.mean_iteration_seconds
-            built = as_built(spec, share, True)
-            floor, crossing = limit_seconds(built, True), 2 * (workers - 1) / workers * X / share
-            simulated = Cluster(built, make("r2sp"), 40, streamed=True).run().report.mean_iteration_seconds
-            allowed = (part * X + crossing) / floor
-            rows.append([workers, f"{part:g} X", ours, ours / floor, ours / simulated, ddp, ddp / ours, allowed])
-    headings = ("workers", "compute", "r2sp", "× floor", "× simulated", "ddp", "ddp / r2sp", "allowed")
-    bench.table(f"{megabytes} MB at {link * 8e-6:.0f} Mbit/s: a shard beside each worker, streamed", headings, rows)
+            rate = base.workers[0].batch / (part * GRID_BYTES / GRID_LINK)
+            worker = replace(base.workers[0], link=GRID_LINK, samples_per_second=rate)
+            spec = replace(base, workers=(worker,) * workers, model_bytes=GRID_BYTES, server_link=GRID_LINK)
+            yield workers, part, spec
 
 
 def unequal(bench: Bench) -> None:
@@ -327,23 +341,44 @@ def recovery(measured: LabResult, fault: Fault) -> tuple[float, float, int, int]
 def advice(bench: Bench) -> None:
     """Check whether the advice of `paceline advise examples/digits.py` is the fastest policy that the lab measures."""
     examples = Path(__file__).parent.parent / "examples"
+    files = sorted((examples / "clusters").glob("*.toml"))
+    rows = [advised(file, file.stem, "--jitter", "0.05", str(examples / "digits.py")) for file in files]
+    bench.table("Advice on examples/digits.py, measured", ADVICE, rows)
+
+
+def advice_grid(bench: Bench) -> None:
+    """Check the advice on the clusters of `grid`, for a model of their size and steps of their length."""
+    script = str(Path(__file__).parent / "sleeping_model.py")
     rows: list[list[object]] = []
-    for file in sorted((examples / "clusters").glob("*.toml")):
-        command = [sys.executable, "-m", "paceline", "advise", "--lab", str(file), "--verify", "--jitter", "0.05"]
-        ran = subprocess.run([*command, "--json", str(examples / "digits.py")], capture_output=True, text=True)
-        if ran.returncode:
-            raise SystemExit(ran.stderr)
-        output = json.loads(ran.stdout)
-        measured = [each for each in output["candidates"] if each["measured"]]
-        best = max(measured, key=lambda each: each["measured"]["samples_per_second"])
-        own = next(each for each in measured if each["candidate"] == output["advice"])
-        behind = best["measured"]["samples_per_second"] / own["measured"]["samples_per_second"] - 1
-        verdict = "yes" if output["right"] else "no"
-        fastest = "itself" if best is own else f"{scheme(best['candidate'])}, by {behind:.0%}"
-        seconds = own["iteration_seconds"], own["measured"]["iteration_seconds"]
-        rows.append([file.stem, scheme(output["advice"]), output["gain"], *seconds, fastest, verdict])
-    headings = ("cluster", "advice", "× ddp", "expected", "measured", "fastest measured", "right")
-    bench.table("Advice on examples/digits.py, measured", headings, rows)
+    for workers, part, spec in grid_clusters():
+        seconds = spec.workers[0].compute_seconds()
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "cluster.toml"
+            file.write_text(as_toml(spec, "A point of the grid."))
+            own = ["--megabytes", f"{spec.model_bytes / 1e6}", "--seconds", f"{seconds}"]
+            name = f"{workers} workers, {part:g} X"
+            rows.append(advised(file, name, "--jitter", "0", "--steps", "20", script, *own))
+            print(*rows[-1], sep=", ", flush=True)
+    bench.table("Advice on the grid, measured", ADVICE, rows)
+
+
+ADVICE = ("cluster", "advice", "× ddp", "expected", "measured", "fastest measured", "right")
+
+
+def advised(file: Path, name: str, *arguments: str) -> list[object]:
+    """Run `paceline advise --verify` on a cluster. Return a row of its table."""
+    command = [sys.executable, "-m", "paceline", "advise", "--lab", str(file), "--verify", "--json", *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        raise SystemExit(ran.stderr)
+    output = json.loads(ran.stdout)
+    measured = [each for each in output["candidates"] if each["measured"]]
+    best = max(measured, key=lambda each: each["measured"]["samples_per_second"] / each["price"])
+    own = next(each for each in measured if each["candidate"] == output["advice"])
+    rates = [each["measured"]["samples_per_second"] / each["price"] for each in (best, own)]
+    fastest = "itself" if best is own else f"{scheme(best['candidate'])}, by {rates[0] / rates[1] - 1:.0%}"
+    seconds = own["iteration_seconds"], own["measured"]["iteration_seconds"]
+    return [name, scheme(output["advice"]), output["gain"], *seconds, fastest, "yes" if output["right"] else "no"]
 
 
 def scheme(candidate: Mapping[str, Any]) -> str:
@@ -355,7 +390,21 @@ def scheme(candidate: Mapping[str, Any]) -> str:
 
 ALL = {
     each.__name__.replace("_", "-"): each
-    for each in (one_server, colocated, grid, unequal, rates, relax, gaps, simulator, growth, cpu, faults, advice)
+    for each in (
+        one_server,
+        colocated,
+        grid,
+        unequal,
+        rates,
+        relax,
+        gaps,
+        simulator,
+        growth,
+        cpu,
+        faults,
+        advice,
+        advice_grid,
+    )
 }
 
 

@@ -19,3 +19,13 @@ def test_every_bound_of_dssp_is_tried() -> None:
     """On unequal workers, the default is as slow as SSP, so the other two must be in the table."""
     tried = {each.policy for each in candidates(cluster(0.1))}
     assert {"dssp", "dssp:bound=staleness", "dssp:bound=none"} <= tried
+
+
+def test_few_groups_are_streamed_only_if_there_are_more_workers() -> None:
+    def groups(workers: int) -> list[str]:
+        tried = candidates(cluster(0.1, workers=workers))
+        return [each.policy for each in tried if each.streamed and each.colocated and "groups" in each.policy]
+
+    assert groups(2) == []
+    assert groups(3) == ["r2sp:groups=2"]
+    assert groups(8) == ["r2sp:groups=2", "r2sp:groups=3"]

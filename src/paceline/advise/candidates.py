@@ -8,6 +8,7 @@ from paceline.policies import make
 from paceline.simulate import ClusterSpec
 
 DDP = "ddp"  # all-reduce among the workers: what PyTorch's DistributedDataParallel does
+FEW_GROUPS = (2, 3)  # streamed groups that are compared; more of them have nearly the staleness of N turns
 UNEQUAL = 1.1  # workers are unequal if their compute times differ by more than this factor
 
 
@@ -37,8 +38,10 @@ def candidates(spec: ClusterSpec) -> list[Candidate]:
         Candidate(DDP),
         Candidate("bsp", colocated=True),
         Candidate("bsp"),
+        Candidate("bsp:pipeline=true", colocated=True),
         Candidate("bsp:pipeline=true"),
         Candidate("r2sp:groups=auto"),
+        *(Candidate(f"r2sp:groups={M}", streamed=True, colocated=True) for M in FEW_GROUPS if len(spec.workers) > M),
         Candidate("r2sp", streamed=True, colocated=True),
         Candidate("r2sp", streamed=True),
         Candidate("r2sp"),
