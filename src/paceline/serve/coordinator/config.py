@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.job import JobConfig, SaveEvery
+from paceline.job.leases import EXPECTED_BACK
 from paceline.job.visits import parts_of
 from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy
@@ -24,6 +25,7 @@ class ServerConfig:
     workers: int = 1  # the job begins when this many have joined; more may join later
     token: bytes = b""
     lease: float = 30.0  # seconds of silence before a worker is given up
+    absence: float = EXPECTED_BACK  # seconds to wait for a worker that was lost, or whose machine was taken away
     saving: CheckpointPlan | None = None
     record: Path | None = None  # a folder to record every update and decision in
     policy: str = ""  # its specification, for the checkpoint and the trace
@@ -64,6 +66,7 @@ class ServerConfig:
             shards=self.shards,
             workers=self.workers,
             lease=self.lease,
+            absence=self.absence,
             save=SaveEvery(self.saving.updates, self.saving.seconds) if self.saving else None,
             policy=self.policy,
             streams=self.streams(policy),
