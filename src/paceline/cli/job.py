@@ -306,6 +306,8 @@ def serve(
             display.finish(report, report.seconds)
             if not job.is_saved:
                 display.fail(unsaved(options, job), code=UNSAVED)
+            if job.signal == signal.SIGTERM:
+                raise typer.Exit(128 + job.signal)  # a scheduler must not take the job for done
         except (ServerError, CheckpointError, ValueError) as error:
             display.fail(str(error), code=2)
 
