@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("msgspec")
 
 from paceline.cli.checkpoint_options import absence_seconds, checkpoint_plan, resumed
+from paceline.cli.options import ABSENCE
+from paceline.job.leases import EXPECTED_BACK
 
 
 def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -56,7 +58,7 @@ def test_resume_auto_begins_anew_only_if_there_is_no_checkpoint(
 
 
 def test_absence_is_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert absence_seconds(None) == 60.0
+    assert absence_seconds(ABSENCE) == EXPECTED_BACK
     assert absence_seconds("10m") == 600.0
     with pytest.raises(SystemExit):
         absence_seconds("long")

@@ -490,7 +490,7 @@ def test_help(shell: Shell) -> None:
     commands = [line.split()[1] for line in alone.out.splitlines() if line.startswith("│ ") and line[2].isalpha()]
     assert commands[:8] == ["run", "serve", "work", "watch", "token", "certificate", "export", "replay"]
     assert {"advise", "simulate", "lab", "reproduce", "federate", "collective", "policies", "clusters"} == set(
-        commands[7:]
+        commands[8:]
     )
     assert len(alone.out.splitlines()) <= 32, "it fits one screen"
     simulate = shell("simulate", "--help").out

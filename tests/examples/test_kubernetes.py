@@ -40,7 +40,8 @@ def container(role: str) -> Any:
 
 def parsed(role: str) -> dict[str, Any]:
     """Return the options of a container's command, as the command line of paceline parses them."""
-    name, command, *arguments = [*container(role)["command"], *container(role)["args"]]
+    words: list[str] = container(role)["command"] + container(role)["args"]
+    name, command, *arguments = words
     assert name == "paceline"
     tree: Any = get_command(app)
     chosen = tree.commands[command]

@@ -40,11 +40,9 @@ def resumed(resume: Path | None, folder: Path | None) -> Path | None:
     return folder if found.newest else None
 
 
-def absence_seconds(text: str | None) -> float:
+def absence_seconds(text: str) -> float:
     """The seconds that --absence gives."""
-    from paceline.job.leases import EXPECTED_BACK
-
-    seconds = _seconds(text) if text else EXPECTED_BACK
+    seconds = _seconds(text)
     if seconds is None:
         refuse(f"--absence must be a time (30s, 10m, 1h), not {text!r}.")
     return seconds

@@ -25,6 +25,7 @@ from paceline.cli.job_checks import (
     note_tasks,
 )
 from paceline.cli.options import (
+    ABSENCE,
     RESTARTS,
     Absence,
     Apply,
@@ -228,7 +229,7 @@ def serve(
     port: Port = 0,
     token_file: TokenFile = None,
     lease: Lease = 30.0,
-    absence: Absence = None,
+    absence: Absence = ABSENCE,
     restarts: Restarts = RESTARTS,
     checkpoint: CheckpointFolder = None,
     every: Every = None,

@@ -71,10 +71,11 @@ ResumeFrom = Annotated[
         "auto: from the last one in --checkpoint, if there is one.",
     ),
 ]
+ABSENCE = "60s"  # the default of --absence
 Absence = Annotated[
-    str | None,
+    str,
     typer.Option(
-        help="How long the job waits for workers that were lost or preempted, if no other one trains (30s, 10m).  [60s]"
+        metavar="TIME", help="How long to wait for workers that were lost or preempted, if no other trains (30s, 10m)."
     ),
 ]
 RESTARTS = "3/10m"  # the default of --restarts

@@ -54,7 +54,7 @@ def certificate(
         Path, typer.Option("--out", help="The .pem file for `paceline serve --tls`; made if it is missing.")
     ],
 ) -> None:
-    """Make the certificate of a job's server, and print its fingerprint for the workers.
+    """Make the certificate of a server, and print its fingerprint.
 
     The file also holds the private key, and only you can read it. If it exists, its fingerprint is printed.
     """

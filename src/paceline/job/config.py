@@ -38,7 +38,6 @@ class JobConfig:
     shards: int = 1
     workers: int = 1
     lease: float = 30.0
-    absence: float = EXPECTED_BACK
     save: SaveEvery | None = None
     policy: str = ""
     streams: bool = False
@@ -48,3 +47,4 @@ class JobConfig:
     provider: int | None = None
     visits: int = 0
     max_norm: float | None = None
+    absence: float = EXPECTED_BACK

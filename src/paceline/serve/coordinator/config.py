@@ -25,7 +25,6 @@ class ServerConfig:
     workers: int = 1  # the job begins when this many have joined; more may join later
     token: bytes = b""
     lease: float = 30.0  # seconds of silence before a worker is given up
-    absence: float = EXPECTED_BACK  # seconds to wait for a worker that was lost, or whose machine was taken away
     saving: CheckpointPlan | None = None
     record: Path | None = None  # a folder to record every update and decision in
     policy: str = ""  # its specification, for the checkpoint and the trace
@@ -41,6 +40,7 @@ class ServerConfig:
     replicas: int = 0  # backups of each shard: 0 or 1
     max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: any update counts
     correct: CorrectionOption = "auto"  # how to correct for known staleness; auto: as the optimizer allows
+    absence: float = EXPECTED_BACK  # seconds to wait for a worker that was lost, or whose machine was taken away
 
     def __post_init__(self) -> None:
         checked(self.correct)
