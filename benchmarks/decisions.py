@@ -28,7 +28,7 @@ from paceline.serve.wire import handshake, messages
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import Channel
 from paceline.serve.wire.tokens import token_for
-from paceline.serve.worker.incarnation import FROM_COORDINATOR
+from paceline.serve.worker.control import FROM_COORDINATOR
 from paceline.serve.worker.transfers import FROM_SHARD
 
 WORKERS = 8

@@ -51,7 +51,7 @@ from paceline.serve.wire.messages import (
     Welcome,
 )
 from paceline.serve.wire.tokens import token_for
-from paceline.serve.worker.incarnation import FROM_COORDINATOR
+from paceline.serve.worker.control import FROM_COORDINATOR
 from paceline.serve.worker.transfers import FROM_SHARD, retry_pauses
 
 TOKEN = token_for("worker", b"")

@@ -488,9 +488,9 @@ def test_help(shell: Shell) -> None:
     panels = [line.split()[1] for line in alone.out.splitlines() if line.startswith("╭─")]
     assert panels == ["Options", "Train", "Decide", "Research"]
     commands = [line.split()[1] for line in alone.out.splitlines() if line.startswith("│ ") and line[2].isalpha()]
-    assert commands[:7] == ["run", "serve", "work", "watch", "token", "export", "replay"]
+    assert commands[:8] == ["run", "serve", "work", "watch", "token", "certificate", "export", "replay"]
     assert {"advise", "simulate", "lab", "reproduce", "federate", "collective", "policies", "clusters"} == set(
-        commands[7:]
+        commands[8:]
     )
     assert len(alone.out.splitlines()) <= 32, "it fits one screen"
     simulate = shell("simulate", "--help").out

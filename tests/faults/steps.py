@@ -15,7 +15,7 @@ from paceline import policies
 from paceline.serve.coordinator.listener import FROM_ANY_PEER
 from paceline.serve.shard import coordinator_session, worker_connection
 from paceline.serve.wire.frames import MessageDecoder
-from paceline.serve.worker import incarnation, transfers
+from paceline.serve.worker import control, transfers
 
 #: Every registered policy, with the options that change its messages.
 POLICIES = (
@@ -85,7 +85,7 @@ def names(*decoders: MessageDecoder) -> list[str]:
 def worker_steps() -> list[tuple[str, str, str]]:
     """Return every step at which a worker can fail: send or receive, the message, and when."""
     sent = [name for name in names(FROM_ANY_PEER, worker_connection.FROM_WORKER) if name not in SENT_BY_OTHERS]
-    received = names(incarnation.FROM_COORDINATOR, transfers.FROM_SHARD)
+    received = names(control.FROM_COORDINATOR, transfers.FROM_SHARD)
     steps = []
     for name in sent:
         steps += [("send", name, when) for when in ("before", "half", "after")]
@@ -153,7 +153,7 @@ def server_steps() -> list[tuple[str, str, str, str]]:
     A step is the party, one of send, receive and call, the message or function, and the moment.
     """
     steps = []
-    for name in names(incarnation.FROM_COORDINATOR, coordinator_session.FROM_COORDINATOR):
+    for name in names(control.FROM_COORDINATOR, coordinator_session.FROM_COORDINATOR):
         steps += [("coordinator", "send", name, when) for when in ("before", "half", "after")]
     for name in names(FROM_ANY_PEER):
         steps.append(("coordinator", "receive", name, "after"))

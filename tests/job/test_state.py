@@ -260,3 +260,33 @@ def test_a_held_update_that_is_not_expected_is_ignored(held: events.UpdateHeldBa
     talk.arrive(0, 1)
     talk.tell(events.UpdateHeldBack(0, 0, 1, 1))  # too late
     assert heard == []
+
+
+def test_the_job_waits_for_a_worker_whose_machine_is_taken_away() -> None:
+    talk = Conversation("asp", absence=300.0)
+    talk.begin(1)
+    assert kinds(talk.tell(events.WorkerLeft(talk.connections[0], returns=True)))[-1] != "JobDone"
+    assert talk.state.roster.awaited == {0}
+    assert not only(instructions.JobDone, talk.tick(299.0))
+    assert only(instructions.JobDone, talk.tick(300.0))
+
+
+def test_an_update_that_arrived_before_its_worker_left_counts_in_the_round() -> None:
+    talk = Conversation("bsp", workers=2)
+    talk.begin(2)
+    talk.push(0, 1)
+    talk.tell(events.WorkerLeft(talk.connections[0], returns=True))
+    applied = only(instructions.OrderApply, talk.push(1, 1))
+    assert [each.worker for each in applied[0].decision.updates] == [0, 1]
+
+
+def test_when_the_work_is_done_the_job_does_not_wait_long_for_a_worker_that_is_away() -> None:
+    talk = Conversation("asp", workers=2, absence=3600.0)
+    talk.begin(2)
+    talk.tell(events.WorkerLeft(talk.connections[1], returns=True))
+    talk.request(0, 1, count=8)
+    talk.push(0, 1, 1)
+    talk.tell(events.WorkerFinished(talk.connections[0]))
+    talk.tell(events.WorkerLeft(talk.connections[0]))
+    assert not only(instructions.JobDone, talk.tick(59.0))
+    assert only(instructions.JobDone, talk.tick(60.0))

@@ -40,13 +40,13 @@ from paceline.serve.wire import handshake, messages
 from paceline.serve.wire.async_channel import AsyncChannel
 from paceline.serve.wire.frames import MAGIC, PREFIX, VERSION, Channel, ConnectionClosed, MessageDecoder, WireError
 from paceline.serve.wire.messages import Challenge
-from paceline.serve.worker import incarnation, transfers
+from paceline.serve.worker import control, transfers
 
 SECONDS = 1.5  # for each of the fuzzers
 MAX_ALLOCATED = 64 << 20  # bytes; far more than any decoder needs
 DECODERS = (
     FROM_ANY_PEER,
-    incarnation.FROM_COORDINATOR,
+    control.FROM_COORDINATOR,
     transfers.FROM_SHARD,
     coordinator_session.FROM_COORDINATOR,
     worker_connection.FROM_WORKER,

@@ -22,7 +22,7 @@ from paceline.cli.policies import clusters, policies
 from paceline.cli.reproduce import reproduce
 from paceline.cli.shared import INTERRUPTED, errors, refuse
 from paceline.cli.simulate import simulate
-from paceline.cli.token import token
+from paceline.cli.token import certificate, token
 from paceline.policies import PolicyError
 from paceline.simulate import ClusterError, SimulationError
 
@@ -80,6 +80,7 @@ app.command(rich_help_panel=TRAIN)(job.serve)
 app.command(rich_help_panel=TRAIN, context_settings=THEN_SCRIPT)(job.work)
 app.command(rich_help_panel=TRAIN)(job_files.watch)
 app.command(rich_help_panel=TRAIN)(token)
+app.command(rich_help_panel=TRAIN)(certificate)
 app.command(rich_help_panel=TRAIN)(job_files.export)
 app.command(rich_help_panel=TRAIN)(job_files.replay)
 app.command(rich_help_panel=DECIDE, context_settings=THEN_SCRIPT)(advise)

@@ -11,6 +11,7 @@ from paceline.cli.shared import refuse
 if TYPE_CHECKING:
     from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 
+AUTO = "auto"  # the value of --resume for the last checkpoint, if there is one
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -23,6 +24,28 @@ def check_resume(resume: Path | None) -> None:
             checkpoint.read(resume, quick=True)
         except checkpoint.CheckpointError as error:
             refuse(str(error))
+
+
+def resumed(resume: Path | None, folder: Path | None) -> Path | None:
+    """The checkpoint to begin from, as --resume and --checkpoint say; None: begin anew."""
+    if resume is None or str(resume) != AUTO:
+        return resume
+    if folder is None:
+        refuse("--resume auto needs --checkpoint, the folder to look for a checkpoint in.")
+    from paceline.model import checkpoint
+
+    found = checkpoint.survey(folder, quick=True)
+    if found.newest is None and found.damaged:
+        refuse(f"{found.damaged[0]} No other checkpoint in {folder} is whole; give another folder to begin anew.")
+    return folder if found.newest else None
+
+
+def absence_seconds(text: str) -> float:
+    """The seconds that --absence gives."""
+    seconds = _seconds(text)
+    if seconds is None:
+        refuse(f"--absence must be a time (30s, 10m, 1h), not {text!r}.")
+    return seconds
 
 
 def checkpoint_plan(

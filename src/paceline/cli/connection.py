@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from paceline.cli.shared import errors, refuse
-from paceline.serve.environment import address, check_token, job_token
+from paceline.serve.environment import address, job_token, token_in
 from paceline.serve.server import Address, ServerError
 from paceline.serve.wire import certificates
 from paceline.serve.wire.endpoint import Endpoint
@@ -100,11 +100,7 @@ def _own_certificate(mode: str) -> Tls:
 
 
 def _read_token(file: Path) -> bytes:
-    try:
-        token = file.read_bytes().strip()
-    except OSError as error:
-        raise ValueError(f"The token file {file} cannot be read: {error.strerror}.") from None
-    check_token(token, str(file))
+    token = token_in(file)
     _note_readers(file)
     return token
 

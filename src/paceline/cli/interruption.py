@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,9 +24,10 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def stop_signals() -> Iterator[asyncio.Event]:
+def stop_signals(ask: Callable[[], None] | None = None) -> Iterator[asyncio.Event]:
     """Cancel the current task at the first SIGINT or SIGTERM, and raise Interrupted once it has cleaned up.
 
+    ask: is called at the first SIGTERM instead. Another signal then cancels the task.
     Later signals, also those after this context, only set the event: the cleanup takes seconds, and must not be cut
     short.
     """
@@ -36,7 +37,11 @@ def stop_signals() -> Iterator[asyncio.Event]:
     again = asyncio.Event()
 
     def stop(number: int) -> None:
-        if not received:
+        nonlocal ask
+        if number == signal.SIGTERM and ask and not received:
+            asked, ask = ask, None
+            asked()
+        elif not received:
             received.append(number)
             task.cancel()
         else:

@@ -12,13 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from paceline.cli.checkpoint_options import check_resume, checkpoint_plan
+from paceline.cli.checkpoint_options import absence_seconds, check_resume, checkpoint_plan, resumed
 from paceline.cli.comparison import LinkOption, PlotOption, TargetOption, check_plot, conclude, link_rate, target_of
 from paceline.cli.display import Display
 from paceline.cli.interruption import Interrupted, stop_signals, stopped_job
-from paceline.cli.job_checks import check_max_norm, check_policy, check_reduce, check_replicas, correction
+from paceline.cli.job_checks import (
+    check_max_norm,
+    check_policy,
+    check_reduce,
+    check_replicas,
+    correction,
+    note_tasks,
+)
 from paceline.cli.options import (
+    ABSENCE,
     RESTARTS,
+    Absence,
     Apply,
     CheckpointFolder,
     Connect,
@@ -72,6 +81,7 @@ Record = Annotated[
     Path | None,
     typer.Option("--record-updates", help="Record every decision and update in this folder, for `replay`."),
 ]
+LEFT_JOB = "Interrupted; the workers of this machine have left the job."
 Ranks = Annotated[
     int, typer.Option(min=1, help="Processes that form one worker. They add up their gradients before the push.")
 ]
@@ -133,8 +143,9 @@ def run(
     check_target(trace, "--trace")
     if len(specs) > 1 and any((checkpoint, resume, record, trace)):
         refuse("Several policies run one after the other; write files with one policy at a time.")
-    saving = checkpoint_plan(checkpoint, every, resume, patience)
-    check_resume(resume)
+    begins_from = resumed(resume, checkpoint)
+    saving = checkpoint_plan(checkpoint, every, begins_from, patience)
+    check_resume(begins_from)
     check_reduce(reduce, ranks_per_worker)
     rate, goal = link_rate(link, hosts, workers if colocate else servers), target_of(target)
     check_plot(plot)
@@ -151,7 +162,7 @@ def run(
         max_norm=max_norm,
         lease=lease,
         saving=saving,
-        resume=resume,
+        resume=begins_from,
         restarts=restart_limit(restarts),
         record=record,
         tls=server_tls(tls, tls_cert, tls_key, tls_ca, None if insecure else listen),
@@ -218,6 +229,7 @@ def serve(
     port: Port = 0,
     token_file: TokenFile = None,
     lease: Lease = 30.0,
+    absence: Absence = ABSENCE,
     restarts: Restarts = RESTARTS,
     checkpoint: CheckpointFolder = None,
     every: Every = None,
@@ -247,13 +259,16 @@ def serve(
     if servers:
         need_torch()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    wanted = workers or workers_of_launcher() or 1
+    started = workers_of_launcher()
+    wanted = workers or started or 1
+    note_tasks(wanted, started)
     check_policy(policy, wanted, apply, correct)
     check_replicas(replicas, policy, apply, record)
     check_max_norm(max_norm, policy, apply)
     if replicas and colocate:
         refuse("--replicas with --colocate needs `paceline run`, which starts the backups; leave one of them out.")
     check_target(trace, "--trace")
+    begins_from = resumed(resume, checkpoint)
     options = JobOptions(
         policy=policy,
         shards=wanted if colocate else servers,
@@ -266,8 +281,9 @@ def serve(
         replicas=replicas,
         max_norm=max_norm,
         lease=lease,
-        saving=checkpoint_plan(checkpoint, every, resume, patience),
-        resume=resume,
+        absence=absence_seconds(absence),
+        saving=checkpoint_plan(checkpoint, every, begins_from, patience),
+        resume=begins_from,
         restarts=restart_limit(restarts),
         record=record,
         tls=server_tls(tls, tls_cert, tls_key, tls_ca),
@@ -291,6 +307,8 @@ def serve(
             display.finish(report, report.seconds)
             if not job.is_saved:
                 display.fail(unsaved(options, job), code=UNSAVED)
+            if job.signal == signal.SIGTERM:
+                raise typer.Exit(128 + job.signal)  # a scheduler must not take the job for done
         except (ServerError, CheckpointError, ValueError) as error:
             display.fail(str(error), code=2)
 
@@ -316,7 +334,7 @@ def work(
     from paceline.cli.connection import tls_of, token_of
     from paceline.launch.processes import JobError
     from paceline.launch.supervisor import WorkerCommand, WorkerSupervisor
-    from paceline.serve.environment import WORKER, address, worker_number
+    from paceline.serve.environment import ASKED_TO_LEAVE, WORKER, address, worker_number
     from paceline.serve.server import Address
 
     check_script(script[0])
@@ -330,27 +348,30 @@ def work(
     token = token_of(token_file, "shard" if colocate else "worker")
     if colocate and not (reach or insecure or Address(host).is_loopback):
         refuse("A shard without TLS lets the network read and change the job: give --tls sha256:…, or --insecure.")
-    task = WorkerCommand(script, connect, token, environment, ranks_per_worker, reduce, workers=workers)
+    task = WorkerCommand(script, connect, token, environment, ranks_per_worker, reduce, workers=workers, leaves=True)
     number = worker_number() if workers == 1 else None
     if colocate and number is None:
         refuse(
             f"With --colocate a shard has the number of its worker; start each worker alone, with {WORKER}=0, 1, 2 …"
         )
 
-    async def worked() -> None:
+    async def worked() -> bool:
         output = Output()
         supervisor = WorkerSupervisor(task, limit, output.say)
         async with output.running():
             try:
-                with stop_signals():
+                with stop_signals(supervisor.ask_to_leave):
                     await supervisor.keep_all([number] * workers, colocate)
             finally:
                 await supervisor.stop(signal.SIGINT)  # the workers leave the job, which does not wait for them then
+        return supervisor.has_left
 
     try:
-        asyncio.run(worked())
+        has_left = asyncio.run(worked())
     except JobError as error:
         errors.print(Text(str(error)))
         raise typer.Exit(1) from None
     except Interrupted as stopped:
-        raise Interrupted("Interrupted; the workers of this machine have left the job.", stopped.code) from None
+        raise Interrupted(LEFT_JOB, stopped.code) from None
+    if has_left:
+        raise Interrupted(LEFT_JOB, ASKED_TO_LEAVE)

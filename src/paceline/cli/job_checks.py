@@ -91,3 +91,17 @@ def check_reduce(text: str, ranks: int) -> None:
         named(text).fits(ranks)
     except (AlgorithmError, TopologyError) as error:
         refuse(f"--reduce: {error}")
+
+
+def note_tasks(workers: int, started: int | None) -> None:
+    """Print a note if Slurm or torchrun starts another number of processes than the job begins with."""
+    if started is None or started == workers:
+        return
+    if started < workers:
+        effect = "it waits until others have joined too"
+    else:
+        effect = "the others join while it runs; give --workers to begin with all of them"
+    errors.print(
+        f"Note: the launcher starts {started} tasks, and the job begins with {workers} workers: {effect}.",
+        highlight=False,
+    )

@@ -65,7 +65,18 @@ Patience = Annotated[
 ]
 ResumeFrom = Annotated[
     Path | None,
-    typer.Option("--resume", help="Start from the last checkpoint in this folder, or from this one."),
+    typer.Option(
+        "--resume",
+        help="Start from the last checkpoint in this folder, or from this one. "
+        "auto: from the last one in --checkpoint, if there is one.",
+    ),
+]
+ABSENCE = "60s"  # the default of --absence
+Absence = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME", help="How long to wait for workers that were lost or preempted, if no other trains (30s, 10m)."
+    ),
 ]
 RESTARTS = "3/10m"  # the default of --restarts
 Restarts = Annotated[
@@ -100,7 +111,15 @@ TlsKey = Annotated[Path | None, typer.Option(help="The private key of --tls-cert
 TlsCa = Annotated[
     Path | None, typer.Option(help="The CA that signs the peers' certificates. A server then requires one.")
 ]
-Connect = Annotated[str, typer.Option(help="The address of the server, host:port.")]
+Connect = Annotated[
+    str,
+    typer.Option(
+        envvar="PACELINE_CONNECT",
+        show_envvar=False,
+        help="The address of the server, host:port; PACELINE_CONNECT if left out. "
+        "Under Slurm and torchrun, :port is a server on the job's first host.",
+    ),
+]
 Host = Annotated[str, typer.Option(help="The address to listen on. Any address but loopback needs a token and TLS.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free port.")]
 Script = Annotated[list[str], typer.Argument(help="The training script and its arguments.")]

@@ -1,4 +1,4 @@
-"""`paceline token`: make a token for a job, or one that allows less."""
+"""`paceline token` and `paceline certificate`: the secrets of a job, made before it starts."""
 
 from __future__ import annotations
 
@@ -47,3 +47,19 @@ def token(
             file.write(f"{made}\n")
     except OSError as error:
         refuse(f"The token cannot be written to {out}: {error.strerror}.")
+
+
+def certificate(
+    out: Annotated[
+        Path, typer.Option("--out", help="The .pem file for `paceline serve --tls`; made if it is missing.")
+    ],
+) -> None:
+    """Make the certificate of a server, and print its fingerprint.
+
+    The file also holds the private key, and only you can read it. If it exists, its fingerprint is printed.
+    """
+    from paceline.cli.connection import server_tls
+    from paceline.serve.wire import certificates
+
+    server_tls(str(out), None, None, None)
+    typer.echo(certificates.fingerprint(certificates.digest_of_file(str(out))))

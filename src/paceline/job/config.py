@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from paceline.job.leases import EXPECTED_BACK
+
 
 @dataclass(frozen=True)
 class SaveEvery:
@@ -22,6 +24,7 @@ class JobConfig:
         paces the workers, and an update counts as soon as its gradient is computed.
     workers: the number of workers that must join before the job begins. More workers may join later.
     lease: seconds without a heartbeat before a worker is given up.
+    absence: seconds for which the job waits for a worker that was lost, or whose machine was taken away.
     streams: True if the shards apply each piece of an update as it arrives.
     generation: the name of this generation of the server. A restored server has a new one.
     awaited: the workers of the previous generation that had not left, or None if they are unknown.
@@ -44,3 +47,4 @@ class JobConfig:
     provider: int | None = None
     visits: int = 0
     max_norm: float | None = None
+    absence: float = EXPECTED_BACK

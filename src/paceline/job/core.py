@@ -22,7 +22,7 @@ class CoreLayer:
         self.config = config
         self.ledger = Ledger(policy, watcher)
         self.roster = Roster(config.workers, config.awaited, restored)
-        self.leases = Leases(config.lease)
+        self.leases = Leases(config.lease, config.absence)
         self.samples: Samples | None = None
         self.clipping = Clipping(config.max_norm) if config.max_norm is not None else None
         self.incarnations: dict[int, int] = dict(config.incarnations)  # worker → its last incarnation

@@ -124,9 +124,10 @@ class WorkerAlive:
 
 @record
 class WorkerLeft:
-    """A worker announced that it leaves the job."""
+    """A worker announced that it leaves the job. returns: its machine is taken away, and it may come back."""
 
     connection: int
+    returns: bool = False
 
 
 @record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-EXPECTED_BACK = 60.0  # seconds to wait for a worker that was given up; at least two leases
+EXPECTED_BACK = 60.0  # seconds to wait for a worker that was given up, unless configured; at least two leases
 SHARD_SILENCE = 20.0  # seconds without a heartbeat before a shard counts as lost; it sends one every second
 
 
@@ -18,8 +18,9 @@ class LastHeard(Protocol):
 class Leases:
     """The deadlines of workers and shards."""
 
-    def __init__(self, lease: float) -> None:
-        self.lease = lease
+    def __init__(self, lease: float, absence: float = EXPECTED_BACK) -> None:
+        """absence: seconds to wait for a worker that was given up or will return."""
+        self.lease, self._absence = lease, absence
         self.tick_seconds = min(1.0, lease / 4)  # the driver should report TimePassed at least this often
         self.shards_heard: dict[int, float] = {}  # shard → the time of its last message
         self._expected_until: dict[int, float] = {}  # worker that was given up → when the job stops waiting for it
@@ -27,7 +28,12 @@ class Leases:
 
     def expect_back(self, worker: int, now: float) -> None:
         """Begin to wait, for a limited time, for a worker that was given up."""
-        self._expected_until[worker] = now + max(EXPECTED_BACK, 2 * self.lease)
+        self._expected_until[worker] = now + max(self._absence, 2 * self.lease)
+
+    def work_is_done(self, now: float) -> None:
+        """Stop waiting soon for the workers that are away: nothing is left for them to do."""
+        latest = now + max(EXPECTED_BACK, 2 * self.lease)
+        self._expected_until = {worker: min(until, latest) for worker, until in self._expected_until.items()}
 
     def expect_unknown(self, now: float) -> None:
         """Begin to wait, for a limited time, for workers of an earlier generation whose numbers are unknown."""

@@ -207,7 +207,7 @@ class JobState(WeightsLayer):
     def _worker_left(self, left: events.WorkerLeft) -> None:
         self._send(left.connection, instructions.SendLeave)
         if member := self._members.get(left.connection):
-            self._remove(member)
+            self._remove(member, returns=left.returns)
 
     def _worker_misbehaved(self, misbehaved: events.WorkerMisbehaved) -> None:
         if member := self._members.get(misbehaved.connection):
@@ -223,10 +223,10 @@ class JobState(WeightsLayer):
             self._continue_without(member, was_admitted)
             self._end_if_over()
 
-    def _remove(self, member: Member, given_up: bool = False) -> None:
-        """Remove a member. given_up: the job waits for some time for the worker to join again."""
+    def _remove(self, member: Member, given_up: bool = False, returns: bool = False) -> None:
+        """Remove a member. given_up, returns: the job waits for some time for the worker to join again."""
         was_training, was_admitted = member.worker in self.roster.training, member.stage in ADMITTED
-        expected_back = given_up and member.stage is not Stage.FINISHED
+        expected_back = (given_up or returns) and member.stage is not Stage.FINISHED
         if was_training:
             self._drop_current_update(member)
         self.roster.leave(member, expected_back)
@@ -260,6 +260,8 @@ class JobState(WeightsLayer):
         When all of them have left, end the job.
         """
         roster, is_over = self.roster, self.roster.training_is_over
+        if roster.finishing and not roster.training and self.samples and self.samples.all_done:
+            self.leases.work_is_done(self._now)
         if is_over or (self.samples and self.samples.all_done):
             for member in roster.finishing.values():
                 if member.stage is Stage.FINISHING:

@@ -16,6 +16,7 @@ from paceline.launch.attempt import Attempt
 from paceline.launch.processes import JobError, Printer, ending, heard, lines, start, stop
 from paceline.serve import cores
 from paceline.serve.environment import (
+    ASKED_TO_LEAVE,
     CONNECT,
     LAUNCHED,
     LOST,
@@ -23,7 +24,9 @@ from paceline.serve.environment import (
     RANKS,
     REDUCE,
     REFUSED,
+    RUN,
     TOKEN,
+    WORK,
     WORKER,
     address,
 )
@@ -51,6 +54,7 @@ class WorkerCommand:
     hosts: Sequence[str] = ()  # hosts to reach over ssh, used in turn; this host if empty
     python: str = sys.executable
     workers: int = 1  # on all hosts together
+    leaves: bool = False  # whether SIGTERM asks a worker to leave after its push; otherwise it ends the worker at once
 
     def processes_beside(self, label: int) -> int:
         """Return the number of worker processes on the host of this worker."""
@@ -74,6 +78,7 @@ class WorkerSupervisor:
         self._crashes: dict[int, tuple[int, str]] = {}  # the exit code and the description of a worker's last crash
         self._shards: dict[tuple[int, int], asyncio.subprocess.Process] = {}  # by shard and replica
         self._stopping = False  # whether nothing is to be restarted
+        self.has_left = False  # whether a worker was asked to leave
 
     async def keep(self, number: int | None, label: int) -> None:
         """Run a worker until it ends, and restart it if it crashes.
@@ -93,6 +98,9 @@ class WorkerSupervisor:
             code = await self._first_failure(processes)
             await stop(processes)
             await heard(readers)
+            if self._task.leaves and code == ASKED_TO_LEAVE:
+                self.has_left = True
+                return
             if code == 0 or self._stopping:
                 return
             if self._is_late(label):
@@ -196,7 +204,7 @@ class WorkerSupervisor:
                 if shards.done():
                     shards.result()  # raises: shards end before the workers only with an error
             await workers
-            if shards:
+            if shards and not self.has_left:
                 self.over = True
                 await shards
         finally:
@@ -204,6 +212,13 @@ class WorkerSupervisor:
             for each in started:
                 each.cancel()
             await asyncio.gather(*started, return_exceptions=True)
+
+    def ask_to_leave(self) -> None:
+        """Pass SIGTERM on to the workers: each leaves the job after its push. Restart none."""
+        self._stopping = self.has_left = True
+        for process in (each for group in self._processes.values() for each in group):
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)  # not to its group: it still needs processes that load its data
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End all processes that still run. number: the signal to the workers."""
@@ -256,7 +271,7 @@ class WorkerSupervisor:
 
     async def _start(self, number: int | None, label: int, rank: int, port: int) -> asyncio.subprocess.Process:
         task = self._task
-        variables = {**task.environment, CONNECT: task.connect, LAUNCHED: "1"}
+        variables = {**task.environment, CONNECT: task.connect, LAUNCHED: WORK if task.leaves else RUN}
         if number is not None:
             variables[WORKER] = str(number)
         if task.ranks > 1:

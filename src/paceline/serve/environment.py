@@ -1,12 +1,15 @@
-"""The environment variables of a job's processes: paceline's own, and those of torchrun and Slurm."""
+"""The environment variables of a job's processes: paceline's own, and those of torchrun, Slurm and Kubernetes."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 CONNECT = "PACELINE_CONNECT"  # the coordinator's address, host:port
 TOKEN = "PACELINE_TOKEN"  # the job's token, or one of a role, in hexadecimal
+TOKEN_FILE = "PACELINE_TOKEN_FILE"  # the file with the token, as `paceline token` writes it; TOKEN counts first
 MIN_TOKEN = 16  # bytes of a token; a shorter one could be guessed
 SHARD_TOKEN = "PACELINE_SHARD_TOKEN"  # the token that only the server's own shards know, in hexadecimal
 WORKER = "PACELINE_WORKER"  # this worker's number
@@ -20,6 +23,8 @@ PROBE = "PACELINE_PROBE"  # the file to write step times to; the script then tra
 PROBE_STEPS, PROBE_SECONDS = "PACELINE_PROBE_STEPS", "PACELINE_PROBE_SECONDS"  # when to stop
 
 LAUNCHED = "PACELINE_LAUNCHED"  # set by `paceline run` and `work`, which show the user why a worker failed
+RUN, WORK = "run", "work"  # its values
+ASKED_TO_LEAVE = 143  # the exit code of a worker that has left because of SIGTERM, as a shell reports the signal
 #: A worker that they started prints an error of paceline as one line with this prefix. Its exit code is REFUSED if a
 #: restart would not help, and LOST if it may.
 REFUSAL, REFUSED, LOST = "PACELINE_ERROR ", 78, 75
@@ -28,12 +33,13 @@ JOINED, UPDATED = "PACELINE_JOINED", "PACELINE_UPDATED"
 
 REFUSALS = "paceline.refusals"  # the logger of peers that the server has refused
 
-#: The variables of other launchers for the number of a process, and for how many there are: torchrun, Slurm.
-LAUNCHER_VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+#: The variables of other launchers for the number of a process, and for how many there are: torchrun, Slurm, and an
+#: indexed Job of Kubernetes, which does not tell how many.
+LAUNCHER_VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("JOB_COMPLETION_INDEX", ""))
 
 
 def worker_number(variables: Mapping[str, str] | None = None) -> int | None:
-    """Return this worker's number from PACELINE_WORKER, torchrun or Slurm, or None: the coordinator assigns one."""
+    """Return this worker's number from PACELINE_WORKER or the launcher, or None: the coordinator assigns one."""
     known = os.environ if variables is None else variables
     if known.get(WORKER, "").isdigit():
         return int(known[WORKER])
@@ -53,7 +59,12 @@ def workers_of_launcher(variables: Mapping[str, str] | None = None) -> int | Non
 
 
 def job_token() -> bytes:
-    """Return the job's token from PACELINE_TOKEN, or an empty one without it. Raise ValueError if it is too short."""
+    """Return the job's token from PACELINE_TOKEN or PACELINE_TOKEN_FILE, or an empty one without them.
+
+    Raise ValueError if it cannot be read or is too short.
+    """
+    if not os.environ.get(TOKEN) and os.environ.get(TOKEN_FILE):
+        return token_in(Path(os.environ[TOKEN_FILE]))
     try:
         token = bytes.fromhex(os.environ.get(TOKEN, ""))
     except ValueError:
@@ -65,6 +76,16 @@ def job_token() -> bytes:
     return token
 
 
+def token_in(file: Path) -> bytes:
+    """Return the token in a file. Raise ValueError if it cannot be read or is too short."""
+    try:
+        token = file.read_bytes().strip()
+    except OSError as error:
+        raise ValueError(f"The token file {file} cannot be read: {error.strerror}.") from None
+    check_token(token, str(file))
+    return token
+
+
 def check_token(token: bytes, source: str) -> None:
     """Raise ValueError if a token is so short that it could be guessed. source: where it was found."""
     if len(token) < MIN_TOKEN:
@@ -72,8 +93,27 @@ def check_token(token: bytes, source: str) -> None:
 
 
 def address(text: str) -> tuple[str, int]:
-    """Return the host and the port of an address that is written host:port."""
-    host, _, port = text.rpartition(":")
+    """Return the host and the port of an address that is written host:port.
+
+    The host may be left out (:7000) where a launcher names the job's first host.
+    """
+    host, colon, port = text.rpartition(":")
+    if colon and not host:
+        host = first_host() or ""
+        if not host:
+            raise ValueError(
+                f"The address {text} has no host, and neither MASTER_ADDR nor SLURM_JOB_NODELIST names one: "
+                "write host:port."
+            )
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"A server's address is written host:port, not {text!r}.")
     return host.strip("[]"), int(port)
+
+
+def first_host(variables: Mapping[str, str] | None = None) -> str | None:
+    """Return the first host of the job, as torchrun (MASTER_ADDR) or Slurm (SLURM_JOB_NODELIST) names it, or None."""
+    known = os.environ if variables is None else variables
+    if known.get("MASTER_ADDR"):
+        return known["MASTER_ADDR"]
+    first = re.match(r"([^,\[\]]+)(?:\[(\w+)[^\]]*\]([^,\[\]]*))?(?:,|$)", known.get("SLURM_JOB_NODELIST", ""))
+    return "".join(part or "" for part in first.groups()) if first else None

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.job.leases import EXPECTED_BACK
 from paceline.model.correction import CorrectionOption
 from paceline.policies import with_mean_weights
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
@@ -34,6 +35,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: no limit
     colocate: bool = False  # the shards are started beside the workers, not by the server
     lease: float = 30.0  # seconds without a heartbeat before a worker is given up
+    absence: float = EXPECTED_BACK  # seconds to wait for a worker that was lost, or whose machine was taken away
     saving: CheckpointPlan | None = None
     resume: Path | None = None  # start from the last checkpoint in this folder
     restarts: RestartLimit = DEFAULT_RESTARTS  # of lost shards
@@ -52,6 +54,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             workers=self.workers,
             token=token,
             lease=self.lease,
+            absence=self.absence,
             saving=self.saving,
             record=self.record,
             policy=self.policy,

@@ -32,6 +32,7 @@ class ServedJob(NamedTuple):
     version: int  # of the model: the number of updates that changed it
     is_saved: bool  # whether the last checkpoint is written, or none was asked for
     is_spoiled: bool = False  # whether it is not, because the model holds numbers that are not finite
+    signal: int = 0  # the signal that has stopped the server, or 0
 
 
 async def serve_job(
@@ -73,7 +74,8 @@ async def serve_job(
                 is_saved = await server.save()
             checkpoints = server.coordinator.state.checkpoints
             is_spoiled = checkpoints is not None and checkpoints.is_spoiled
-            return ServedJob(is_done, server.coordinator.state.version, is_saved, is_spoiled)
+            stopped_by = 0 if is_done else stopped.result()
+            return ServedJob(is_done, server.coordinator.state.version, is_saved, is_spoiled, stopped_by)
         finally:
             await server.stop()
 
@@ -105,19 +107,19 @@ def note_new_weights(options: JobOptions) -> None:
 
 
 @asynccontextmanager
-async def _stop_signal(server: Server, parent: int | None) -> AsyncIterator[asyncio.Future[None]]:
-    """A future that is done when this process receives SIGINT or SIGTERM. A signal can also give the model up."""
+async def _stop_signal(server: Server, parent: int | None) -> AsyncIterator[asyncio.Future[int]]:
+    """A future of the first SIGINT or SIGTERM that this process receives. A signal can also give the model up."""
     loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[None] = loop.create_future()
+    stopped: asyncio.Future[int] = loop.create_future()
     numbers = (signal.SIGINT, signal.SIGTERM)
 
-    def stop() -> None:
+    def stop(number: int) -> None:
         is_orphan = parent is not None and os.getppid() != parent
         if not server.give_up(ahead=is_orphan) and not stopped.done():
-            stopped.set_result(None)
+            stopped.set_result(number)
 
     for number in numbers:
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)
     try:
         yield stopped
     finally:

@@ -23,6 +23,7 @@ from paceline.collectives.named import named
 from paceline.collectives.reduce import AllReduce
 from paceline.serve.environment import RANK, RANKS, REDUCE
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.departure import Departed, Departure
 from paceline.train.backend import AssignedSamples, ComputedGradient, PushAfterBackward, SampleSource, exchange
 from paceline.train.flat_model import FlatModel
 from paceline.train.loading import Loading
@@ -142,7 +143,9 @@ class RankedBackend(PushAfterBackward):
 
     alone = False
 
-    def __init__(self, connect: Callable[[], Client], flat: FlatModel, loading: Loading, rank: int, ranks: int) -> None:
+    def __init__(
+        self, connect: Callable[[Departure], Client], flat: FlatModel, loading: Loading, rank: int, ranks: int
+    ) -> None:
         """connect: joins the job. It is called in rank 0 only."""
         self._flat, self._loading, self.rank, self.ranks = flat, loading, rank, ranks
         self._group = RankGroup(rank, ranks, flat.device)
@@ -152,7 +155,7 @@ class RankedBackend(PushAfterBackward):
         self.workers = 1
 
         def begin() -> None:
-            self._client = connect()
+            self._client = connect(Departure())
             if self._client.mixes:
                 raise ValueError(
                     "A policy that mixes models cannot have workers of several ranks; use --ranks-per-worker 1."
@@ -160,6 +163,7 @@ class RankedBackend(PushAfterBackward):
             loading.begin(self._client)
 
         self._in_rank_0(begin)
+        self._departure = Departure.at_sigterm()
 
     def sample_source(self) -> SampleSource:
         def take(batch_size: int, size: int, epochs: int, planned: int | None) -> AssignedSamples | None:
@@ -186,8 +190,8 @@ class RankedBackend(PushAfterBackward):
         size = computed.batch_size
         size_with_loss = 0.0 if computed.loss is None else float(size)
         numbers = [float(computed.overflowed), size, size_with_loss, (computed.loss or 0.0) * size]
-        overflowed, total, total_with_loss, loss, loaded = self._group.sum_numbers(
-            [*numbers, float(self._loading.found())]
+        overflowed, total, total_with_loss, loss, loaded, asked = self._group.sum_numbers(
+            [*numbers, float(self._loading.found()), float(self._departure.asked)]
         )
         if overflowed:
             return False  # in all ranks, because each has the same sum
@@ -207,6 +211,10 @@ class RankedBackend(PushAfterBackward):
             exchange(client, self._flat, replace(computed, batch_size=int(total), loss=mean_loss), self._pulled_at)
 
         self._in_rank_0(push)
+        if asked:  # one rank or more: all of them leave together
+            if client is not None:
+                client.departure.asked = True
+            raise Departed
         self._loading.has_stepped = True
         return True
 
@@ -294,6 +302,7 @@ class RankedBackend(PushAfterBackward):
             while not self._client.finish(self._flat.weights_bytes()):
                 pass  # as in `JobBackend.finish`
 
+        self._departure.release()  # ranks that wait cannot leave together
         self._in_rank_0(pull_final_model)
 
     def report_metric(self, name: str, value: float) -> None:
@@ -301,6 +310,7 @@ class RankedBackend(PushAfterBackward):
             self._client.measured(name, value)
 
     def close(self) -> None:
+        self._departure.release()
         if self._client is not None:
             self._client.close()
 

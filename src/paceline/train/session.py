@@ -29,6 +29,7 @@ from paceline.serve.environment import CONNECT, address, check_token, job_token,
 from paceline.serve.wire.tls import Tls
 from paceline.serve.worker import uncaught
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.departure import Departure
 from paceline.serve.worker.notices import is_launched, notice
 from paceline.train import profile, ranks
 from paceline.train.backend import Backend, JobBackend, LocalBackend
@@ -130,12 +131,13 @@ def _connect(
     if token:
         check_token(secret, "the argument token")
 
-    def connect() -> Client:
-        return Client(server_address, description, secret, worker_number(), tls=Tls.from_environment(), tell=notice)
+    def connect(departure: Departure) -> Client:
+        number, tls = worker_number(), Tls.from_environment()
+        return Client(server_address, description, secret, number, tls=tls, tell=notice, departure=departure)
 
     if rank_count > 1:
         return ranks.RankedBackend(connect, flat, Loading(flat, optimizer), rank, rank_count)
-    client, loading = connect(), Loading(flat, optimizer)
+    client, loading = connect(Departure.at_sigterm()), Loading(flat, optimizer)
     if overlap and client.streamed:
         return OverlappedBackend(client, flat, loading)
     return JobBackend(client, flat, loading)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.job import JobConfig, SaveEvery
+from paceline.job.leases import EXPECTED_BACK
 from paceline.job.visits import parts_of
 from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy
@@ -39,6 +40,7 @@ class ServerConfig:
     replicas: int = 0  # backups of each shard: 0 or 1
     max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: any update counts
     correct: CorrectionOption = "auto"  # how to correct for known staleness; auto: as the optimizer allows
+    absence: float = EXPECTED_BACK  # seconds to wait for a worker that was lost, or whose machine was taken away
 
     def __post_init__(self) -> None:
         checked(self.correct)
@@ -64,6 +66,7 @@ class ServerConfig:
             shards=self.shards,
             workers=self.workers,
             lease=self.lease,
+            absence=self.absence,
             save=SaveEvery(self.saving.updates, self.saving.seconds) if self.saving else None,
             policy=self.policy,
             streams=self.streams(policy),

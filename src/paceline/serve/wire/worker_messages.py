@@ -234,3 +234,5 @@ class Leave(Message, frozen=True):
 
     A worker that gets no answer joins once more and leaves again, because the job would wait for it.
     """
+
+    returns: bool = False  # whether its machine is taken away: the job waits for some time for it to join again

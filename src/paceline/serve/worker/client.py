@@ -25,6 +25,7 @@ from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import GrantIteration, OfferWeights, ReportMetric, RequestSamples, SampleRange
 from paceline.serve.wire.tls import Tls
 from paceline.serve.wire.tokens import token_for
+from paceline.serve.worker.departure import Departure
 from paceline.serve.worker.gradient import OutgoingGradient
 from paceline.serve.worker.incarnation import LEAVE_SECONDS, Incarnation
 from paceline.serve.worker.notices import tell_launcher
@@ -53,6 +54,7 @@ class Client:
         tls: Tls | None = None,
         patience: float = PATIENCE,
         tell: Callable[[str], None] | None = None,
+        departure: Departure | None = None,
     ) -> None:
         """description: of the model, as JSON; empty if the server has no shards and only coordinates.
 
@@ -60,6 +62,7 @@ class Client:
 
         patience: seconds for which the worker retries to reach the server or a shard.
         tell: is called with a line for the user when the worker has joined, and when the job begins.
+        departure: if the worker is asked to leave, methods raise Departed as soon as its last gradient is pushed.
         """
         self._endpoint = Endpoint(*address, token_for("worker", token), tls)
         self._description, self._patience = description, patience
@@ -74,7 +77,9 @@ class Client:
         self._numbered = worker is not None
         self._tell = tell or (lambda _: None)
         self._has_updated = False
+        self.departure = departure or Departure()
         self._incarnation = self._join(worker)
+        self.departure.wakes(lambda: self._incarnation.hurry())
         if description and not self._incarnation.welcome.shards:
             self.close()
             raise WireError(NO_SHARDS)
@@ -167,7 +172,11 @@ class Client:
         try:
             self._incarnation.push(outgoing, weights)
         except IncarnationOver:
+            self.departure.check()
             self._join_again()
+        except WireError:
+            self.departure.check()  # the server may be asked to end too
+            raise
         granted = self.go_on(weights)
         if not self._has_updated:
             self._has_updated = True
@@ -242,6 +251,7 @@ class Client:
         while True:
             try:
                 self._incarnation.finish(weights)
+                self.departure.release()  # nothing is pushed any more
                 return True
             except IncarnationOver:
                 generation = self._incarnation.generation
@@ -262,7 +272,11 @@ class Client:
 
     def close(self) -> None:
         """Leave the job. If the server may not know, join once more and leave, so that it does not wait."""
-        if not self._incarnation.leave():
+        self.departure.release()
+        if self.departure.asked:
+            self._incarnation.settle()
+            self._incarnation.leave(returns=True)
+        elif not self._incarnation.leave():
             with contextlib.suppress(OSError):
                 self._join(self.worker, LEAVE_SECONDS, self._incarnation.generation).leave()
 
@@ -285,7 +299,9 @@ class Client:
         lost: OSError | None = None
         for pause in retry_pauses(self._patience if patience is None else patience):
             try:
-                return Incarnation(self._endpoint, self._description, worker, self._patience, generation)
+                return Incarnation(
+                    self._endpoint, self._description, worker, self._patience, generation, self.departure
+                )
             except (Refusal, IncarnationOver, WireError):
                 raise
             except OSError as error:
@@ -294,5 +310,6 @@ class Client:
                     log.warning("There is no server at %s (%s). Retrying for %.0f s.", where, why, self._patience)
                 lost = error
                 time.sleep(pause)
+                self.departure.check()
         address, cause = f"{self._endpoint.host}:{self._endpoint.port}", lost and (lost.strerror or lost)
         raise WireError(f"The server at {address} cannot be reached ({cause}): start it, or correct its address.")

@@ -4,27 +4,80 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from paceline.serve.wire.frames import Channel, WireError
-from paceline.serve.wire.messages import Join, Resume, Resumed, Welcome
-from paceline.serve.worker.transfers import raise_if_over
+from paceline.serve.wire.endpoint import Endpoint
+from paceline.serve.wire.frames import Channel, MessageDecoder, WireError
+from paceline.serve.wire.messages import (
+    Accepted,
+    CancelIteration,
+    Challenge,
+    Excluded,
+    Expelled,
+    GrantIteration,
+    Heartbeat,
+    Join,
+    KeepWeights,
+    Leave,
+    ProvideWeights,
+    PushNow,
+    Refused,
+    Resume,
+    Resumed,
+    SampleRange,
+    ShardMoved,
+    TrainingFinished,
+    VisitShard,
+    Welcome,
+)
+from paceline.serve.worker.transfers import IncarnationOver, raise_if_over
 
 T = TypeVar("T")
+_ON_JOINING = Challenge | Accepted | Refused | Expelled | Welcome | Resumed | ShardMoved | ProvideWeights | KeepWeights
+_IN_TRAINING = (
+    PushNow
+    | VisitShard
+    | GrantIteration
+    | SampleRange
+    | CancelIteration
+    | Excluded
+    | TrainingFinished
+    | Heartbeat
+    | Leave
+)
+FROM_COORDINATOR = MessageDecoder(_ON_JOINING | _IN_TRAINING)
 DEAD_LINK_SECONDS = 30.0  # until a dead connection is noticed, before the lease is known
 RESUME_SECONDS = 10.0  # to wait for the answer to Resume
 
 
-def join(channel: Channel, worker: int | None, description: bytes) -> Welcome:
-    """Join the job over a new connection. Return the coordinator's Welcome, which may take long."""
-    channel.set_keepalive(DEAD_LINK_SECONDS)  # silence is allowed here, but a dead link must be noticed
-    channel.send(Join(worker), memoryview(description))
-    return _receive(Welcome, channel)
+def join(
+    endpoint: Endpoint, worker: int | None, description: bytes, generation: str | None
+) -> tuple[Channel, str, Welcome]:
+    """Join the job over a new connection. Return the connection, the server's generation, and its Welcome.
+
+    The Welcome may take long. Raise IncarnationOver if the server is not of the given generation.
+    """
+    channel, found = endpoint.open(FROM_COORDINATOR)
+    try:
+        if generation not in (None, found):
+            raise IncarnationOver("The server is of another generation.")
+        channel.set_keepalive(DEAD_LINK_SECONDS)  # silence is allowed here, but a dead link must be noticed
+        channel.send(Join(worker), memoryview(description))
+        return channel, found, _receive(Welcome, channel)
+    except BaseException:
+        channel.close()
+        raise
 
 
-def resume(channel: Channel, welcome: Welcome, generation: str) -> None:
+def resume(endpoint: Endpoint, welcome: Welcome, generation: str) -> Channel:
     """Continue the incarnation of a Welcome over a new connection. generation: of the server that sent the Welcome."""
-    channel.send(Resume(welcome.worker, welcome.incarnation, welcome.ticket, generation))
-    with channel.within(RESUME_SECONDS):
-        _receive(Resumed, channel)
+    channel, _ = endpoint.open(FROM_COORDINATOR)
+    try:
+        channel.send(Resume(welcome.worker, welcome.incarnation, welcome.ticket, generation))
+        with channel.within(RESUME_SECONDS):
+            _receive(Resumed, channel)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
 
 
 def _receive(kind: type[T], channel: Channel) -> T:

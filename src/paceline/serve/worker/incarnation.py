@@ -17,14 +17,11 @@ from typing import Any, TypeVar
 
 from paceline.job.worker import WorkerState
 from paceline.serve.wire.endpoint import Endpoint
-from paceline.serve.wire.frames import Channel, MessageDecoder, WireError
+from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import (
-    Accepted,
     CancelIteration,
-    Challenge,
     EndVisit,
     Excluded,
-    Expelled,
     FinishTraining,
     GrantIteration,
     Heartbeat,
@@ -33,17 +30,15 @@ from paceline.serve.wire.messages import (
     OfferWeights,
     ProvideWeights,
     PushNow,
-    Refused,
     ReportMetric,
     RequestSamples,
-    Resumed,
     SampleRange,
     ShardMoved,
     TrainingFinished,
     VisitShard,
-    Welcome,
 )
 from paceline.serve.worker import control
+from paceline.serve.worker.departure import Departure
 from paceline.serve.worker.gradient import OutgoingGradient
 from paceline.serve.worker.transfers import (
     Ending,
@@ -58,20 +53,8 @@ from paceline.serve.worker.transfers import (
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_ON_JOINING = Challenge | Accepted | Refused | Expelled | Welcome | Resumed | ShardMoved | ProvideWeights | KeepWeights
-_IN_TRAINING = (
-    PushNow
-    | VisitShard
-    | GrantIteration
-    | SampleRange
-    | CancelIteration
-    | Excluded
-    | TrainingFinished
-    | Heartbeat
-    | Leave
-)
-FROM_COORDINATOR = MessageDecoder(_ON_JOINING | _IN_TRAINING)
 LEAVE_SECONDS = 5.0  # to wait for the answer to Leave
+SETTLE_SECONDS = 1.0  # to wait for the Grant of the last push, before a worker that was asked to leave does so
 #: Seconds between two attempts to reconnect, from which on the user is told that the server is lost: after about a
 #: second. A server that begins again with loaded weights is back sooner.
 NOTICED_PAUSE = 0.5
@@ -81,25 +64,26 @@ class Incarnation:
     """One incarnation of a worker."""
 
     def __init__(
-        self, endpoint: Endpoint, description: bytes, worker: int | None, patience: float, generation: str | None = None
+        self,
+        endpoint: Endpoint,
+        description: bytes,
+        worker: int | None,
+        patience: float,
+        generation: str | None = None,
+        departure: Departure | None = None,
     ) -> None:
         """Join the job. Raise IncarnationOver if the server is not of the given generation.
 
         patience: seconds for which the worker retries to reach the server or a shard.
+        departure: while the worker waits for a Grant or for the end, it raises Departed if it is asked to leave.
         """
+        self._departure = departure or Departure()
         self._endpoint, self._patience = endpoint, patience
         self.version = 0  # of the model that was last pulled
         self.pull_seconds = 0.0  # that the last pull took
         self.granted: GrantIteration | None = None  # the Grant under which the worker runs
         self.is_lost = False  # whether the server could not be reached when it was last tried
-        self._control, self.generation = endpoint.open(FROM_COORDINATOR)
-        try:
-            if generation not in (None, self.generation):
-                raise IncarnationOver("The server is of another generation.")
-            self.welcome = control.join(self._control, worker, description)
-        except BaseException:
-            self._control.close()
-            raise
+        self._control, self.generation, self.welcome = control.join(endpoint, worker, description, generation)
         lease = self.welcome.lease
         self._control.limit_silence(lease)  # the server answers every Heartbeat
         self._ending = Ending()
@@ -130,7 +114,7 @@ class Incarnation:
         """
         state = self._state
         while True:
-            self._await(lambda: state.must_send_weights or state.is_granted)
+            self._await(lambda: state.must_send_weights or state.is_granted, may_leave=True)
             with self._news:
                 gives, state.must_send_weights = state.must_send_weights, False
                 granted: GrantIteration | None = None if gives else state.take_grant()
@@ -241,7 +225,7 @@ class Incarnation:
         """Wait until the other workers have finished too, and pull the last model."""
         if self._state.last_version is None:
             self._say(self._state.finish, FinishTraining())
-            self._await(lambda: self._state.last_version is not None)
+            self._await(lambda: self._state.last_version is not None, may_leave=True)
         assert self._state.last_version is not None
         self.version = self._transfers.pull(self._state.last_version, weights)
 
@@ -249,12 +233,26 @@ class Incarnation:
         """Send a metric to the coordinator once. It is lost if the connection is lost."""
         self._send([metric])
 
-    def leave(self) -> bool:
-        """Leave the job. Return False if the server may not know, and waits for this worker to come back."""
+    def hurry(self) -> None:
+        """Wake a thread that waits although it may leave, and wait for a lost server no longer than a few seconds."""
+        with self._news:
+            self._patience = self._transfers.patience = LEAVE_SECONDS
+            self._news.notify_all()
+
+    def settle(self) -> None:
+        """Wait a moment for the Grant, which shows that the last push counts."""
+        with self._news:
+            self._news.wait_for(lambda: self._state.is_granted or self._ending.over.is_set(), SETTLE_SECONDS)
+
+    def leave(self, returns: bool = False) -> bool:
+        """Leave the job. Return False if the server may not know, and waits for this worker to come back.
+
+        returns: the worker's machine is taken away, and the job may wait for the worker.
+        """
         if self._ending.error is not None:
             return not isinstance(self._ending.error, IncarnationOver)
         self._ending.over.set()
-        self._say(self._state.leave, Leave())
+        self._say(self._state.leave, Leave(returns))
         self._listener.join(LEAVE_SECONDS)
         self.end(WireError("This worker has left."))
         return self._state.leave_confirmed
@@ -287,13 +285,19 @@ class Incarnation:
             return
         self._control.cut()  # the listener notices, and reconnects
 
-    def _await(self, found: Callable[[], T]) -> T:
-        """Wait until `found` returns something true, and return that. Raise the error if the incarnation ends."""
+    def _await(self, found: Callable[[], T], may_leave: bool = False) -> T:
+        """Wait until `found` returns something true, and return that. Raise the error if the incarnation ends.
+
+        may_leave: raise Departed if the worker is asked to leave.
+        """
         with self._news:
-            while not (value := found()):
+            while True:
+                if may_leave:
+                    self._departure.check()
+                if value := found():
+                    return value
                 self._ending.check()
                 self._news.wait()
-            return value
 
     def _await_turn(self) -> bool:
         """Wait until the gradient may be pushed. Return False if its iteration is over."""
@@ -367,13 +371,9 @@ class Incarnation:
         for pause in retry_pauses(self._patience):
             if self._ending.over.is_set():
                 raise WireError("This worker has left.")
-            channel: Channel | None = None
             try:
-                channel, _ = self._endpoint.open(FROM_COORDINATOR)
-                control.resume(channel, self.welcome, self.generation)
+                channel = control.resume(self._endpoint, self.welcome, self.generation)
             except OSError as error:
-                if channel:
-                    channel.close()
                 if isinstance(error, Refusal | IncarnationOver | WireError):
                     raise
                 lost = error

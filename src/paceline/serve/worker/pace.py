@@ -23,6 +23,7 @@ from paceline.serve.environment import CONNECT, address, job_token, worker_numbe
 from paceline.serve.wire.tls import Tls
 from paceline.serve.worker import uncaught
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.departure import Departure
 from paceline.serve.worker.notices import notice
 
 EMPTY = memoryview(b"")
@@ -93,4 +94,5 @@ def coordinate(*, connect: str | None = None, token: str | None = None) -> Pace:
         return Pace(None)
     uncaught.shorten()
     secret = token.encode() if token is not None else job_token()
-    return Pace(Client(address(where), b"", secret, worker_number(), tls=Tls.from_environment(), tell=notice))
+    here, number, tls, departure = address(where), worker_number(), Tls.from_environment(), Departure.at_sigterm()
+    return Pace(Client(here, b"", secret, number, tls=tls, tell=notice, departure=departure))

@@ -105,7 +105,7 @@ class Transfers:
     def __init__(self, endpoint: Endpoint, welcome: Welcome, generation: str, patience: float, ending: Ending) -> None:
         """patience: seconds for which the worker retries to reach a shard."""
         self._welcome, self._generation, self._endpoint = welcome, generation, endpoint
-        self._patience, self._ending = patience, ending
+        self.patience, self._ending = patience, ending
         digests = welcome.certificates or (b"",) * len(welcome.shards)
         shards = enumerate(zip(welcome.shards, digests, strict=True))
         self.parts = [
@@ -299,7 +299,7 @@ class Transfers:
                 raise
             except OSError as error:
                 shard.hang_up()
-                pauses = pauses or retry_pauses(self._patience)
+                pauses = pauses or retry_pauses(self.patience)
                 pause = next(pauses, None)
                 if pause is None and not self._ending.error:
                     address = f"{shard.endpoint.host}:{shard.endpoint.port}"
