@@ -136,7 +136,7 @@ def with_nan(found: checkpoint.Checkpoint) -> None:
     part = checkpoint.begin(found.folder.parent, found.version)
     parts = []
     for number in range(found.shards):
-        tensors, meta = checkpoint.load_shard(found.folder, number)
+        tensors, meta = checkpoint.load(checkpoint.shard_file(found.folder, number))
         tensors["0/weights"][0] = np.nan
         with pytest.MonkeyPatch.context() as patch:  # paceline writes no such checkpoint itself
             patch.setattr("paceline.model.checkpoint.not_finite", lambda _tensors: "")

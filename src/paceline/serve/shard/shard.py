@@ -27,6 +27,7 @@ import msgspec
 import torch
 
 from paceline.model import checkpoint
+from paceline.model.checkpoint_pieces import load_pieces
 from paceline.model.description import Description
 from paceline.model.durable import cause
 from paceline.model.optimizer import without_compiler
@@ -280,11 +281,11 @@ class Shard:
             pulls = PullServer(store, self._state, self._stopping, _admission(order), threads)
             updates = WholeUpdates(store, self._state, self.tell, pulls)
         if order.checkpoint:
-            arrays, meta = checkpoint.load_shard(Path(order.checkpoint), self.number, order.digest)
+            arrays, meta = load_pieces(Path(order.checkpoint), order.digests, described, order.pieces)
             updates.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta, order.version)
         if order.record:
             without_key = msgspec.structs.replace(order, key=b"")
-            updates.record(Path(order.record), without_key, bytes(self._description), self.number)
+            updates.record(Path(order.record), without_key, bytes(self._description))
         updates.follows, updates.measures = order.follows, order.measure
         with self._state:
             if order.backup:
