@@ -190,11 +190,6 @@ def test_a_job_is_resumed_exported_and_replayed(tmp_path: Path) -> None:
     assert replayed.stdout.count("the same, bit for bit") == 2
     assert "all the same" in replayed.stdout
 
-    refused = paceline_run("--workers", "2", "--resume", str(job), str(script), str(tmp_path / "mark"))
-    assert refused.returncode == 1
-    assert "is of 2 shards: use --servers 2" in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1, refused.stderr
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -146,7 +146,9 @@ def test_no_bit_changes_when_a_model_is_cut_again(data: st.DataObject) -> None:
     layout = data.draw(layouts(), "layout")
     anywhere = is_elementwise(spec.name)
     old, new = (data.draw(cuts(layout, anywhere), which) for which in ("old", "new"))
-    correct = data.draw(st.sampled_from(("none", "full")), "correct") if spec.name in ("SGD", "Adam", "AdamW") else "none"
+    correct = (
+        data.draw(st.sampled_from(("none", "full")), "correct") if spec.name in ("SGD", "Adam", "AdamW") else "none"
+    )
     before = trained(layout, spec, old, data.draw(st.integers(0, 3), "steps"), correct)
     after = again(layout, spec, new, [saved(one) for one in before])
     assert of_elements(layout, spec, after) == of_elements(layout, spec, before)
@@ -157,7 +159,9 @@ def test_no_bit_changes_when_a_model_is_cut_again(data: st.DataObject) -> None:
         assert all(torch.equal(value, expected[0][name]) for name, value in tensors[0].items())
     for each in (before, after, back):
         step_all(each, layout, 7, correct)
-    assert of_elements(layout, spec, back) == of_elements(layout, spec, before), "the job goes on as if nothing had been"
+    assert of_elements(layout, spec, back) == of_elements(layout, spec, before), (
+        "the job goes on as if nothing had been"
+    )
     if spec.name in FUSED:
         torch.testing.assert_close(joined(after), joined(before), rtol=1e-5, atol=1e-6)
     else:
@@ -263,7 +267,9 @@ def test_a_damaged_or_incomplete_set_of_files_is_refused_in_one_sentence(tmp_pat
     spec = spec_for("SGD")
     folder, digests, _ = write(tmp_path, spec, [[(0, 20)], [(20, 43)]])
     first, second = (checkpoint.shard_file(folder, number) for number in (0, 1))
-    with pytest.raises(DamagedError, match=r"is damaged: its parts do not hold .* elements 0 to 43 of the model once\.$"):
+    with pytest.raises(
+        DamagedError, match=r"is damaged: its parts do not hold .* elements 0 to 43 of the model once\.$"
+    ):
         load(folder, digests[:1], spec, [(0, 43)])
     content = second.read_bytes()
     second.write_bytes(first.read_bytes())
