@@ -86,21 +86,21 @@ class _Source(NamedTuple):
     """A parameter of a saved piece, and the elements of it that a new parameter needs."""
 
     piece: SavedPiece
-    index: int  # of the parameter in its piece
+    number: int  # of the parameter in its piece
     part: SlicePart
     start: int
     stop: int
 
     @property
     def keys(self) -> dict[str, bool]:
-        return self.piece.keys.get(self.index, {})
+        return self.piece.keys.get(self.number, {})
 
     @property
     def steps(self) -> float:
-        return self.piece.steps(self.index)
+        return self.piece.steps(self.number)
 
     def name(self, key: str) -> str:
-        return f"{self.index}.{key}"
+        return f"{self.number}.{key}"
 
 
 def cut_again(
