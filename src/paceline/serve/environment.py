@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 
@@ -77,3 +78,18 @@ def address(text: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"A server's address is written host:port, not {text!r}.")
     return host.strip("[]"), int(port)
+
+
+def is_launched() -> bool:
+    """Return whether `paceline run` or `work` has started this process."""
+    return LAUNCHED in os.environ
+
+
+def tell_launcher(line: str) -> None:
+    """Send a line to `paceline run` or `work`, over standard error. Without them, do nothing.
+
+    The line begins with a carriage return, so that it does not become a part of a progress bar.
+    """
+    if is_launched():
+        with contextlib.suppress(OSError):
+            os.write(2, f"\r{line}\n".encode(errors="replace"))

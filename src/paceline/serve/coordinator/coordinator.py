@@ -166,14 +166,14 @@ class Coordinator:
             await asyncio.sleep(0.01)
         return not self.failed.is_set()
 
-    async def close(self) -> None:
-        """Stop the shards and close all connections."""
+    async def close(self, is_over: bool = False) -> None:
+        """Stop the shards and close all connections. is_over: no other generation follows."""
         self._closing = self.shards.closing = True
         if self._ticking:
             self._ticking.cancel()
         self._timer.close()
         self._listener.stop()
-        self.shards.send(Stop())
+        self.shards.send(Stop(is_over))
         self._subscribers.flush()
         if self._writing:
             await self._writing
