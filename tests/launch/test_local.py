@@ -255,9 +255,7 @@ def test_a_shard_that_the_server_refuses_ends_its_worker(tmp_path: Path, started
     arguments = ("work", "--colocate", "--connect", connect, script, tmp_path / "mark")
     ran = paceline(*arguments, PACELINE_WORKER="0", SLEEP="1")
     assert ran.returncode == 1
-    assert "The shard beside worker 0 is refused: This server starts its own shards; give it --shards-join" in " ".join(
-        ran.stderr.split()
-    )
+    assert "The shard beside worker 0 is refused: This server starts its own shards; " in " ".join(ran.stderr.split())
     assert "Traceback" not in ran.stderr
 
 

@@ -71,6 +71,4 @@ def shard(
         errors.print(Text(str(error)))
         raise typer.Exit(1) from None
     except Interrupted as stopped:
-        raise Interrupted(
-            "Interrupted; the job waits for another shard, and goes on from its last checkpoint.", stopped.code
-        ) from None
+        raise Interrupted("Interrupted; the job waits for another shard in its place.", stopped.code) from None
