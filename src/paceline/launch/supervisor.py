@@ -41,7 +41,7 @@ MAX_FAILURES = 3  # consecutive failures of a shard that end the job
 
 
 class Place(NamedTuple):
-    """Where a process runs."""
+    """The host that a process runs on."""
 
     host: str = ""  # to reach over ssh; empty: this host
     processes: int = 1  # that share its cores
