@@ -185,7 +185,7 @@ def test_lines_of_prose_are_short(page: Path) -> None:
 
 
 PANELS = {
-    "Train": {"run", "serve", "work", "watch", "token", "certificate", "export", "replay"},
+    "Train": {"run", "serve", "work", "shard", "watch", "token", "certificate", "export", "replay"},
     "Decide": {"advise", "simulate", "lab"},
     "Research": {"reproduce", "federate", "collective", "policies", "clusters"},
 }

@@ -77,7 +77,7 @@ MATRIX = pytest.mark.matrix
             (f"{SERVER}/2/before-paceline.serve.coordinator.coordinator:Coordinator._send_welcome",), marks=MATRIX
         ),
         pytest.param((f"{FORKS}/2/at-once",), marks=MATRIX),
-        pytest.param((f"{FORKS}/2/before-paceline.model.checkpoint:load_shard",), marks=MATRIX),
+        pytest.param((f"{FORKS}/2/before-paceline.serve.shard.shard:load_pieces",), marks=MATRIX),
         pytest.param((f"{SERVER}/2/after-{LISTENS}", f"{FORKS}/2/at-once"), marks=MATRIX),
     ],
     ids=lambda specs: "+".join(spec.replace("paceline.", "") for spec in specs),
@@ -86,7 +86,7 @@ def test_a_server_is_killed_again_while_it_restarts(specs: tuple[str, ...], tmp_
     check(run_struck(tmp_path, *specs), tmp_path, len(specs))
 
 
-LOADS = f"{FORKS}/1/before-paceline.model.checkpoint:load_shard"
+LOADS = f"{FORKS}/1/before-paceline.serve.shard.shard:load_pieces"
 
 
 @MATRIX

@@ -250,7 +250,7 @@ def test_workers_share_the_cores_of_the_machine(
 )
 def test_only_processes_of_the_same_host_share_its_cores(hosts: tuple[str, ...], ranks: int, beside: list[int]) -> None:
     task = WorkerCommand(["train.py"], "here:1", b"", hosts=hosts, ranks=ranks, workers=3)
-    assert [task.processes_beside(label) for label in range(3)] == beside
+    assert [task.place_of_worker(label).processes for label in range(3)] == beside
 
 
 def test_one_worker_may_use_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

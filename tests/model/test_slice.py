@@ -363,7 +363,7 @@ def test_a_state_from_elsewhere_is_refused_and_changes_nothing() -> None:
     for bad_tensors, bad_meta, sentence in (
         (tensors, {}, "of another model"),
         (tensors, {**meta, "layout": "x"}, "of another model"),
-        (tensors, {**meta, "stop": 50}, "elements 0 to 50 .* 0 to 100: resume with the same number of shards"),
+        (tensors, {**meta, "stop": 50}, "elements 0 to 50 .* 0 to 100: cut it again first"),
         (tensors, {**meta, "optimizer": "SGD"}, "of SGD, and this run uses Adam"),
         (tensors, {**meta, "others": None}, "damaged"),
         ({}, meta, "damaged"),

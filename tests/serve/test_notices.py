@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.serve.environment import JOINED, LAUNCHED, UPDATED, address
+from paceline.serve.environment import JOINED, LAUNCHED, UPDATED, address, tell_launcher
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.worker import incarnation, notices
 from paceline.serve.worker.client import Client
@@ -111,10 +111,10 @@ def test_a_notice_is_a_line_on_standard_error_or_a_record(
 
 def test_only_a_launcher_is_told(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv(LAUNCHED, raising=False)
-    notices.tell_launcher(JOINED)
+    tell_launcher(JOINED)
     assert capfd.readouterr().err == ""
     monkeypatch.setenv(LAUNCHED, "1")
-    notices.tell_launcher(JOINED)
+    tell_launcher(JOINED)
     assert capfd.readouterr().err == f"\r{JOINED}\n"
 
 

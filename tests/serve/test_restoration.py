@@ -125,10 +125,17 @@ def test_automatic_recovery_goes_back_as_far_as_it_must(tmp_path: Path, caplog: 
     assert "going back to version 1" in caplog.text
 
 
-def test_another_number_of_shards_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="is of 2 shards: use --servers 2"):
-        Restoration(3, tmp_path, tmp_path)
+def test_another_number_of_shards_is_accepted_if_the_model_can_be_cut_so(tmp_path: Path) -> None:
+    found = write(tmp_path, 1)
+    size = found.description.layout.size
+    assert found.shards == 2
+    for shards in (1, 3, size):
+        first = Restoration(shards, tmp_path, tmp_path).first
+        assert first and first.version == 1
+    with pytest.raises(CheckpointError, match=rf"again: {size + 1} shards are too many: .*; use fewer --servers\.$"):
+        Restoration(size + 1, tmp_path, tmp_path)
+    with pytest.raises(CheckpointError, match=r"holds a model: use --servers 1 or more\.$"):
+        Restoration(0, tmp_path, tmp_path)
 
 
 def with_nan(found: checkpoint.Checkpoint) -> None:
@@ -136,7 +143,7 @@ def with_nan(found: checkpoint.Checkpoint) -> None:
     part = checkpoint.begin(found.folder.parent, found.version)
     parts = []
     for number in range(found.shards):
-        tensors, meta = checkpoint.load_shard(found.folder, number)
+        tensors, meta = checkpoint.load(checkpoint.shard_file(found.folder, number))
         tensors["0/weights"][0] = np.nan
         with pytest.MonkeyPatch.context() as patch:  # paceline writes no such checkpoint itself
             patch.setattr("paceline.model.checkpoint.not_finite", lambda _tensors: "")

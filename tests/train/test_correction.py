@@ -390,7 +390,7 @@ def test_a_job_continues_from_its_checkpoint_with_any_correction(then: Correctio
     with job("r2sp", 2, 3, saving=CheckpointPlan(tmp_path / "job", updates=1000), correct="full") as running:
         before.work(running, 3)
     found = checkpoint.read(tmp_path / "job")
-    arrays, _ = checkpoint.load_shard(found.folder, 0)
+    arrays, _ = checkpoint.load(checkpoint.shard_file(found.folder, 0))
     assert "0/newest" in arrays
     after, saving, policy = Learners(MOMENTUM, 6), CheckpointPlan(tmp_path / "job", updates=1000), FixedExpectation()
     policy.expected = 2  # from the first Grant on, when the ring has only one member

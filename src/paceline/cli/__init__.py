@@ -20,6 +20,7 @@ from paceline.cli.lab import lab
 from paceline.cli.options import THEN_SCRIPT
 from paceline.cli.policies import clusters, policies
 from paceline.cli.reproduce import reproduce
+from paceline.cli.shard import shard
 from paceline.cli.shared import INTERRUPTED, errors, refuse
 from paceline.cli.simulate import simulate
 from paceline.cli.token import certificate, token
@@ -78,6 +79,7 @@ TRAIN, DECIDE, RESEARCH = "Train", "Decide", "Research"
 app.command(rich_help_panel=TRAIN, context_settings=THEN_SCRIPT)(job.run)
 app.command(rich_help_panel=TRAIN)(job.serve)
 app.command(rich_help_panel=TRAIN, context_settings=THEN_SCRIPT)(job.work)
+app.command(rich_help_panel=TRAIN)(shard)
 app.command(rich_help_panel=TRAIN)(job_files.watch)
 app.command(rich_help_panel=TRAIN)(token)
 app.command(rich_help_panel=TRAIN)(certificate)

@@ -21,7 +21,10 @@ from paceline.cli.job_checks import (
     check_policy,
     check_reduce,
     check_replicas,
+    check_server_hosts,
+    check_shards_join,
     correction,
+    names_of,
     note_tasks,
 )
 from paceline.cli.options import (
@@ -70,6 +73,10 @@ Servers = Annotated[
 Colocate = Annotated[
     bool, typer.Option("--colocate", help="Put a shard beside each worker, on its machine, instead of --servers.")
 ]
+ShardsJoin = Annotated[
+    bool,
+    typer.Option("--shards-join", help="Start no shards; --servers of them join, with `paceline shard --join`."),
+]
 Correct = Annotated[
     str,
     typer.Option(
@@ -90,7 +97,10 @@ Ranks = Annotated[
 def run(
     script: Script,
     workers: Annotated[int, typer.Option(min=1, help="The number of workers.")] = 2,
-    servers: Servers = 1,
+    servers: Annotated[
+        int | None,
+        typer.Option(min=0, help="The number of shards; 0: the server only paces.  [1, or one for each server host]"),
+    ] = None,
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="A policy with options. Several are compared: bsp,r2sp.")
     ] = "bsp",
@@ -104,6 +114,9 @@ def run(
     ranks_per_worker: Ranks = 1,
     reduce: ReduceOption = "",
     hosts: Annotated[str | None, typer.Option(help="Start the workers on these machines over ssh: a,b,c.")] = None,
+    server_hosts: Annotated[
+        str | None, typer.Option(help="Start the shards on these machines over ssh, in turn: c,d.")
+    ] = None,
     link: LinkOption = None,
     host: Annotated[
         str | None,
@@ -127,6 +140,9 @@ def run(
 
     The script calls paceline.join. Its workers are processes on this machine, or on --hosts.
     """
+    names, places = names_of(hosts), names_of(server_hosts)
+    check_server_hosts(places, servers, colocate)
+    servers = (len(places) or 1) if servers is None else servers
     if servers:
         need_torch()
     from paceline.cli.connection import server_tls
@@ -147,9 +163,9 @@ def run(
     saving = checkpoint_plan(checkpoint, every, begins_from, patience)
     check_resume(begins_from)
     check_reduce(reduce, ranks_per_worker)
-    rate, goal = link_rate(link, hosts, workers if colocate else servers), target_of(target)
+    rate, goal = link_rate(link, hosts or server_hosts, workers if colocate else servers), target_of(target)
     check_plot(plot)
-    listen = host or (local.EVERYWHERE if hosts else "127.0.0.1")
+    listen = host or (local.EVERYWHERE if names or places else "127.0.0.1")
     options = JobOptions(
         policy=specs[0],
         shards=workers if colocate else servers,
@@ -158,6 +174,7 @@ def run(
         streamed=apply == "streamed",
         correct=correction(correct),
         colocate=colocate,
+        shards_join=bool(places),
         replicas=replicas,
         max_norm=max_norm,
         lease=lease,
@@ -168,13 +185,12 @@ def run(
         tls=server_tls(tls, tls_cert, tls_key, tls_ca, None if insecure else listen),
         insecure=insecure,
     )
-    names = [name for name in (hosts or "").split(",") if name]
     runs = []
     for spec in specs:
         job = options.with_policy(spec)
         with Display(job.policy, trace, goal) as display:
             try:
-                outcome = asyncio.run(_run(script, job, display, ranks_per_worker, reduce, names, rate))
+                outcome = asyncio.run(_run(script, job, display, ranks_per_worker, reduce, names, places, rate))
             except local.JobError as error:
                 if error.code == UNSAVED:
                     display.keep_trace()  # the job was trained to its end
@@ -193,6 +209,7 @@ async def _run(
     ranks: int,
     reduce: str,
     hosts: list[str],
+    server_hosts: list[str],
     link: float | None,
 ) -> local.JobOutcome:
     """Run one job, and show it. SIGTERM stops the job as Ctrl-C does."""
@@ -206,6 +223,7 @@ async def _run(
                 ranks=ranks,
                 reduce=reduce,
                 hosts=hosts,
+                server_hosts=server_hosts,
                 link=link,
                 observer=display.observer,
                 say=display.say,
@@ -223,6 +241,7 @@ def serve(
     apply: Apply = "whole",
     correct: Correct = "auto",
     colocate: Colocate = False,
+    shards_join: ShardsJoin = False,
     replicas: Replicas = 0,
     max_norm: MaxNorm = None,
     host: Host = "127.0.0.1",
@@ -256,7 +275,8 @@ def serve(
     from paceline.serve.serve_job import NO_UPDATE, serve_job, unsaved
     from paceline.serve.server import ServerError
 
-    if servers:
+    check_shards_join(shards_join, servers, colocate, replicas)
+    if servers and not shards_join:
         need_torch()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     started = workers_of_launcher()
@@ -265,8 +285,6 @@ def serve(
     check_policy(policy, wanted, apply, correct)
     check_replicas(replicas, policy, apply, record)
     check_max_norm(max_norm, policy, apply)
-    if replicas and colocate:
-        refuse("--replicas with --colocate needs `paceline run`, which starts the backups; leave one of them out.")
     check_target(trace, "--trace")
     begins_from = resumed(resume, checkpoint)
     options = JobOptions(
@@ -278,6 +296,7 @@ def serve(
         streamed=apply == "streamed",
         correct=correction(correct),
         colocate=colocate,
+        shards_join=shards_join,
         replicas=replicas,
         max_norm=max_norm,
         lease=lease,

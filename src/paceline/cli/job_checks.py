@@ -52,6 +52,30 @@ def check_replicas(replicas: int, policy: str, apply: str, record: Path | None, 
             refuse(f"{option} cannot be used with --replicas yet; leave one of them out.")
 
 
+def names_of(hosts: str | None) -> list[str]:
+    """Return the names of a list of hosts such as a,b,c."""
+    return [name for name in (hosts or "").split(",") if name]
+
+
+def check_server_hosts(hosts: list[str], servers: int | None, colocate: bool) -> None:
+    """Refuse hosts of servers for a job whose shards run elsewhere, or that has none."""
+    if hosts and colocate:
+        refuse("--colocate puts the shards beside the workers; leave it or --server-hosts out.")
+    if hosts and servers == 0:
+        refuse("--servers 0 starts no shards; leave it or --server-hosts out.")
+
+
+def check_shards_join(joins: bool, servers: int, colocate: bool, replicas: int) -> None:
+    """Refuse options that contradict each other if a server does not start its shards."""
+    if joins and colocate:
+        refuse("--colocate puts the shards beside the workers; leave it or --shards-join out.")
+    if joins and not servers:
+        refuse("--servers 0 needs no shards; leave it or --shards-join out.")
+    if replicas and (joins or colocate):
+        option = "--colocate" if colocate else "--shards-join"
+        refuse(f"--replicas with {option} needs `paceline run`, which starts the backups; leave one of them out.")
+
+
 def check_max_norm(max_norm: float | None, policy: str, apply: str) -> None:
     """Refuse --max-norm if updates are never whole, or are not gradients."""
     if max_norm is None:

@@ -66,6 +66,7 @@ async def run(
     ranks: int = 1,
     reduce: str = "",
     hosts: Sequence[str] = (),
+    server_hosts: Sequence[str] = (),
     link: float | None = None,
     observer: Observer | None = None,
     say: Printer,
@@ -76,6 +77,7 @@ async def run(
     options.restarts limits how often the workers are restarted, all together. The server's process and its shards are
     each counted apart, so that workers which come and go leave the server its restarts.
     ranks: processes per worker. reduce: the collective by which they sum their gradients. hosts: where the workers run.
+    server_hosts: where the shards run, if options.shards_join says that they join the server.
     link: emulate links of this rate, in bytes per second, between workers and shards on this machine.
     again: set if the user insists on the end of a job that is being stopped.
     """
@@ -83,6 +85,7 @@ async def run(
     summary, attendance = Summary(), _Attendance()
     observers: Observer = Tee(summary, attendance)
     files = ExitStack()
+    joins = options.colocate or options.shards_join  # are the shards started here, and not by the server?
     linked = files.enter_context(emulated(link, options.workers, 0 if options.colocate else options.shards))
     limits = {} if hosts else cores.settings(options.workers * ranks, os.environ)
     server = ServerProcess(options, token, say, linked | limits)
@@ -108,19 +111,25 @@ async def run(
             serving.result()  # raises if the server failed
         server.is_used = True
         environment = {WORKERS: str(options.workers)} | (tls.as_environment() if tls else {}) | linked
-        connect = f"{socket.gethostname() if hosts and options.host == EVERYWHERE else endpoint.host}:{endpoint.port}"
-        command = WorkerCommand(script, connect, token, environment, ranks, reduce, hosts, workers=options.workers)
+        is_spread = bool(hosts or server_hosts) and options.host == EVERYWHERE
+        connect = f"{socket.gethostname() if is_spread else endpoint.host}:{endpoint.port}"
+        command = WorkerCommand(
+            *(script, connect, token, environment, ranks, reduce, hosts),
+            workers=options.workers,
+            server_hosts=server_hosts,
+            shards=options.shards,
+        )
         supervisor = WorkerSupervisor(command, options.restarts, say)
-        places = itertools.product(range(1 + options.replicas), range(options.workers if options.colocate else 0))
+        places = itertools.product(range(1 + options.replicas), range(options.shards if joins else 0))
         shards = asyncio.gather(*(supervisor.keep_shard(number, replica) for replica, number in places))
         tasks.append(shards)
         while True:
             working = asyncio.gather(*(supervisor.keep(number, number) for number in range(options.workers)))
             tasks.append(working)
-            colocated = (shards,) if options.colocate else ()
-            await asyncio.wait((serving, working, *colocated), return_when=asyncio.FIRST_COMPLETED)
-            if colocated and shards.done() and not serving.done():
-                shards.result()  # raises: shards end before the server only with an error
+            await asyncio.wait((serving, working, *((shards,) if joins else ())), return_when=asyncio.FIRST_COMPLETED)
+            if joins and shards.done() and not serving.done():
+                shards.result()  # raises if a shard has failed; otherwise the server is about to end
+                await asyncio.wait((serving, working), return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()  # raises if the server failed
                 await supervisor.end_with_server()

@@ -1,4 +1,4 @@
-"""The processes of the workers and of the shards beside them: start, restart after a crash, and stop."""
+"""The processes of the workers, and of shards that the server does not start itself: start, restart and stop."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline.launch.attempt import Attempt
 from paceline.launch.processes import JobError, Printer, ending, heard, lines, start, stop
@@ -31,6 +32,7 @@ from paceline.serve.environment import (
     address,
 )
 from paceline.serve.restarts import RestartBudget, RestartLimit
+from paceline.serve.wire.messages import ANY_NUMBER
 from paceline.serve.wire.tokens import Role, token_for
 
 EVERYWHERE = "0.0.0.0"
@@ -39,6 +41,13 @@ SSH_FAILED = 255  # the exit code of ssh if it cannot connect
 PAUSE = 0.5  # seconds before a shard is restarted
 RANK_SECONDS = 2.0  # seconds that the other ranks of a worker have to print their own errors after one has failed
 MAX_FAILURES = 3  # consecutive failures of a shard that end the job
+
+
+class Place(NamedTuple):
+    """The host that a process runs on."""
+
+    host: str = ""  # to reach over ssh; empty: this host
+    processes: int = 1  # that share its cores
 
 
 @dataclass(frozen=True)
@@ -53,14 +62,22 @@ class WorkerCommand:
     reduce: str = ""  # the collective by which the ranks sum their gradients
     hosts: Sequence[str] = ()  # hosts to reach over ssh, used in turn; this host if empty
     python: str = sys.executable
-    workers: int = 1  # on all hosts together
+    workers: int = 1  # on all hosts together; 0: there are only shards
+    server_hosts: Sequence[str] = ()  # hosts of the shards, used in turn; beside the workers if empty
+    shards: int = 1  # on all of them together
+    listen: str = ""  # the address that shards listen on; empty: loopback, or all addresses for a server elsewhere
     leaves: bool = False  # whether SIGTERM asks a worker to leave after its push; otherwise it ends the worker at once
 
-    def processes_beside(self, label: int) -> int:
-        """Return the number of worker processes on the host of this worker."""
-        hosts = self.hosts or [""]
-        here = hosts[label % len(hosts)]
-        return self.ranks * sum(hosts[each % len(hosts)] == here for each in range(self.workers))
+    def place_of_worker(self, label: int) -> Place:
+        """Return where a worker runs. Its processes share the cores with those of the other workers there."""
+        place = _in_turn(self.hosts, label, self.workers)
+        return place._replace(processes=self.ranks * place.processes)
+
+    def place_of_shard(self, number: int, replica: int) -> Place:
+        """Return where a shard runs: on a server's host, or beside a worker. A backup runs one place further on."""
+        if self.server_hosts:
+            return _in_turn(self.server_hosts, number + replica, self.shards)
+        return self.place_of_worker((number + replica) % self.workers) if self.workers else Place()
 
 
 class WorkerSupervisor:
@@ -165,29 +182,49 @@ class WorkerSupervisor:
         early = "" if self.over or attempt.updated else " before its first update, so it is not restarted"
         return f"{end}{early}.{attempt.quoted()}"
 
-    async def keep_shard(self, number: int, replica: int = 0) -> None:
-        """Run a shard beside the worker of this number, and restart it until the server has ended.
+    async def keep_shard(self, number: int | None, replica: int = 0, patience: float | None = None) -> None:
+        """Run a shard, and restart it until the job is over.
 
-        replica: 1 for the shard's backup, which runs beside the next worker.
+        number: None if the coordinator chooses one. replica: 1 for the shard's backup, which runs on the next host.
+        patience: seconds without a server after which this gives up; None: never.
         """
-        beside = (number + replica) % self._task.workers
-        host, port = address(self._task.connect)
-        listen = "127.0.0.1" if host in LOOPBACK else EVERYWHERE
-        command = [self._task.python, "-m", "paceline.serve.shard", str(number), host, str(port), "--listen", listen]
-        command += ["--replica", str(replica)]
-        failures = 0
+        task = self._task
+        host, port = address(task.connect)
+        listen = task.listen or ("127.0.0.1" if host in LOOPBACK else EVERYWHERE)
+        place, given = task.place_of_shard(number or 0, replica), ANY_NUMBER if number is None else number
+        beside = bool(task.workers) and not task.server_hosts  # shares the cores with a worker
+        label = "shard" if number is None else f"shard {number}"
+        name = f"The shard beside worker {(given + replica) % task.workers}" if beside else label.capitalize()
+        command = [task.python, "-m", "paceline.serve.shard", str(given), host, str(port), "--listen", listen]
+        command += ["--replica", str(replica), "--threads", "1" if beside else "0"]
+        failures, has_joined, last = 0, False, time.monotonic()
         while not (self._stopping or self.over):
-            process = await self._launch(beside, command, self._task.environment, "shard")
-            self._shards[number, replica] = process
+            process = await self._launch(place, command, {**task.environment, LAUNCHED: "1"}, "shard")
+            self._shards[given, replica] = process
             attempt = Attempt()
-            readers = self._start_reading([process], f"shard {number}", attempt)
+            readers = self._start_reading([process], label, attempt)
             code = await process.wait()
             await heard(readers)
-            failures = failures + 1 if code > 0 else 0  # otherwise it was killed, or the server is restarting
-            if failures == MAX_FAILURES:
+            if code == 0 or self._stopping:
+                return  # the job is over
+            if attempt.joined:
+                has_joined, last = True, time.monotonic()
+            # Otherwise it was killed, or the server begins a new generation or is being restarted.
+            failures = failures + 1 if code > 0 and code != LOST else 0
+            reason = ""
+            if place.host and code == SSH_FAILED and not has_joined:
+                option = "--hosts" if beside else "--server-hosts"
+                reason = f"ssh could not start {label} on {place.host}: try `ssh {place.host}`, or correct {option}."
+            elif code == REFUSED and not has_joined:
+                reason = f"{name} is refused: {attempt.error}"
+            elif failures == MAX_FAILURES:
+                why = f" {attempt.error}" if attempt.error else attempt.quoted()
+                reason = f"{name} {ending(code)}, {failures} times in a row.{why}"
+            elif patience is not None and time.monotonic() - last > patience:
+                reason = f"There is no server at {task.connect}: start it, or correct its address."
+            if reason:
                 self._stopping = True
-                again = f"{ending(code)}, {failures} times in a row"
-                raise JobError(f"The shard beside worker {beside} {again}.{attempt.quoted()}")
+                raise JobError(reason)
             await asyncio.sleep(PAUSE)
 
     async def keep_all(self, numbers: Sequence[int | None], colocate: bool) -> None:
@@ -277,20 +314,19 @@ class WorkerSupervisor:
         if task.ranks > 1:
             variables |= {RANK: str(rank), RANKS: str(task.ranks), REDUCE: task.reduce, "LOCAL_RANK": str(rank)}
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        return await self._launch(label, [task.python, *task.script], variables, "worker")
+        return await self._launch(task.place_of_worker(label), [task.python, *task.script], variables, "worker")
 
     async def _launch(
-        self, label: int, command: Sequence[str], variables: Mapping[str, str], role: Role
+        self, place: Place, command: Sequence[str], variables: Mapping[str, str], role: Role
     ) -> asyncio.subprocess.Process:
-        """Start a command on the host of this worker, with a token that allows no more than its role."""
-        hosts, beside = self._task.hosts, self._task.processes_beside(label)
+        """Start a command, with a token that allows no more than its role."""
         token = token_for(role, self._task.token).hex()
-        if not hosts:
-            environment = {**os.environ, **cores.settings(beside, os.environ), **variables, TOKEN: token}
+        if not place.host:
+            environment = {**os.environ, **cores.settings(place.processes, os.environ), **variables, TOKEN: token}
             return await start(command, environment, capture=True)
-        remote = remote_command(command, {**cores.chosen(os.environ), **variables}, beside)
+        remote = remote_command(command, {**cores.chosen(os.environ), **variables}, place.processes)
         # "--": a host whose name begins with "-" would be an option of ssh, which can run any command.
-        over_ssh = ["ssh", "-o", "BatchMode=yes", "--", hosts[label % len(hosts)], remote]
+        over_ssh = ["ssh", "-o", "BatchMode=yes", "--", place.host, remote]
         # The token is sent over standard input, because a command line is visible in the list of processes.
         return await start(over_ssh, os.environ, capture=True, feed=f"{token}\n".encode())
 
@@ -309,6 +345,13 @@ def remote_command(command: Sequence[str], variables: Mapping[str, str], process
         "{ cat; kill $worker; } <&3 >/dev/null 2>&1 & watcher=$!; "
         "wait $worker; code=$?; kill $watcher 2>/dev/null; exit $code; }"
     )
+
+
+def _in_turn(hosts: Sequence[str], number: int, count: int) -> Place:
+    """Return the host of one of `count` processes that use the hosts in turn, and how many of them run there."""
+    known = hosts or [""]
+    here = known[number % len(known)]
+    return Place(here, sum(known[each % len(known)] == here for each in range(count)))
 
 
 def _free_port() -> int:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load as load_bytes
-from safetensors.numpy import save
+from safetensors.numpy import save as save_bytes
 
 from paceline.model.checkpoint_names import is_checkpoint, job_folder, versions
 from paceline.model.description import Description
@@ -85,9 +85,10 @@ class Checkpoint:
         """The layout and the optimizer of the model."""
         return Description.from_json(json.dumps(self.job["description"]).encode())
 
-    def digest(self, number: int) -> str:
-        """Return the digest of a shard's part, or an empty string if it is not known."""
-        return self.parts[number].digest if self.parts else ""
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digest of each shard's part, or empty strings if they are not known."""
+        return tuple(part.digest for part in self.parts) if self.parts else ("",) * self.shards
 
     def check_model(self, described: Description) -> None:
         """Raise CheckpointError if the checkpoint is of another model or another optimizer."""
@@ -135,7 +136,12 @@ def save_shard(
     """
     if fault := not_finite(tensors):
         raise SpoiledError(f"the model holds {fault}")
-    return write_tensors(shard_file(folder, number), tensors, {"paceline": json.dumps(meta)})
+    return save(shard_file(folder, number), tensors, meta)
+
+
+def save(path: Path, tensors: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> FileDigest:
+    """Write a shard's state to a file, which `load` reads."""
+    return write_tensors(path, tensors, {"paceline": json.dumps(meta)})
 
 
 def finish(part: Path, job: Mapping[str, Any]) -> Checkpoint:
@@ -165,7 +171,7 @@ def finish(part: Path, job: Mapping[str, Any]) -> Checkpoint:
 
 def format_part(tensors: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> bytes:
     """Return one shard's part of a checkpoint as bytes, in the format of `save_shard`."""
-    return save(dict(tensors), metadata={"paceline": json.dumps(meta)})
+    return save_bytes(dict(tensors), metadata={"paceline": json.dumps(meta)})
 
 
 # Read
@@ -224,11 +230,6 @@ def passed_over(error: DamagedError, instead: Checkpoint) -> str:
     return f"{str(error).removesuffix('.')}; going back to version {instead.version}."
 
 
-def load_shard(folder: Path, number: int, digest: str = "") -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the tensors and the metadata that `save_shard` wrote. digest: as in `load`."""
-    return load(shard_file(folder, number), digest)
-
-
 def load(path: Path, digest: str = "") -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Return the tensors and the metadata of one shard's file. digest: that the file must have; empty: any.
 
@@ -266,8 +267,8 @@ def weights(checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float32]]:
     flat = np.empty(layout.size, dtype=np.float32)
     filled = []
     for number in range(checkpoint.shards):
-        tensors, meta = load_shard(checkpoint.folder, number, checkpoint.digest(number))
-        for piece, where in enumerate(_pieces(meta)):
+        tensors, meta = load(shard_file(checkpoint.folder, number), checkpoint.digests[number])
+        for piece, where in enumerate(pieces_of(meta)):
             mine = tensors.get(f"{piece}/weights")
             start, stop = where
             if mine is None or mine.shape != (stop - start,) or not 0 <= start <= stop <= layout.size:
@@ -303,7 +304,7 @@ def _read(folder: Path, quick: bool) -> Checkpoint:
         paths.append(path)
     if not quick:
         with ThreadPoolExecutor(max_workers=THREADS) as threads:
-            list(threads.map(_check_part, paths, map(checkpoint.digest, range(len(paths)))))
+            list(threads.map(_check_part, paths, checkpoint.digests))
     return checkpoint
 
 
@@ -367,7 +368,7 @@ def _digest(content: bytes) -> str:
     return str(hashed.hexdigest())
 
 
-def _pieces(meta: Any) -> list[tuple[int, int]]:
+def pieces_of(meta: Any) -> list[tuple[int, int]]:
     """Return the range of each piece of a shard from the file's metadata. A range that makes no sense is (-1, -1)."""
     match meta:
         case {"pieces": [*pieces]}:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from paceline.model import checkpoint
-from paceline.model.layout import STATISTICS, Layout
+from paceline.model.layout import Layout
 from paceline.model.optimizer import trial
-from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
-from paceline.model.slice import SlicePart, slice_parts
+from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.model.parts import SlicePart, optimizer_parts
 
 State = dict[str, Any]  # of one parameter: tensors and numbers, as in `torch.optim.Optimizer.state`
 Range = tuple[int, int]
@@ -31,7 +31,7 @@ def states_of_tensors(layout: Layout, spec: OptimizerSpec, parts: Sequence[bytes
     for part in parts:
         arrays, meta = checkpoint.parse(part)
         for number, piece in enumerate(meta["pieces"]):
-            places = _places(layout, spec, (piece["start"], piece["stop"]))
+            places = optimizer_parts(layout, piece["start"], piece["stop"], spec)
             for index, place in enumerate(places):
                 prefix = f"{number}/{index}."
                 values: State = {
@@ -65,7 +65,7 @@ def part_of_shard(
     for number, (start, stop) in enumerate(pieces):
         arrays[f"{number}/weights"] = weights[start:stop].numpy()
         others: dict[str, Any] = {}
-        for index, place in enumerate(_places(layout, spec, (start, stop))):
+        for index, place in enumerate(optimizer_parts(layout, start, stop, spec)):
             for key, value in _collect(layout, spec, place, states).items():
                 if isinstance(value, torch.Tensor):
                     arrays[f"{number}/{index}.{key}"] = value.numpy()
@@ -75,12 +75,6 @@ def part_of_shard(
             {"layout": layout.digest(), "start": start, "stop": stop, "optimizer": spec.name, "others": others}
         )
     return checkpoint.format_part(arrays, {"pieces": described})
-
-
-def _places(layout: Layout, spec: OptimizerSpec, piece: Range) -> list[SlicePart]:
-    """Return the parameters that a shard's optimizer sees in a piece."""
-    parts = slice_parts(layout, *piece, whole=not is_elementwise(spec.name))
-    return [part for part in parts if part.group != STATISTICS]
 
 
 def _overlaps(layout: Layout, place: SlicePart) -> list[tuple[int, int, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,22 +13,13 @@ from paceline.model.correction import Correction, drift, slowed
 from paceline.model.layout import STATISTICS, Layout
 from paceline.model.optimizer import bare_step, make, trial
 from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
+from paceline.model.parts import SlicePart, check_origin, slice_parts
 from paceline.model.similarity import Products, products
 
 NEWEST = "newest"  # the name of the newest gradient in a checkpoint
 #: Of a gradient, positive or negative. Its square, which many optimizers sum up, stays far below float32's 3.4e38.
 MAX_ELEMENT = 1e18
 MAX_RATE = 1e6  # a larger learning rate is a mistake, and torch cannot compute with the largest numbers
-
-
-@dataclass(frozen=True)
-class SlicePart:
-    """A range of the model's buffer that the optimizer sees as one parameter, in this shape."""
-
-    start: int
-    stop: int
-    group: int
-    shape: tuple[int, ...]
 
 
 class Slice:
@@ -243,15 +233,12 @@ class Slice:
         The settings may differ (a resumed run may lower its weight decay). The layout, the range and the optimizer must
         be the same.
         """
-        if meta.get("layout") != self.layout.digest():
-            raise ValueError("the checkpoint is of another model: names, shapes, types or groups of parameters differ")
+        check_origin(meta, self.layout.digest(), self.spec)
         if (meta.get("start"), meta.get("stop")) != (self.start, self.stop):
             raise ValueError(
-                f"the checkpoint holds elements {meta.get('start')} to {meta.get('stop')} of the model, and this shard "
-                f"has {self.start} to {self.stop}: resume with the same number of shards"
+                f"the state is of elements {meta.get('start')} to {meta.get('stop')} of the model, and this slice has "
+                f"{self.start} to {self.stop}: cut it again first"
             )
-        if meta.get("optimizer") != self.spec.name:
-            raise ValueError(f"the checkpoint is of {meta.get('optimizer')}, and this run uses {self.spec.name}")
         others = meta.get("others")
         weights = tensors.get("weights")
         if not isinstance(others, Mapping) or weights is None or not self._fits(weights):
@@ -380,20 +367,3 @@ def _sum_into(out: torch.Tensor, gradients: Sequence[torch.Tensor], scales: Sequ
 def is_bounded(squares: float) -> bool:
     """Return whether elements with this sum of squares are all finite and small enough. False: some may not be."""
     return squares <= MAX_ELEMENT**2
-
-
-def slice_parts(layout: Layout, start: int, stop: int, whole: bool) -> list[SlicePart]:
-    """Return the parameters of a slice.
-
-    whole: each tensor is one parameter, in its own shape. Otherwise neighbours of one group are joined to one flat
-    parameter. Then a step is one pass over a large tensor instead of many passes over small ones.
-    """
-    parts: list[SlicePart] = []
-    for tensor, begin, end in layout.within(start, stop):
-        if whole:
-            parts.append(SlicePart(begin, end, tensor.group, tensor.shape))
-            continue
-        if parts and parts[-1].group == tensor.group:
-            begin = parts.pop().start
-        parts.append(SlicePart(begin, end, tensor.group, (end - begin,)))
-    return parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -117,3 +118,18 @@ def first_host(variables: Mapping[str, str] | None = None) -> str | None:
         return known["MASTER_ADDR"]
     first = re.match(r"([^,\[\]]+)(?:\[(\w+)[^\]]*\]([^,\[\]]*))?(?:,|$)", known.get("SLURM_JOB_NODELIST", ""))
     return "".join(part or "" for part in first.groups()) if first else None
+
+
+def is_launched() -> bool:
+    """Return whether `paceline run` or `work` has started this process."""
+    return LAUNCHED in os.environ
+
+
+def tell_launcher(line: str) -> None:
+    """Send a line to `paceline run` or `work`, over standard error. Without them, do nothing.
+
+    The line begins with a carriage return, so that it does not become a part of a progress bar.
+    """
+    if is_launched():
+        with contextlib.suppress(OSError):
+            os.write(2, f"\r{line}\n".encode(errors="replace"))

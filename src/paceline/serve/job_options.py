@@ -34,6 +34,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     replicas: int = 0  # backups of each shard: 0 or 1
     max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: no limit
     colocate: bool = False  # the shards are started beside the workers, not by the server
+    shards_join: bool = False  # the shards are started on other machines, not by the server
     lease: float = 30.0  # seconds without a heartbeat before a worker is given up
     absence: float = EXPECTED_BACK  # seconds to wait for a worker that was lost, or whose machine was taken away
     saving: CheckpointPlan | None = None

@@ -26,8 +26,8 @@ class Restoration:
     def __init__(self, shards: int, saving: Path | None, resume: Path | None) -> None:
         """Find the first checkpoint. Change nothing yet; `begin` does.
 
-        Raise CheckpointError if there is no whole checkpoint, if it has another number of shards, or if the folder to
-        write to has checkpoints of another run.
+        Raise CheckpointError if there is no whole checkpoint, if its model cannot be cut into so many shards, or if the
+        folder to write to has checkpoints of another run.
         """
         self._shards, self._saving, self._resume = shards, saving, resume
         self._aside: list[tuple[Path, Why]] = []  # checkpoints to rename
@@ -71,11 +71,11 @@ class Restoration:
                 log.warning("%s", error)
             else:
                 found = found if found and found.version >= first.version else first
-        return self._check_shard_count(found) if found else None
+        return self._check_shards(found) if found else None
 
     def _find_first(self, resume: Path) -> Checkpoint:
         if is_checkpoint(resume):
-            first = self._check_shard_count(checkpoint.read(resume))
+            first = self._check_shards(checkpoint.read(resume))
             folder = job_folder(resume)
             newer = [path for path in versions(folder) if _is_newer(path, first)] if folder else []
             if newer and self._saving and _same(folder, self._saving):
@@ -86,7 +86,7 @@ class Restoration:
         first = checkpoint.read(resume, self._notes.append)
         if self._saving and _same(resume, self._saving):
             self._aside += [(path, "damaged") for path in versions(resume) if _is_newer(path, first)]
-        return self._check_shard_count(first)
+        return self._check_shards(first)
 
     def _check_folder(self) -> None:
         """Raise CheckpointError if the folder to write to has checkpoints of another run, to keep two runs apart."""
@@ -102,12 +102,16 @@ class Restoration:
             self._notes.append(f"{str(error).removesuffix('.')}; it will be kept as {error.folder.name}.damaged.")
             self._aside.append((error.folder, "damaged"))
 
-    def _check_shard_count(self, found: Checkpoint) -> Checkpoint:
-        """Return the checkpoint. Raise CheckpointError if it has another number of shards than this server."""
-        if found.shards != self._shards:
+    def _check_shards(self, found: Checkpoint) -> Checkpoint:
+        """Return the checkpoint. Raise CheckpointError if its model cannot be cut into the shards of this server."""
+        if not self._shards:
+            raise CheckpointError(f"The checkpoint {found.folder} holds a model: use --servers 1 or more.")
+        try:
+            found.description.deal(self._shards, 1)
+        except ValueError as error:
             raise CheckpointError(
-                f"The checkpoint {found.folder} is of {found.shards} shards: use --servers {found.shards}."
-            )
+                f"The model of the checkpoint {found.folder} cannot be cut again: {error}; use fewer --servers."
+            ) from None
         return found
 
     def _is_ours(self, folder: Path) -> bool:

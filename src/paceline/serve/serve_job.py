@@ -55,7 +55,7 @@ async def serve_job(
         observer=observer,
         resume=options.resume,
         restarts=options.restarts,
-        own_shards=not options.colocate,
+        own_shards=not (options.colocate or options.shards_join),
     )
     note_new_weights(options)
     async with _stop_signal(server, parent) as stopped:

@@ -216,14 +216,14 @@ class Server:
 
     async def stop(self) -> None:
         """Stop the coordinator, the shards and the fork server."""
-        await self._end_generation()
+        await self._end_generation(is_over=True)
         if self._forks:
             await asyncio.to_thread(self._forks.close)
             self._forks = None
 
-    async def _end_generation(self) -> None:
-        """Stop the coordinator and the shards."""
-        await self.coordinator.close()
+    async def _end_generation(self, is_over: bool = False) -> None:
+        """Stop the coordinator and the shards. is_over: no other generation follows."""
+        await self.coordinator.close(is_over)
         for process in self._processes.values():
             await asyncio.to_thread(_stop, process)
         self._processes = {}

@@ -25,12 +25,12 @@ from torch.utils.data import DataLoader
 
 from paceline.model.description import Description
 from paceline.model.optimizer import spec_of
-from paceline.serve.environment import CONNECT, address, check_token, job_token, worker_number
+from paceline.serve.environment import CONNECT, address, check_token, is_launched, job_token, worker_number
 from paceline.serve.wire.tls import Tls
 from paceline.serve.worker import uncaught
 from paceline.serve.worker.client import Client
 from paceline.serve.worker.departure import Departure
-from paceline.serve.worker.notices import is_launched, notice
+from paceline.serve.worker.notices import notice
 from paceline.train import profile, ranks
 from paceline.train.backend import Backend, JobBackend, LocalBackend
 from paceline.train.data import EpochBatches, PacedLoader, batches_of, loader_of

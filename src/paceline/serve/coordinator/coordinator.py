@@ -166,14 +166,14 @@ class Coordinator:
             await asyncio.sleep(0.01)
         return not self.failed.is_set()
 
-    async def close(self) -> None:
-        """Stop the shards and close all connections."""
+    async def close(self, is_over: bool = False) -> None:
+        """Stop the shards and close all connections. is_over: no other generation follows."""
         self._closing = self.shards.closing = True
         if self._ticking:
             self._ticking.cancel()
         self._timer.close()
         self._listener.stop()
-        self.shards.send(Stop())
+        self.shards.send(Stop(is_over))
         self._subscribers.flush()
         if self._writing:
             await self._writing
@@ -332,10 +332,10 @@ class Coordinator:
         folder = str(self._restored.folder.resolve()) if self._restored and self.config.provider is None else ""
         version, agreed = self._restored.version if self._restored else 0, self.agreement.settings
         settings = (self._key, self._streams, self._max_transfers, *agreed)
+        digests = self._restored.digests if self._restored and folder else ()
         for number, pieces in enumerate(self.agreement.pieces()):
             record = f"{self.config.record}/shard-{number}-{self.generation}.rec" if self.config.record else ""
-            digest = self._restored.digest(number) if self._restored and folder else ""
-            self.shards.set_up(number, Setup(pieces, folder, version, record, *settings, digest), self.agreement.text)
+            self.shards.set_up(number, Setup(pieces, folder, version, record, *settings, digests), self.agreement.text)
 
     def _write_journal(self, line: str) -> None:
         if self._journal:

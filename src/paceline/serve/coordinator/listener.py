@@ -196,6 +196,9 @@ class CoordinatorListener:
         secret = self._shard_token if role == "shard" and self._shard_token else self._token
         verdict = handshake.check_proof(secret, challenge, answer, certificate)
         if isinstance(verdict, Refused):
+            known = secret != self._token and handshake.check_proof(self._token, challenge, answer, certificate)
+            if known and not isinstance(known, Refused):
+                raise WireError("This server starts its own shards; give it --shards-join if they are to join it.")
             raise WireError(verdict.reason)
         peer.send(verdict)
         peer.max_body = Description.MAX_BYTES

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from paceline import policies
 from paceline.job import events
 from paceline.job.leases import SHARD_SILENCE
@@ -20,6 +22,7 @@ from paceline.serve.wire.async_channel import AsyncChannel
 from paceline.serve.wire.endpoint import is_loopback
 from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import (
+    ANY_NUMBER,
     BackupUnreachable,
     CheckpointLoaded,
     InitialWeightsReceived,
@@ -164,6 +167,8 @@ class ShardConnections:
 
         The job notices if the shard does not come back: it hears no heartbeats.
         """
+        if first.shard == ANY_NUMBER:
+            first = msgspec.structs.replace(first, shard=self._free_number(first))
         shard, replica = first.shard, first.replica
         session = self._session_of(first, peer)
         if session is None:
@@ -198,15 +203,28 @@ class ShardConnections:
 
         asyncio.get_running_loop().call_later(RETURN_SECONDS, give_up)
 
+    def _free_number(self, first: Register) -> int:
+        """Return a number for a shard that takes any: its own if it comes back, or one that is not in use.
+
+        A shard that has closed its connection has a moment to come back, before another one takes its number.
+        """
+        known = [(replicas.shard, replicas.sessions.get(first.replica)) for replicas in self._shards]
+        own = [shard for shard, session in known if session and session.is_of(first)]
+        unused = [shard for shard, session in known if session is None]
+        missing = [shard for shard, session in known if session and session.is_missing(RETURN_SECONDS)]
+        for shard in (*own, *unused, *missing):
+            return shard
+        raise WireError(f"All {len(known)} shards of this job are there; give the server more --servers to use more.")
+
     def _session_of(self, first: Register, peer: AsyncChannel) -> ShardSession | None:
         """Return the session of a shard. Return None if the shard was given up.
 
         The session of a shard that was started again, and so has lost its state, is not among the shard's sessions.
         Raise WireError if the peer cannot be a shard of this generation.
         """
-        shard, replica, is_taken = first.shard, first.replica, "is registered already, or its number is not below"
+        shard, replica = first.shard, first.replica
         if not 0 <= shard < len(self._shards) or not 0 <= replica < self._processes:
-            raise WireError(f"Shard {shard} {is_taken} {len(self._shards)}.")
+            raise WireError(f"There is no shard {shard} in this job: it has {len(self._shards)}, numbered from 0.")
         if first.generation != self._generation:
             raise WireError(f"Shard {shard} belongs to another generation of the server.")
         replicas = self._shards[shard]
@@ -214,7 +232,7 @@ class ShardConnections:
         if known and known.is_of(first):
             return known
         if known and known.is_connected:
-            raise WireError(f"Shard {shard} {is_taken} {len(self._shards)}.")
+            raise WireError(f"There is a shard {shard} already: give each shard another number, or none.")
         if replicas.was_lost(first):
             return None
         if known:

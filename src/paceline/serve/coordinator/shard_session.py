@@ -6,6 +6,7 @@ Orders that the shard has not received are kept, and sent again over a new conne
 from __future__ import annotations
 
 import hmac
+import time
 from typing import Any
 
 from paceline.serve.wire.async_channel import AsyncChannel
@@ -21,11 +22,16 @@ class ShardSession:
         self._outbox = Outbox()
         self._received = 0  # messages of the shard, over all connections
         self._peer: AsyncChannel | None = None  # the present connection
+        self._lost_at = 0.0  # when the last connection was lost, by time.monotonic
 
     @property
     def is_connected(self) -> bool:
         """Whether the shard has a connection now."""
         return self._peer is not None
+
+    def is_missing(self, seconds: float) -> bool:
+        """Return whether the shard has had no connection for so long."""
+        return self._peer is None and time.monotonic() - self._lost_at >= seconds
 
     def is_of(self, register: Register) -> bool:
         """Return whether a Register comes from the process of this session."""
@@ -53,7 +59,7 @@ class ShardSession:
         if self._peer:
             self._peer.abort()
         self._peer = peer
-        peer.send(Registered(self._received))
+        peer.send(Registered(self._received, register.shard))
         for message, body in self._outbox.unacknowledged():
             peer.send(message, body)
 
@@ -66,7 +72,7 @@ class ShardSession:
             message = await peer.receive()
         except BaseException:
             if self._peer is peer:
-                self._peer = None
+                self._peer, self._lost_at = None, time.monotonic()
             raise
         if self._peer is not peer:
             return None  # the shard sends the message again over its new connection

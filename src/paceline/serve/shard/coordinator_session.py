@@ -16,6 +16,7 @@ from typing import Any
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import Channel, ConnectionClosed, MessageDecoder, WireError
 from paceline.serve.wire.messages import (
+    ANY_NUMBER,
     Accepted,
     AddToSum,
     ApplyUpdates,
@@ -92,8 +93,11 @@ class CoordinatorSession:
         self._sending = threading.Lock()  # held while a message is numbered and sent
         self._closed = threading.Event()
 
-    def begin(self, shard: int, replica: int, port: int) -> None:
-        """Register the shard, and send heartbeats from now on. port: where the shard listens for workers."""
+    def begin(self, shard: int, replica: int, port: int) -> int:
+        """Register the shard, and send heartbeats from now on. Return the number of the shard.
+
+        shard: its number, or ANY_NUMBER. port: where the shard listens for workers.
+        """
         self._shard, self._replica, self._port = shard, replica, port
         try:
             self._register(self._channel)
@@ -102,6 +106,7 @@ class CoordinatorSession:
         except OSError as error:
             self._return(error)
         threading.Thread(target=self._send_heartbeats, daemon=True).start()
+        return self._shard
 
     def tell(self, message: Any) -> None:
         """Send a message to the coordinator once. It waits while there is no connection.
@@ -192,6 +197,8 @@ class CoordinatorSession:
         if not isinstance(answer, Registered):
             raise WireError(f"The coordinator answered with {type(answer).__name__} instead of Registered.")
         channel.limit_silence(SILENT_SECONDS)
+        if self._shard == ANY_NUMBER:
+            self._shard = answer.shard
         with self._sending:
             self._outbox.acknowledge(answer.received)
             self._channel = channel

@@ -2,13 +2,12 @@
 
 The file holds frames of the wire protocol: the Setup with the model's description, the initial weights, the orders of
 the log, and at the end the digest of the weights. Each update is written before the first order that names it. A shard
-that begins from a checkpoint copies its part of the checkpoint to a file beside the recording.
+that begins from a checkpoint writes the state that it has loaded to a file beside the recording.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,15 +63,16 @@ FRAMES = MessageDecoder(
 class Recording:
     """Writes a recording. If the process is killed, only what was still in its write buffer is lost."""
 
-    def __init__(self, path: Path, setup: Setup, description: bytes, number: int, store: WholeStore) -> None:
-        """Open the file, and write the Setup. number: the shard's. store: the shard's, which the recording reads."""
+    def __init__(self, path: Path, setup: Setup, description: bytes, store: WholeStore) -> None:
+        """Open the file, and write the Setup. store: the shard's, which the recording reads."""
         self._store = store
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
         self._kept: set[Identity] = set()  # updates that are written, and that later orders may name again
         self._write(setup, description)
         if setup.checkpoint:
-            shutil.copy(checkpoint.shard_file(Path(setup.checkpoint), number), start_of(path))
+            tensors, meta = store.state()
+            checkpoint.save(start_of(path), {name: tensor.numpy() for name, tensor in tensors.items()}, meta)
 
     def begin(self, part: bytes | None = None) -> None:
         """Write the initial weights of the model. part: this shard's part of a checkpoint, if they came in one."""

@@ -21,18 +21,19 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
 
 from paceline.model import checkpoint
+from paceline.model.checkpoint_pieces import load_pieces
 from paceline.model.description import Description
 from paceline.model.durable import cause
 from paceline.model.optimizer import without_compiler
 from paceline.model.slice import Slice
 from paceline.model.tensor_file import SpoiledError
-from paceline.serve.environment import SHARD_TOKEN, TOKEN
+from paceline.serve.environment import JOINED, LOST, REFUSAL, REFUSED, SHARD_TOKEN, TOKEN, is_launched, tell_launcher
 from paceline.serve.shard.admission import Admission, AdmittedTransfer
 from paceline.serve.shard.bases import Bases
 from paceline.serve.shard.coordinator_session import CoordinatorSession, ShardRefused
@@ -112,20 +113,25 @@ class Shard:
         self._alone = False  # is this the only shard of the job?
         self._adds = False  # are updates added to running sums as they arrive, without waiting for other shards?
 
-    def run(self) -> None:
-        """Serve until the coordinator sends Stop or is gone. Raise ShardRefused if it refuses this shard."""
+    def run(self) -> bool:
+        """Serve until the coordinator sends Stop or is gone. Return whether the job is over.
+
+        Raise ShardRefused if the coordinator refuses this shard.
+        """
         try:
-            self._coordinator.begin(self.number, self._replica, self._listener.port)
+            self.number = self._coordinator.begin(self.number, self._replica, self._listener.port)
+            tell_launcher(JOINED)
             threading.Thread(target=self._listener.run, daemon=True).start()
             while True:
                 order = self._coordinator.receive(self._buffer_for)
                 if isinstance(order, Stop):
-                    return
+                    return order.is_over
                 self._carry_out(order)
         except ShardRefused:
             raise
         except OSError:
             log.info("the coordinator is gone")
+            return False
         finally:
             self._stopping.set()
             self._listener.close()
@@ -280,11 +286,11 @@ class Shard:
             pulls = PullServer(store, self._state, self._stopping, _admission(order), threads)
             updates = WholeUpdates(store, self._state, self.tell, pulls)
         if order.checkpoint:
-            arrays, meta = checkpoint.load_shard(Path(order.checkpoint), self.number, order.digest)
+            arrays, meta = load_pieces(Path(order.checkpoint), order.digests, described, order.pieces)
             updates.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta, order.version)
         if order.record:
             without_key = msgspec.structs.replace(order, key=b"")
-            updates.record(Path(order.record), without_key, bytes(self._description), self.number)
+            updates.record(Path(order.record), without_key, bytes(self._description))
         updates.follows, updates.measures = order.follows, order.measure
         with self._state:
             if order.backup:
@@ -337,28 +343,39 @@ def _admission(setup: Setup) -> Admission | None:
 
 
 def main() -> None:
-    """Run `python -m paceline.serve.shard NUMBER HOST PORT`, with the job's token in the environment."""
+    """Run `python -m paceline.serve.shard NUMBER HOST PORT`, with the job's token in the environment.
+
+    The exit code is 0 if the job is over, LOST if the server is gone or begins a new generation, and REFUSED if it
+    refuses the shard.
+    """
     parser = argparse.ArgumentParser()
-    parser.add_argument("number", type=int)
+    parser.add_argument("number", type=int, help="-1: the coordinator chooses one")
     parser.add_argument("host")
     parser.add_argument("port", type=int)
     parser.add_argument("--listen", default="127.0.0.1")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="0: as many as torch would use")
     parser.add_argument("--replica", type=int, default=0)
     arguments = parser.parse_args()
     without_compiler()
     token, own = (bytes.fromhex(os.environ.get(name, "")) for name in (TOKEN, SHARD_TOKEN))
+    threads = arguments.threads or torch.get_num_threads()
     try:
         endpoint = Endpoint(arguments.host, arguments.port, own or token, Tls.from_environment())
-        try:
-            shard = Shard(arguments.number, endpoint, arguments.listen, token, arguments.threads, arguments.replica)
-        except ValueError as error:  # a token of another role, or TLS files that cannot be used
-            sys.exit(f"Shard {arguments.number}: {error}")
-        shard.run()
-    except OSError as error:
-        is_gone = isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, WireError)
-        sys.exit(None if is_gone else f"Shard {arguments.number}: {error}")  # a server that is gone is no error here
+        is_over = Shard(arguments.number, endpoint, arguments.listen, token, threads, arguments.replica).run()
+    except (ValueError, OSError) as error:  # ValueError: a token of another role, or TLS files that cannot be used
+        if isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, WireError):
+            sys.exit(LOST)  # a server that is gone is no error here
+        _refuse(arguments.number, error)
     # The interpreter's own shutdown would crash threads that still run.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(0 if is_over else LOST)
+
+
+def _refuse(number: int, error: Exception) -> NoReturn:
+    """End with the reason why this shard cannot serve."""
+    if is_launched():
+        tell_launcher(f"{REFUSAL}{error}")
+    else:
+        sys.stderr.write(f"Shard {number}: {error}\n")
+    sys.exit(REFUSED)

@@ -110,9 +110,7 @@ class Store:
         if not isinstance(pieces, list) or not all(isinstance(its, dict) for its in pieces):
             raise ValueError("the checkpoint is damaged: it does not say which pieces it holds")
         if len(pieces) != len(self.slices):
-            raise ValueError(
-                "the checkpoint was split differently: resume with as many servers, and --apply, as there were"
-            )
+            raise ValueError(f"the state has {len(pieces)} pieces, and this shard has {len(self.slices)}")
         for number, (part, its) in enumerate(zip(self.slices, pieces, strict=True)):
             prefix = f"{number}/"
             mine = {name: each for name, each in tensors.items() if name.startswith(prefix)}

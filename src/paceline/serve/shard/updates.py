@@ -88,7 +88,7 @@ class Updates(ABC):
         self.store.version = version
 
     def record(  # noqa: B027  # streamed updates cannot be recorded
-        self, path: Path, setup: Setup, description: bytes, shard: int
+        self, path: Path, setup: Setup, description: bytes
     ) -> None:
         """Record every order and its updates in a file, if this way of applying can be recorded."""
 

@@ -65,8 +65,8 @@ class WholeUpdates(Updates):
     def pull(self, connection: WorkerConnection, version: int, expected: int | None) -> None:
         self.pulls.send(connection, version, expected)
 
-    def record(self, path: Path, setup: Setup, description: bytes, shard: int) -> None:
-        self._recording = Recording(path, setup, description, shard, self.store)
+    def record(self, path: Path, setup: Setup, description: bytes) -> None:
+        self._recording = Recording(path, setup, description, self.store)
 
     def begin(self, version: int, part: bytes | None = None) -> None:
         super().begin(version)

@@ -43,6 +43,7 @@ from paceline.serve.wire.observer_messages import Exclusions as Exclusions
 from paceline.serve.wire.observer_messages import InspectExclusions as InspectExclusions
 from paceline.serve.wire.observer_messages import Subscribe as Subscribe
 from paceline.serve.wire.observer_messages import TraceEvents as TraceEvents
+from paceline.serve.wire.shard_messages import ANY_NUMBER as ANY_NUMBER
 from paceline.serve.wire.shard_messages import AddToSum as AddToSum
 from paceline.serve.wire.shard_messages import ApplyUpdates as ApplyUpdates
 from paceline.serve.wire.shard_messages import BackupUnreachable as BackupUnreachable

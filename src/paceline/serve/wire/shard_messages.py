@@ -12,6 +12,8 @@ from paceline.serve.wire.message_base import Message, Ranges
 
 # Getting started
 
+ANY_NUMBER = -1  # of a shard that takes any number that is free
+
 
 class Register(Message, frozen=True):
     """A shard sends this to the coordinator right after the handshake, on its first connection and on each new one.
@@ -19,7 +21,7 @@ class Register(Message, frozen=True):
     The coordinator answers with Registered. It tells workers this port, and sends Setup as soon as it knows the model.
     """
 
-    shard: int
+    shard: int  # its number; ANY_NUMBER: the coordinator chooses one
     port: int  # where the shard listens for workers
     secret: bytes  # random bytes that the shard chose when it started; no other process can return in its place
     generation: str  # of the server that the shard belongs to
@@ -35,6 +37,7 @@ class Registered(Message, frozen=True):
     """
 
     received: int  # messages of the shard that the coordinator has received
+    shard: int = 0  # the number of the shard
 
 
 class ShardHeartbeat(Message, frozen=True):
@@ -63,7 +66,7 @@ class Setup(Message, frozen=True):
     correct: Correction = "none"  # how to correct for staleness that is known in advance
     measure: bool = False  # must UpdateReceived contain the size of an update?
     keep_bases: bool = False  # do workers push models that are compared by their difference to what they pulled?
-    digest: str = ""  # of the shard's file in the checkpoint; empty: not known
+    digests: tuple[str, ...] = ()  # of each file of the checkpoint; an empty one is not known
     follows: bool = False  # is this process the shard's backup? It reports no updates until TakeOver
     backup: tuple[str, int, bytes] | None = None  # host ("": the coordinator's), port and certificate of the backup
 
@@ -248,3 +251,5 @@ class PartSaved(Message, frozen=True):
 
 class Stop(Message, frozen=True):
     """The coordinator sends this to all shards when the generation ends. A shard hangs up and exits."""
+
+    is_over: bool = False  # is the job over? Otherwise a new generation may begin, which needs the shard again

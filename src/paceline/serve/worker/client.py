@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from paceline.serve.environment import JOINED, UPDATED
+from paceline.serve.environment import JOINED, UPDATED, tell_launcher
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import GrantIteration, OfferWeights, ReportMetric, RequestSamples, SampleRange
@@ -28,7 +28,6 @@ from paceline.serve.wire.tokens import token_for
 from paceline.serve.worker.departure import Departure
 from paceline.serve.worker.gradient import OutgoingGradient
 from paceline.serve.worker.incarnation import LEAVE_SECONDS, Incarnation
-from paceline.serve.worker.notices import tell_launcher
 from paceline.serve.worker.streamed_exchange import Backward
 from paceline.serve.worker.transfers import IncarnationOver, PartOf, Refusal, retry_pauses
 

@@ -1,13 +1,12 @@
-"""Lines that a worker shows its user, and lines that it sends to the command that started it."""
+"""Lines that a worker shows its user."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 
-from paceline.serve.environment import LAUNCHED
+from paceline.serve.environment import is_launched
 
 log = logging.getLogger("paceline")
 
@@ -24,18 +23,3 @@ def notice(text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # standard error may be closed
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
-
-
-def is_launched() -> bool:
-    """Return whether `paceline run` or `work` has started this process."""
-    return LAUNCHED in os.environ
-
-
-def tell_launcher(line: str) -> None:
-    """Send a line to `paceline run` or `work`, over standard error. Without them, do nothing.
-
-    The line begins with a carriage return, so that it does not become a part of a progress bar.
-    """
-    if is_launched():
-        with contextlib.suppress(OSError):
-            os.write(2, f"\r{line}\n".encode(errors="replace"))

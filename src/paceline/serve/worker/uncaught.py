@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from paceline.serve.environment import LOST, REFUSAL, REFUSED
+from paceline.serve.environment import LOST, REFUSAL, REFUSED, is_launched, tell_launcher
 from paceline.serve.wire.frames import WireError
-from paceline.serve.worker.notices import is_launched, notice, tell_launcher
+from paceline.serve.worker.notices import notice
 from paceline.serve.worker.transfers import IncarnationOver, Refusal
 
 TRACEBACK = "PACELINE_TRACEBACK"
