@@ -183,6 +183,14 @@ def test_only_the_signalled_worker_leaves_and_is_not_restarted(
 
 
 @pytest.mark.slow
+def test_a_server_that_is_asked_to_end_does_not_report_success(tmp_path: Path, started: list[Background]) -> None:
+    """Kubernetes would take a pod that ends with 0 for done, and would not replace it."""
+    server, _, _ = server_of(tmp_path, started)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ends() == 143
+
+
+@pytest.mark.slow
 def test_a_worker_leaves_soon_if_the_server_is_gone_too(
     script: Path, tmp_path: Path, started: list[Background], workers: list[Worker]
 ) -> None:
