@@ -394,7 +394,7 @@ def test_a_worker_that_claims_to_be_a_shard_is_refused(target: Target) -> None:
         assert_refused(channel, "not expected here")
     channel = target.connect(target.coordinator, token_for("shard", SHARD_TOKEN))
     channel.send(Register(0, 1, b"another secret", target.running.coordinator.generation))
-    assert_refused(channel, "Shard 0 is registered already")
+    assert_refused(channel, "There is a shard 0 already")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.serve.coordinator import shard_session
 from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.coordinator.shard_connections import RETURN_SECONDS, ShardConnections
 from paceline.serve.wire.frames import WireError
@@ -17,7 +16,7 @@ def register(secret: bytes, shard: int = ANY_NUMBER) -> Register:
 
 def test_a_shard_gets_its_own_number_or_one_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(shard_session.time, "monotonic", lambda: now)
+    monkeypatch.setattr("paceline.serve.coordinator.shard_session.time.monotonic", lambda: now)
     known = ShardConnections(ServerConfig(shards=2), "generation", lambda: None, lambda _: None, lambda _: None)
     assert known._free_number(register(b"a")) == 0
     known._shards[1].enter(register(b"b", 1), "")
