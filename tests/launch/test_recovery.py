@@ -98,7 +98,7 @@ def test_a_shard_is_killed_while_the_new_generation_loads(restarts: str, tmp_pat
         check(ran, tmp_path, 1)
         return
     assert ran.returncode == 1
-    told = "Shards were restarted once before; allow more with --restarts, and continue the job with --resume."
+    told = "Shards were restarted once before; allow more with --restarts, and continue the job with --resume "
     assert told in " ".join(ran.stderr.split())
 
 

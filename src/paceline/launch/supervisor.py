@@ -196,7 +196,7 @@ class WorkerSupervisor:
         label = "shard" if number is None else f"shard {number}"
         name = f"The shard beside worker {(given + replica) % task.workers}" if beside else label.capitalize()
         command = [task.python, "-m", "paceline.serve.shard", str(given), host, str(port), "--listen", listen]
-        command += ["--replica", str(replica), "--threads", "1" if beside else "0"]
+        command += ["--threads", "1" if beside else "0", "--replica", str(replica)]
         failures, has_joined, last = 0, False, time.monotonic()
         while not (self._stopping or self.over):
             process = await self._launch(place, command, {**task.environment, LAUNCHED: "1"}, "shard")
