@@ -19,11 +19,15 @@ import paceline
 from paceline.ray import get_dataset_shard
 from paceline.workloads.data import load
 
+HURRY = "hurry"
 POLICY = "r2sp:weights=sum"  # each update counts with its full learning rate, which is 1
 
 
 def count(config: dict[str, Any]) -> int:
-    """Train the model that counts. config: samples, batch, epochs, pause (seconds) and notes (a folder)."""
+    """Train the model that counts. config: samples, batch, epochs, pause (seconds) and notes (a folder).
+
+    It pauses after each step until the folder has a file named hurry.
+    """
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.Module()
@@ -35,10 +39,12 @@ def count(config: dict[str, Any]) -> int:
         note = notes / f"{session.worker}-{os.getpid()}"
         for step, (numbers,) in enumerate(session.batches(data, config["batch"], config["epochs"]), start=1):
             loss = -model.counts[numbers].sum()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             session.step(loss)
             note.write_text(f"{step}")
-            time.sleep(config.get("pause", 0.0))
+            ends = time.monotonic() + config["pause"]
+            while time.monotonic() < ends and not (notes / HURRY).exists():
+                time.sleep(0.01)
     return session.worker
 
 
@@ -53,7 +59,7 @@ def classify(config: dict[str, Any]) -> None:
         data = TensorDataset(digits.inputs / 255, digits.labels)
         for x, y in session.batches(data, 32, config["epochs"]):
             loss = F.cross_entropy(model(x), y)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             session.step(loss)
         session.finish()
         if session.is_main:
@@ -70,7 +76,7 @@ def accuracy(model: torch.nn.Module) -> float:
     digits = load("digits")
     with torch.no_grad():
         found = model(digits.test_inputs / 255).argmax(1)
-    return (found == digits.test_labels).float().mean().item()
+    return float((found == digits.test_labels).float().mean())
 
 
 def fail_first(config: dict[str, Any]) -> None:
@@ -90,5 +96,16 @@ def count_rows(config: dict[str, Any]) -> None:
     with paceline.join(model, optimizer) as session:
         for batch in session.batches(get_dataset_shard("train"), 4, config["epochs"]):
             loss = -model.counts[batch["id"]].sum()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             session.step(loss)
+
+
+def never_close(config: dict[str, Any]) -> None:
+    """Train the model that counts for one epoch, and leave the session open. config: samples."""
+    model = torch.nn.Module()
+    model.counts = torch.nn.Parameter(torch.zeros(config["samples"]))
+    session = paceline.join(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    for (numbers,) in session.batches(TensorDataset(torch.arange(config["samples"])), 4, 1):
+        loss = -model.counts[numbers].sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        session.step(loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,6 @@ def test_the_range_of_versions(version: str, tested: bool) -> None:
 
 
 def test_another_version_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions.metadata, "version", lambda _: "2.9.3")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.9.3")
     with pytest.raises(ImportError, match=r"tested with Ray from 2\.60 to below 2\.61, and 2\.9\.3 is installed: pip"):
         versions.check()

@@ -31,5 +31,6 @@ def cause_of(error: BaseException) -> BaseException:
 def described(error: BaseException) -> str:
     """Return an error in one line: its type, and its message without Ray's traceback."""
     cause = cause_of(error)
-    text = " ".join(str(cause).split())
+    lines = str(cause).strip().splitlines()
+    text = " ".join((lines[-1] if "Traceback" in str(cause) else str(cause)).split())
     return text if isinstance(cause, WorkerRefused) else f"{type(cause).__name__}: {text}" if text else repr(cause)
