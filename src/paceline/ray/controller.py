@@ -23,7 +23,7 @@ from paceline.ray.coordinator_actor import CoordinatorAddress, JobStatus
 from paceline.ray.dataset import BlockDataset
 from paceline.ray.failures import JobFailed, cause_of, described
 from paceline.ray.placement import NOTE_SECONDS, Placement, Plan, kill
-from paceline.ray.worker_actor import WorkerRefused
+from paceline.ray.worker_actor import LoopRefused
 from paceline.serve.environment import CONNECT, TOKEN, WORKER, WORKERS
 from paceline.serve.job_options import JobOptions
 from paceline.serve.restarts import RestartBudget, RestartLimit
@@ -41,7 +41,7 @@ SERVER_RESTARTS = RestartLimit(10, 600.0)  # if the user sets no limit: a server
 
 @dataclass(frozen=True)
 class JobTask:
-    """What a job trains, and where the model goes at its end."""
+    """The task of a job: its function and options, and the folder of its final model."""
 
     options: JobOptions
     function: Callable[..., Any]
@@ -250,7 +250,7 @@ class Controller:
 
     def _may_help(self, number: int, error: BaseException) -> bool:
         """Return whether a function that has raised an error may succeed if it is run again."""
-        if isinstance(error, WorkerRefused):
+        if isinstance(error, LoopRefused):
             return not error.is_lasting
         try:
             return number in self._ask().updated

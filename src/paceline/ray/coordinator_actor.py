@@ -29,7 +29,7 @@ MODEL = "model.pt"  # the plain state_dict in a job's last checkpoint
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
-    """Where a coordinator listens, and the environment variables by which its peers know its certificate."""
+    """The address of a coordinator, and the environment variables by which its peers know its certificate."""
 
     host: str
     port: int
@@ -38,7 +38,7 @@ class CoordinatorAddress:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What the coordinator of a job knows about it.
+    """The state of a job, as its coordinator knows it.
 
     rows: the metrics since the last question, one dict for each time that a worker reported some.
     """

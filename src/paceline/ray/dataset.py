@@ -2,7 +2,7 @@
 
 `ray.train.get_dataset_shard` gives each worker a stream of its own, and all streams begin an epoch together. That would
 be a barrier beside the policy's, and a lost worker would take its part of the data with it. Here every worker sees all
-rows by number. The job assigns the rows, so that each counts once an epoch, whoever is lost.
+rows by number. The job assigns the rows, so that each counts once an epoch, whichever workers are lost.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ray.exceptions import RayTaskError
 
-from paceline.ray.worker_actor import WorkerRefused
+from paceline.ray.worker_actor import LoopRefused
 
 if TYPE_CHECKING:
 
@@ -33,4 +33,4 @@ def described(error: BaseException) -> str:
     cause = cause_of(error)
     lines = str(cause).strip().splitlines()
     text = " ".join((lines[-1] if "Traceback" in str(cause) else str(cause)).split())
-    return text if isinstance(cause, WorkerRefused) else f"{type(cause).__name__}: {text}" if text else repr(cause)
+    return text if isinstance(cause, LoopRefused) else f"{type(cause).__name__}: {text}" if text else repr(cause)

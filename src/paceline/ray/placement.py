@@ -1,4 +1,4 @@
-"""Where the actors of a job run: their placement groups, and the actors themselves."""
+"""The placement groups of a job, and the actors that are started in them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from paceline.ray.dataset import BlockDataset
 from paceline.serve.worker import uncaught
 
 
-class WorkerRefused(RuntimeError):
+class LoopRefused(RuntimeError):
     """A worker ended with an error of paceline. The message says what to do.
 
     is_lasting: whether a new attempt would fail in the same way.
@@ -38,7 +38,7 @@ class WorkerActor:
     ) -> Any:
         """Run the function, and return what it returns. variables: of the environment, by which `paceline.join` joins.
 
-        Raise WorkerRefused if the function ends with an error of paceline, and the function's own error otherwise.
+        Raise LoopRefused if the function ends with an error of paceline, and the function's own error otherwise.
         """
         os.environ.update(variables)
         dataset.provide(datasets)
@@ -46,5 +46,5 @@ class WorkerActor:
             return function(config or {}) if inspect.signature(function).parameters else function()
         except Exception as error:
             if text := uncaught.sentence(error):
-                raise WorkerRefused(text, isinstance(error, ValueError)) from None
+                raise LoopRefused(text, isinstance(error, ValueError)) from None
             raise
