@@ -13,7 +13,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed; `make test-ray` i
 from ray.cluster_utils import Cluster
 from ray.train import FailureConfig, ScalingConfig
 
-from on_ray.jobs import CountingJob, node_of
+from on_ray.jobs import SECONDS, CountingJob, node_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own warnings
 
@@ -107,12 +107,15 @@ def test_an_elastic_job_takes_a_node_that_is_added(nodes: Nodes, tmp_path: Path)
     job.end()
 
 
-def test_resources_that_others_hold_are_waited_for(nodes: Nodes, tmp_path: Path) -> None:
-    """A job that fits the cluster waits until another job has ended."""
-    nodes.add(cpus=3, servers=4)
-    jobs = [CountingJob(tmp_path / f"{number}", epochs=1, resources_per_server=SERVERS) for number in range(2)]
+def test_jobs_that_do_not_fit_together_run_one_after_the_other(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.add(cpus=1, servers=2)
+    jobs = [
+        CountingJob(tmp_path / f"{number}", workers=1, epochs=1, resources_per_server=SERVERS) for number in range(2)
+    ]
     for job in jobs:
         job.hurry()
         job.start()
+    for job in jobs:
+        job.join(SECONDS)
     for job in jobs:
         job.end()

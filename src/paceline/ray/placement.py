@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 #: as the cluster has cores.
 SERVER_RESOURCES = {"memory": float(1 << 26)}
 NOTE_SECONDS = 10.0  # between two notes that the job waits for free resources
-RUNS_LONG = 2  # calls at a time: the one that runs as long as the actor, and a short one beside it
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,21 @@ class Placement:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        apart = 0 if plan.colocate else plan.shards
-        beside = _sum(plan.per_worker, plan.per_server) if plan.colocate else dict(plan.per_worker)
-        # The groups of Ray are atomic, so two jobs never hold a part of each other's resources.
-        self._servers = placement_group([plan.per_server] * (1 + apart), strategy="SPREAD")
-        self._workers = placement_group([beside] * plan.workers, strategy=plan.strategy)
+        self._servers: Any = None
+        self._workers: Any = None
 
     def wait(self) -> None:
-        """Wait until the cluster has room for the job."""
-        for group in (self._servers, self._workers):
-            while not group.wait(NOTE_SECONDS):
-                log.warning("Waiting for free resources: the cluster has enough for this job, but others use them.")
+        """Wait until the cluster has room for the job.
+
+        All jobs reserve the resources of servers first, and each group at once. So two jobs never wait for each other.
+        """
+        plan = self._plan
+        apart = 0 if plan.colocate else plan.shards
+        self._servers = placement_group([plan.per_server] * (1 + apart), strategy="SPREAD")
+        _wait(self._servers)
+        beside = _sum(plan.per_worker, plan.per_server) if plan.colocate else dict(plan.per_worker)
+        self._workers = placement_group([beside] * plan.workers, strategy=plan.strategy)
+        _wait(self._workers)
 
     def coordinator(self) -> Any:
         """Start an actor for the coordinator."""
@@ -79,7 +82,7 @@ class Placement:
 
     def remove(self) -> None:
         """Give the resources back."""
-        for group in (self._workers, self._servers):
+        for group in filter(None, (self._workers, self._servers)):
             with contextlib.suppress(Exception):  # the cluster may be gone
                 remove_placement_group(group)
 
@@ -97,6 +100,11 @@ class Placement:
         options |= {"memory": resources["memory"]} if "memory" in resources else {}
         options |= {"runtime_env": dict(runtime_env)} if runtime_env else {}
         return ray.remote(kind).options(**options, resources=others, scheduling_strategy=where).remote()
+
+
+def _wait(group: Any) -> None:
+    while not group.wait(NOTE_SECONDS):
+        log.warning("Waiting for free resources: the cluster has enough for this job, but others use them.")
 
 
 def kill(actors: Sequence[Any]) -> None:
