@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -108,6 +109,8 @@ def main() -> None:
     if arguments.drive:
         drive(arguments.drive, arguments.iterations, arguments.folder)
         return
+    # The cluster has a token of its own. By default, Ray would share one among all clusters of the user.
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     spec, rows = cluster_spec(), []
     with Lab(hosts(spec)) as lab, tempfile.TemporaryDirectory(prefix="ray-") as folder:
         measured = {}

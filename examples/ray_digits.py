@@ -114,7 +114,7 @@ def search(make_trainer: Any, loop: dict[str, Any], storage: Path) -> None:
 
     space = {"policy": tune.grid_search(["bsp", "r2sp"]), "lr": tune.grid_search([0.01, 0.05])}
     grid = tune.Tuner(
-        tune.with_resources(trial, {"cpu": 0}),  # the workers of a trial reserve their own cores
+        tune.with_resources(trial, {"memory": 1 << 26}),  # the workers of a trial reserve their own cores
         param_space=space,
         run_config=tune.RunConfig(storage_path=str(storage), verbose=0),
     ).fit()

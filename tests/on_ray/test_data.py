@@ -66,7 +66,7 @@ def test_four_trials_over_policies_and_rates(tmp_path: Path) -> None:
 
     space = {"policy": tune.grid_search(["bsp", "r2sp"]), "lr": tune.grid_search([1e-5, 0.1])}
     grid = tune.Tuner(
-        tune.with_resources(trial, {"cpu": 0}),
+        tune.with_resources(trial, {"memory": 1 << 26}),
         param_space=space,
         run_config=tune.RunConfig(storage_path=str(tmp_path / "trials"), verbose=0),
     ).fit()
