@@ -86,18 +86,25 @@ def start_nodes(lab: Lab, spec: ClusterSpec, folder: str) -> list[Any]:
     first = [program, "start", "--head", "--port", f"{PORT}", "--num-cpus", "0", "--resources", '{"server": 2}']
     first += ["--include-dashboard", "false", "--temp-dir", folder, *common]
     nodes = [lab.spawn(head, [*first, "--node-ip-address", lab.address(head)], os.environ)]
-    time.sleep(10.0)
-    for number in range(len(spec.workers)):
+    wait_for_cores(lab, head, 0)
+    for number in range(len(spec.workers)):  # one after the other: Ray gives a node 30 seconds to start
         host = worker_host(number)
         joining = [program, "start", "--address", f"{lab.address(head)}:{PORT}", "--num-cpus", "1", *common]
         nodes.append(lab.spawn(host, [*joining, "--node-ip-address", lab.address(host)], os.environ))
-    ask = "import ray; ray.init(address='auto', log_to_driver=False); print(ray.cluster_resources().get('CPU', 0))"
+        wait_for_cores(lab, head, number + 1)
+    return nodes
+
+
+def wait_for_cores(lab: Lab, head: str, cores: int) -> None:
+    """Wait until the cluster has this number of cores."""
+    ask = "import ray; ray.init(address='auto', log_to_driver=False); print(ray.cluster_resources().get('CPU', 0.0))"
     ends = time.monotonic() + START_SECONDS
     while time.monotonic() < ends:
         asked = subprocess.run(lab.command(head, [sys.executable, "-c", ask]), capture_output=True, text=True)
-        if asked.stdout.strip() == f"{float(len(spec.workers))}":
-            return nodes
-    raise SystemExit(f"The nodes have not started within {START_SECONDS:g} s: {asked.stderr[-500:]}")
+        if asked.stdout.strip() == f"{float(cores)}":
+            return
+        time.sleep(1.0)
+    raise SystemExit(f"The cluster has not reached {cores} cores within {START_SECONDS:g} s: {asked.stderr[-500:]}")
 
 
 def main() -> None:

@@ -63,12 +63,12 @@ class CountingJob(threading.Thread):
             found[note.name] = int(text) if text else 0
         return found
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
         """Wait until a condition holds. Fail if the job ends before."""
-        ends = time.monotonic() + SECONDS
+        ends = time.monotonic() + seconds
         while not condition():
             assert self.is_alive(), f"the job ended before {what}: {self.error}"
-            assert time.monotonic() < ends, f"no {what} within {SECONDS:g} s"
+            assert time.monotonic() < ends, f"no {what} within {seconds:g} s"
             time.sleep(0.05)
 
     def hurry(self) -> None:
