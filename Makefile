@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
+RAY := .venv-ray
 # 1.5 tests per core: a test that waits for a process leaves its core idle.
 AT_ONCE = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)')
 SIDE_BY_SIDE = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist worksteal
@@ -13,7 +14,7 @@ SAMPLE ?= 16  # slow tests, and as many cases of the fault matrix, that `make te
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint audit wheel bench clean
+.PHONY: help setup demo test test-all test-ray lint audit wheel bench clean
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -39,6 +40,16 @@ test-all: setup  ## all tests, with the whole fault matrix; an hour or more
 	@PACELINE_EXAMPLES=200 $(SIDE_BY_SIDE) -m 'not alone'
 	@$(BIN)/python -m pytest -m alone
 
+test-ray: $(RAY)/.ready  ## the tests on Ray, in an environment of their own (.venv-ray)
+	@$(RAY)/bin/python -m pytest tests/on_ray
+
+$(RAY)/.ready: pyproject.toml constraints.txt
+	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	@echo "installing paceline and Ray into $(RAY) (1.6 GB, a few minutes) ..."
+	@$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]' \
+	  'hypothesis>=6.100' 'pytest>=8.2' 'pytest-xdist>=3.6'
+	@touch $@
+
 wheel: setup     ## build the wheel, and run it in an empty environment, with torch and without
 	@$(BIN)/python scripts/check_wheel.py
 
@@ -58,4 +69,4 @@ bench: setup     ## the benchmarks of the simulator, of decisions and of trainin
 	@$(BIN)/python benchmarks/lab.py
 
 clean:           ## remove .venv, caches and the demo's picture
-	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache demo.png
+	rm -rf .venv .venv-ray .pytest_cache .hypothesis .mypy_cache .ruff_cache demo.png
