@@ -488,11 +488,11 @@ def test_help(shell: Shell) -> None:
     panels = [line.split()[1] for line in alone.out.splitlines() if line.startswith("╭─")]
     assert panels == ["Options", "Train", "Decide", "Research"]
     commands = [line.split()[1] for line in alone.out.splitlines() if line.startswith("│ ") and line[2].isalpha()]
-    assert commands[:8] == ["run", "serve", "work", "watch", "token", "certificate", "export", "replay"]
+    assert commands[:9] == ["run", "serve", "work", "shard", "watch", "token", "certificate", "export", "replay"]
     assert {"advise", "simulate", "lab", "reproduce", "federate", "collective", "policies", "clusters"} == set(
-        commands[8:]
+        commands[9:]
     )
-    assert len(alone.out.splitlines()) <= 32, "it fits one screen"
+    assert len(alone.out.splitlines()) <= 34, "it fits one screen"
     simulate = shell("simulate", "--help").out
     for option in ("policy", "iterations", "seed", "apply", "colocate", "jitter", "faults", "json", "trace", "plot"):
         assert f"--{option}" in simulate

@@ -114,16 +114,6 @@ def pulled_by_a_new_worker(running: Job) -> list[float]:
     return held.tolist()
 
 
-def test_a_streamed_checkpoint_cannot_be_resumed_with_whole_updates(tmp_path: Path) -> None:
-    with job("asp", streamed=True, saving=CheckpointPlan(tmp_path, updates=1000)) as running:
-        running.work(lambda where: workers.work(where, 20))
-        running.finish()
-    with job("asp", restored=checkpoint.read(tmp_path)) as running:
-        wait_until(running.coordinator.failed.is_set)
-        assert "resume with as many servers, and --apply, as there were" in running.coordinator.reason
-        assert running.coordinator.shards.failure_is_permanent
-
-
 # Workers that die during a push
 
 
