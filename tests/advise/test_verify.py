@@ -17,13 +17,18 @@ from paceline.lab.namespaces import Lab
 @built
 @pytest.mark.slow
 @pytest.mark.alone
-def test_measured_speeds_are_near_the_expected_ones() -> None:
+def test_the_advised_candidate_and_all_reduce_are_measured() -> None:
+    """A busy machine may be slow, but nothing is faster than the links allow. `lab.py advice` compares the speeds."""
     spec = cluster(compute=0.1, model=1e6, link=12.5e6, workers=3).with_jitter(0.02)
     advice = advice_for(spec)
     with Lab(hosts(spec)) as lab:
         found = [verify.measure(lab, spec, each, 12) for each in verify.contenders(advice, 1)]
     assert advice.chosen.candidate in {each.expected.candidate for each in found}
     assert Candidate(DDP) in {each.expected.candidate for each in found}
+    batch = sum(worker.batch for worker in spec.workers)
     for each in found:
-        assert abs(each.error) < 0.35, f"{each.expected.candidate.name}: a busy machine may be slow, but not that slow"
-    assert isinstance(verify.is_right(found, advice.chosen.candidate), bool)
+        floor = each.expected.floor_seconds or each.expected.iteration_seconds
+        assert each.iteration_seconds > 0.9 * floor, each.expected.candidate.name
+        assert each.samples_per_second == pytest.approx(batch / each.iteration_seconds, rel=0.05)
+    best = max(found, key=lambda each: each.effective_rate).expected.candidate
+    assert verify.is_right(found, best)
