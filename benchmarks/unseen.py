@@ -101,12 +101,13 @@ def show(lines: list[Line], hundreds: list[str]) -> None:
         raise SystemExit("No fixed policy was measured on all of these instances; measure one to compare with.")
     best = {at: fastest({spec: mean(seconds[at, spec]) for spec in fixed}) for at in instances}
     wins = Counter(best.values())
+    with_momentum = Counter(best[at] for at in instances if every[at].momentum)
     for spec in (*(policy for policy in policies if policy not in fixed), *fixed):
         ratio = [mean(seconds[at, spec]) / mean(seconds[at, best[at]]) for at in instances]
         half = 1.96 * stdev(ratio) / math.sqrt(len(ratio))
         share = mean(mean(reached[at, spec]) for at in instances)
         high = mean(each > HIGH for each in ratio)
-        won = f"; the best fixed policy on {wins[spec]}" if spec in fixed else ""
+        won = f"; the best fixed policy on {wins[spec]}, {with_momentum[spec]} with momentum" if spec in fixed else ""
         print(
             f"{spec:24} {mean(ratio):.3f} ± {half:.3f}, {max(ratio):.2f} at most, {high:.0%} above {HIGH}; "
             f"{share:.0%} reached the target{won}"

@@ -492,7 +492,7 @@ def test_help(shell: Shell) -> None:
     assert {"advise", "simulate", "lab", "reproduce", "federate", "collective", "policies", "clusters"} == set(
         commands[9:]
     )
-    assert len(alone.out.splitlines()) <= 34, "it fits one screen"
+    assert len(alone.out.splitlines()) <= 33, "it fits one screen"
     simulate = shell("simulate", "--help").out
     for option in ("policy", "iterations", "seed", "apply", "colocate", "jitter", "faults", "json", "trace", "plot"):
         assert f"--{option}" in simulate
