@@ -18,7 +18,7 @@ from paceline.lab.namespaces import Lab
 @pytest.mark.slow
 @pytest.mark.alone
 def test_the_advised_candidate_and_all_reduce_are_measured() -> None:
-    """A busy machine may be slow, but nothing is faster than the links allow. `lab.py advice` compares the speeds."""
+    """Nothing is faster than the links allow, and the speeds are near the expected ones."""
     spec = cluster(compute=0.1, model=1e6, link=12.5e6, workers=3).with_jitter(0.02)
     advice = advice_for(spec)
     with Lab(hosts(spec)) as lab:
@@ -29,6 +29,7 @@ def test_the_advised_candidate_and_all_reduce_are_measured() -> None:
     for each in found:
         floor = each.expected.floor_seconds or each.expected.iteration_seconds
         assert each.iteration_seconds > 0.9 * floor, each.expected.candidate.name
+        assert abs(each.error) < 0.35, f"{each.expected.candidate.name}: a busy machine may be slow, but not that slow"
         assert each.samples_per_second == pytest.approx(batch / each.iteration_seconds, rel=0.05)
     best = max(found, key=lambda each: each.effective_rate).expected.candidate
     assert verify.is_right(found, best)

@@ -73,10 +73,20 @@ def test_T_is_unknown_at_first_and_then_the_slowest_workers_mean() -> None:
 
 def test_T_weighs_the_newest_observation_with_a_tenth() -> None:
     pace = IterationTime()
-    pace.observe(0, 2.0)
-    pace.observe(0, 2.0)
+    for _ in range(1 + IterationTime.START):
+        pace.observe(0, 2.0)
     pace.observe(0, 3.0)
     assert pace.T == pytest.approx(2.1)
+
+
+@pytest.mark.parametrize("stalled", range(1, 1 + IterationTime.START))
+def test_T_soon_forgets_a_stall_in_one_of_the_first_iterations(stalled: int) -> None:
+    """A transfer may stall for TCP's 200 ms. Gaps of such a T would slow ten rounds down."""
+    pace = IterationTime()
+    for iteration in range(2 + IterationTime.START):
+        for worker in (0, 1):
+            pace.observe(worker, 5.0 if (worker, iteration) == (1, stalled) else 1.0)
+    assert pace.T == pytest.approx(1.0)
 
 
 def test_T_soon_forgets_a_slow_first_iteration() -> None:

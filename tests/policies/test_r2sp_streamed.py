@@ -213,7 +213,7 @@ def test_a_starter_has_a_place_in_the_order_of_the_pushes() -> None:
     talk.arrives("a", at=5.0).answers(applied("a"), granted("a"), granted("b"))
     talk.is_ready("b", at=6.0).answers()
     talk.is_ready("a", at=6.0).answers(turn("a"), streams("a"))
-    talk.arrives("a", at=7.0).answers(applied("a"), granted("a"))
+    talk.arrives("a", at=6.5).answers(applied("a"), granted("a"))
     talk.wakes().answers(turn("b"), streams("b"))
     talk.arrives("b", at=8.5).answers(applied("b"), granted("b"))
     assert talk.staleness[-1] == 1

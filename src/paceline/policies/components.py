@@ -145,24 +145,27 @@ class IterationTime:
 
     The wait for a turn is not part of an iteration. Otherwise every round would last at least T, and T could only grow.
     A worker's first iteration counts only until its second one. Caches, compilers and GPUs warm up in it, so it may
-    take a hundred times as long as a later one.
+    take a hundred times as long as a later one. Its average begins with the median of its next START iterations. If it
+    began with one of them, and a transfer stalled in that one, the gaps would be too long for ten rounds.
     """
 
     WEIGHT = 0.1  # weight of the newest observation
+    START = 3  # iterations after the first one, with whose median an average begins
 
     def __init__(self) -> None:
         self.T: float | None = None  # None before the first observation
         self._mean: dict[WorkerId, float] = {}
-        self._warm: set[WorkerId] = set()  # workers past their first iteration, which their means leave out
+        self._first: dict[WorkerId, list[float]] = {}  # worker → its iterations before its average begins
         self._recent = RecentMax()
 
     def observe(self, worker: WorkerId, seconds: float) -> None:
-        mean = self._mean.get(worker)
-        if mean is None or worker not in self._warm:
-            if mean is not None:
-                self._warm.add(worker)
-            mean = seconds
+        first = self._first.setdefault(worker, [])
+        if len(first) <= self.START:
+            first.append(seconds)
+            warm = sorted(first[1:]) or first
+            mean = warm[(len(warm) - 1) // 2]  # the less of two
         else:
+            mean = self._mean[worker]
             mean += self.WEIGHT * (seconds - mean)
         self._mean[worker] = mean
         self._recent.see(mean, len(self._mean))
@@ -170,7 +173,7 @@ class IterationTime:
 
     def forget(self, worker: WorkerId) -> None:
         self._mean.pop(worker, None)
-        self._warm.discard(worker)
+        self._first.pop(worker, None)
 
 
 class MeanIterationTime(IterationTime):
