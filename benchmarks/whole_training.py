@@ -4,7 +4,8 @@
 
 Each worker is a process on a host of its own (a lab), and all of them share the machine's cores and its GPU. DDP runs
 over gloo, overlaps its all-reduce with the backward pass, and has the best of three bucket sizes. Policies run with a
-shard beside each worker. All ways have the same data, batches, learning rate and number of epochs.
+shard beside each worker, or with --servers hosts of their own, which DDP cannot use. All ways have the same data,
+batches, number of epochs and learning rate, which rises and falls to 0.
 """
 
 from __future__ import annotations
@@ -122,8 +123,10 @@ def show(bench: Output, title: str, lines: list[dict[str, Any]], target: float) 
         gain = f"{base / seconds:.2f}" if base and seconds else "–"
         best = max(accuracy for _, accuracy in line["tests"])
         shown = f"{seconds:.1f}" if seconds else "never"
-        rows.append([line["way"], shown, gain, round(line["all_samples_per_second"]), f"{best:.1%}"])
-    bench.table(title, ("", f"s to {target:.0%}", "× ddp", "samples/s", "best accuracy"), rows)
+        rate = line["all_samples_per_second"]
+        step = f"{1000 * line['workers'] * line['batch'] / rate:.0f}"
+        rows.append([line["way"], shown, gain, round(rate), step, f"{best:.1%}"])
+    bench.table(title, ("", f"s to {target:.0%}", "× ddp", "samples/s", "ms a step", "best accuracy"), rows)
 
 
 def main() -> None:
@@ -135,6 +138,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--link", default="1Gbit", help="of each worker, in each direction")
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--servers", type=int, default=0, help="hosts for shards alone; 0: a shard beside each worker")
     parser.add_argument("--ways", default=WAYS, help="ddp and policies, separated by commas")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128)
@@ -146,7 +150,8 @@ def main() -> None:
     args = parser.parse_args()
     link = units.rate(args.link)
     step = StepTime(0.1, args.batch, 0.0, 1e6)  # the lab uses the links alone; the scripts compute for real
-    spec = cluster_of(args.network, step, [link] * args.workers, 1, link).colocated()
+    spec = cluster_of(args.network, step, [link] * args.workers, args.servers or 1, link)
+    spec = spec if args.servers else spec.colocated()
     given: dict[str, object] = {"network": args.network, "data": args.dataset, "device": args.device}
     given |= {"epochs": args.epochs, "batch": args.batch, "rate": args.rate, "delay": args.delay}
     given |= {"folder": args.data} if args.data else {}
@@ -160,14 +165,19 @@ def main() -> None:
         for way in split_list([args.ways]):
             begin = time.perf_counter()
             found = over_best_buckets(lab, case) if way == "ddp" else over_policy(lab, case, way)
-            line = {"way": way, "link": args.link, "workers": args.workers, "goodput": share} | given | found
+            line = (
+                {"way": way, "link": args.link, "workers": args.workers, "servers": args.servers, "goodput": share}
+                | given
+                | found
+            )
             line["folder"] = None
             lines.append(line)
             print(f"{way}: {time.perf_counter() - begin:.0f} s, {found['tests'][-1:]}", file=sys.stderr, flush=True)
             if args.keep:
                 with args.keep.open("a") as file:
                     file.write(json.dumps(line, default=str) + "\n")
-    title = f"{args.network} on {args.dataset}, {args.workers} workers, {args.link}, {share:.0%} of it reached"
+    servers = f"{args.servers} servers" if args.servers else "a shard beside each"
+    title = f"{args.network} on {args.dataset}, {args.workers} workers, {servers}, {args.link} ({share:.0%} reached)"
     show(Output(None), title, lines, args.target)
 
 

@@ -25,7 +25,7 @@ from paceline.workloads.resnet import Block, Mean
 from paceline.workloads.weights import he_initialized
 
 SEED = 0
-WARM_UP = 25  # steps over which the learning rate rises
+WARM_UP = 0.2  # of the training, over which the learning rate rises; then it falls to 0
 TIMED_STEPS = 8
 TESTED = 500  # images that are tested together
 
@@ -51,7 +51,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128, help="of each worker")
-    parser.add_argument("--rate", type=float, default=0.1, help="the learning rate of a step with all batches")
+    parser.add_argument("--rate", type=float, default=0.1, help="the highest learning rate of a step with all batches")
     parser.add_argument("--copies", type=int, default=4, help="copies of the weights in an epoch")
     parser.add_argument("--steps", type=int, default=0, help="stop after this many steps; 0: after all epochs")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds that worker 0 computes longer in each step")
@@ -127,11 +127,15 @@ class Training:
     ) -> None:
         per_epoch = len(self.data.labels) / (workers * self.arguments.batch)  # steps of one worker
         between = max(1.0, per_epoch / self.arguments.copies)  # steps between two copies
+        steps = max(1.0, per_epoch * self.arguments.epochs)
         for numbers in batches:
             begin = time.perf_counter()
             self._began = self._began or begin
+            progress = min(1.0, self._steps / steps)
             for group in self.optimizer.param_groups:
-                group["lr"] = self.arguments.rate * min(1.0, (self._steps + 1) / WARM_UP)
+                group["lr"] = self.arguments.rate * min(
+                    (progress + 1 / steps) / WARM_UP, (1 - progress) / (1 - WARM_UP)
+                )
             loss = self._loss(model, numbers)
             if self.number == 0:
                 time.sleep(self.arguments.delay)  # before gradients are sent, as on a slower machine
