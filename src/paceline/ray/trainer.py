@@ -45,6 +45,7 @@ class PacelineTrainer:
         checkpoint_every: float = 60.0,
         resources_per_server: Mapping[str, float] | None = None,
         insecure: bool = False,
+        fork: bool = False,
     ) -> None:
         """train_loop_per_worker: calls `paceline.join` as under `paceline run`. It takes the config, or no argument.
 
@@ -53,6 +54,8 @@ class PacelineTrainer:
         checkpoint_every: seconds between two checkpoints of the server. resources_per_server: of the coordinator and of
             each shard; 64 MB of memory and no core by default.
         insecure: let the job's traffic cross the network without TLS.
+        fork: fork the actors of a node from one process that has imported torch. They start sooner, and share memory.
+            All nodes need Python and paceline at the same paths as here.
 
         Raise ValueError with a sentence if something cannot work on any cluster.
         """
@@ -65,7 +68,7 @@ class PacelineTrainer:
         workers = self._scaling.min_workers
         checks.check_scaling(self._scaling, servers, colocate)
         checks.check_policy(policy, workers, apply)
-        checks.check_run(self._run)
+        checks.check_run(self._run, fork)
         if not 0 < checkpoint_every < float("inf"):
             raise ValueError(f"checkpoint_every must be a number of seconds above 0, not {checkpoint_every}.")
         self._every = checkpoint_every
@@ -78,6 +81,7 @@ class PacelineTrainer:
             strategy=self._scaling.placement_strategy,
             colocate=colocate,
             server=resources_per_server,
+            fork=fork,
         )
         self._options = JobOptions(
             policy=policy,
