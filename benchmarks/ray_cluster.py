@@ -121,7 +121,8 @@ def main() -> None:
     parser.add_argument("--folder", help="used by this script itself")
     arguments = parser.parse_args()
     if arguments.drive:
-        drive(*arguments.drive, arguments.iterations, arguments.folder)
+        address, policy = arguments.drive
+        drive(address, policy, arguments.iterations, arguments.folder)
         return
     # The cluster has a token of its own. By default, Ray would share one among all clusters of the user.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -1,25 +1,33 @@
 """Training functions for the tests on Ray.
 
-`count` trains a classifier of digits that counts its samples. So after E epochs every count is E, if each sample counted
-once an epoch and each update at most once.
+`count` trains a classifier of digits that counts its samples. So after E epochs every count is E, if each sample has
+counted once an epoch and each update at most once.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import paceline
+from paceline.model.description import MIN_PIECE_ELEMENTS
 from paceline.ray import get_dataset_shard
+from paceline.serve.environment import CONNECT, address, job_token, worker_number
+from paceline.serve.wire.tls import Tls
+from paceline.serve.worker.client import Client
 from paceline.workloads.data import load
+from serve.workers import described
 
 HURRY = "hurry"
+SECOND = 0.02  # duration of one second of a job in `exchange`
 POLICY = "r2sp:weights=sum"  # each update counts with its full learning rate, which is 1
 
 
@@ -68,7 +76,7 @@ def count(config: dict[str, Any]) -> int:
             note.write_text(f"{step}")
             ends = time.monotonic() + config["pause"]
             while time.monotonic() < ends and not (notes / HURRY).exists():
-                time.sleep(0.01)
+                time.sleep(0.05)
     return session.worker
 
 
@@ -133,3 +141,33 @@ def never_close(config: dict[str, Any]) -> None:
         loss = -model.counts[numbers].sum()
         loss.backward()  # type: ignore[no-untyped-call]
         session.step(loss)
+
+
+def exchange(config: dict[str, Any]) -> None:
+    """Push ones and wait instead of computing, until all workers together have made `goal` updates.
+
+    config: seconds (of computing, one entry for each worker), goal, seed and notes (a folder).
+    """
+    number, notes = worker_number() or 0, Path(config["notes"])
+    chance = random.Random(f"{config['seed']} {number}")
+    size = 6 * MIN_PIECE_ELEMENTS  # several pieces for each shard, if updates are streamed
+    weights, gradient = np.zeros(size, np.float32), np.ones(size, np.float32)
+    where, tls = address(os.environ[CONNECT]), Tls.from_environment()
+    client = Client(where, described(size), job_token(), number, tls=tls)
+    done, others = 0, [notes / f"{each}" for each in range(len(config["seconds"]))]
+    try:
+        granted = client.begin(weights.data.cast("B"))
+        while sum(int(each.read_text() or 0) for each in others if each.exists()) < config["goal"]:
+            seconds = config["seconds"][number] * chance.lognormvariate(0.0, 0.1) * SECOND
+            time.sleep(seconds)
+            granted = client.exchange(
+                gradient.data.cast("B"),
+                weights.data.cast("B"),
+                batch_size=granted.batch_size or 32,
+                compute_seconds=seconds,
+                rates=(0.01,),
+            )
+            done += 1
+            others[number].write_text(f"{done}")
+    finally:
+        client.close()

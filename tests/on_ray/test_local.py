@@ -29,7 +29,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.parametrize("policy", ["bsp", "r2sp"])
+@pytest.mark.parametrize("policy", [pytest.param("bsp", marks=pytest.mark.slow), "r2sp"])
 def test_a_job_has_metrics_and_a_checkpoint_for_plain_pytorch(policy: str, tmp_path: Path) -> None:
     result = PacelineTrainer(
         loops.classify,
@@ -88,6 +88,7 @@ def test_a_killed_coordinator_is_resumed_from_the_last_checkpoint(tmp_path: Path
     assert [len(job.processes(number)) for number in range(3)] == [2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_run_of_the_same_name_is_continued(tmp_path: Path) -> None:
     first = CountingJob(tmp_path, failures=FailureConfig(max_failures=0))
     first.start()
@@ -104,6 +105,7 @@ def test_a_run_of_the_same_name_is_continued(tmp_path: Path) -> None:
     assert sum(second.steps().values()) <= batches - saved  # the rest
 
 
+@pytest.mark.slow
 def test_shards_beside_workers(tmp_path: Path) -> None:
     job = CountingJob(tmp_path, colocate=True)
     job.start()

@@ -35,6 +35,7 @@ def memory(pid: int) -> int:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_64_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = CountingJob(tmp_path, workers=WORKERS, epochs=1, batch=4, policy="bsp:weights=sum", lease=60.0)
     began = time.monotonic()

@@ -50,6 +50,7 @@ class JobTask:
     datasets: Mapping[str, BlockDataset]
     target: Path
     insecure: bool = False
+    trace: str = ""  # a file for the events of the job
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -153,7 +154,8 @@ class Controller:
         """Start the coordinator, from the last checkpoint if there is one, and then the shards and the workers."""
         while True:
             self._coordinator = self._placement.coordinator()
-            start = self._coordinator.start.remote(self._task.options.to_json(), self._token, self._task.insecure)
+            task = self._task
+            start = self._coordinator.start.remote(task.options.to_json(), self._token, task.insecure, task.trace)
             try:
                 self._address = self._get(start)
                 break

@@ -153,11 +153,21 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def run(task: dict[str, Any]) -> None:
     """Run the Python file of a task, as Python would in a new process."""
+    import atexit
     import random
     import runpy
 
     import numpy
 
+    code = 0
+
+    def end() -> None:
+        """End without freeing each object, which would copy the memory that processes share: a second of CPU."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(end)  # before all others, so that it is called last
     environment, arguments = task["environment"], task["arguments"]
     os.environ.clear()
     os.environ.update(environment)
@@ -167,14 +177,21 @@ def run(task: dict[str, Any]) -> None:
     sys.argv = arguments
     random.seed()
     numpy.random.seed()
-    runpy.run_path(arguments[0], run_name="__main__")
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        raise
+    except BaseException:
+        code = 1
+        raise
 
 
 def preload() -> None:
     """Import what the actors of a job need, and leave no threads behind but those that survive a fork."""
     import gc
 
-    import ray._private.workers.default_worker
+    import ray._private.workers.default_worker  # noqa: F401
     import torch
 
     import paceline.ray.coordinator_actor
