@@ -120,12 +120,17 @@ def kill(actors: Sequence[Any]) -> None:
 
 
 def on_drained_nodes(actors: Mapping[int, Any]) -> list[int]:
-    """Return the keys of those actors whose nodes are drained: they will be taken away soon."""
-    state = ray._private.state.state
-    drained = state.get_draining_nodes()
-    if not drained:
+    """Return the keys of those actors whose nodes are drained: they will be taken away soon.
+
+    Return none if Ray cannot be asked now: its head may be starting again.
+    """
+    try:
+        drained = ray._private.state.state.get_draining_nodes()
+        asked = actors if drained else {}
+        found = {key: ray._private.state.actors(actor._actor_id.hex()) for key, actor in asked.items()}
+    except Exception as error:
+        log.warning("Ray does not say which nodes are drained: %s", error)
         return []
-    found = {key: ray._private.state.actors(actor._actor_id.hex()) for key, actor in actors.items()}
     return [key for key, actor in found.items() if actor and actor["Address"]["NodeID"] in drained]
 
 
