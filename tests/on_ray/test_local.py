@@ -84,6 +84,8 @@ def test_a_killed_coordinator_is_resumed_from_the_last_checkpoint(tmp_path: Path
     job.start()
     job.until_saved(workers=3)
     ray.kill(job.controller.coordinator_actor)
+    for number in range(3):
+        job.until_back(number)  # before the others have trained the rest
     job.end()
     assert [len(job.processes(number)) for number in range(3)] == [2, 2, 2]
 

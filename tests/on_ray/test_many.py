@@ -1,7 +1,7 @@
 """64 worker actors with a tiny model end cleanly, and leave nothing behind.
 
-The test prints how long they take to start and what memory one needs. It asserts no duration: each process imports Ray
-and torch, so the time depends on the cores.
+The test prints how long they take to start and what memory one needs. It asserts no duration: Ray imports its modules
+for each actor, so the time depends on the cores.
 """
 
 from __future__ import annotations
