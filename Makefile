@@ -10,6 +10,8 @@ AT_ONCE = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)')
 SIDE_BY_SIDE = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist worksteal
 SAMPLE ?= 16  # slow tests, and as many cases of the fault matrix, that `make test` draws at random
 
+RAY_SAMPLE ?= 1  # slow tests on Ray that `make test-ray` draws at random; RAY_SAMPLE=99 runs all of them
+
 # Without byte code, each of the many processes that tests start would compile the library again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -40,8 +42,8 @@ test-all: setup  ## all tests, with the whole fault matrix; an hour or more
 	@PACELINE_EXAMPLES=200 $(SIDE_BY_SIDE) -m 'not alone'
 	@$(BIN)/python -m pytest -m alone
 
-test-ray: $(RAY)/.ready  ## the tests on Ray, in an environment of their own (.venv-ray)
-	@$(RAY)/bin/python -m pytest tests/on_ray
+test-ray: $(RAY)/.ready  ## the tests on Ray, with a sample of the slow ones, in an environment of their own (.venv-ray)
+	@$(RAY)/bin/python -m pytest tests/on_ray --sample $(RAY_SAMPLE)
 
 $(RAY)/.ready: pyproject.toml constraints.txt
 	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)

@@ -63,9 +63,9 @@ def train(config: dict[str, Any]) -> None:
     synthetic_worker.work(task, _NoPipe())  # type: ignore[arg-type]
 
 
-def drive(policy: str, iterations: int, folder: str) -> None:
+def drive(address: str, policy: str, iterations: int, folder: str) -> None:
     """Run a job on the cluster from its head. Print the seconds of an iteration as JSON."""
-    ray.init(address="auto", log_to_driver=False)
+    ray.init(address=address, log_to_driver=False)
     result = PacelineTrainer(
         train,
         train_loop_config={"iterations": iterations},
@@ -76,6 +76,11 @@ def drive(policy: str, iterations: int, folder: str) -> None:
         insecure=True,  # as in the lab
     ).fit()
     print(json.dumps(result.metrics["iteration_seconds"]), flush=True)
+
+
+def head_address(lab: Lab, head: str) -> str:
+    """Return the address of the cluster. Ray's own "auto" may find another cluster of this machine."""
+    return f"{lab.address(head)}:{PORT}"
 
 
 def start_nodes(lab: Lab, spec: ClusterSpec, folder: str) -> list[Any]:
@@ -89,7 +94,7 @@ def start_nodes(lab: Lab, spec: ClusterSpec, folder: str) -> list[Any]:
     wait_for_cores(lab, head, 0)
     for number in range(len(spec.workers)):  # one after the other: Ray gives a node 30 seconds to start
         host = worker_host(number)
-        joining = [program, "start", "--address", f"{lab.address(head)}:{PORT}", "--num-cpus", "1", *common]
+        joining = [program, "start", "--address", head_address(lab, head), "--num-cpus", "1", *common]
         nodes.append(lab.spawn(host, [*joining, "--node-ip-address", lab.address(host)], os.environ))
         wait_for_cores(lab, head, number + 1)
     return nodes
@@ -97,10 +102,12 @@ def start_nodes(lab: Lab, spec: ClusterSpec, folder: str) -> list[Any]:
 
 def wait_for_cores(lab: Lab, head: str, cores: int) -> None:
     """Wait until the cluster has this number of cores."""
-    ask = "import ray; ray.init(address='auto', log_to_driver=False); print(ray.cluster_resources().get('CPU', 0.0))"
+    ask = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print(ray.cluster_resources()"
+    ask += ".get('CPU', 0.0))"
+    command = lab.command(head, [sys.executable, "-c", ask, head_address(lab, head)])
     ends = time.monotonic() + START_SECONDS
     while time.monotonic() < ends:
-        asked = subprocess.run(lab.command(head, [sys.executable, "-c", ask]), capture_output=True, text=True)
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
         if asked.stdout.strip() == f"{float(cores)}":
             return
         time.sleep(1.0)
@@ -110,11 +117,12 @@ def wait_for_cores(lab: Lab, head: str, cores: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=24)
-    parser.add_argument("--drive", metavar="POLICY", help="used by this script itself")
+    parser.add_argument("--drive", nargs=2, metavar=("ADDRESS", "POLICY"), help="used by this script itself")
     parser.add_argument("--folder", help="used by this script itself")
     arguments = parser.parse_args()
     if arguments.drive:
-        drive(arguments.drive, arguments.iterations, arguments.folder)
+        address, policy = arguments.drive
+        drive(address, policy, arguments.iterations, arguments.folder)
         return
     # The cluster has a token of its own. By default, Ray would share one among all clusters of the user.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -127,8 +135,10 @@ def main() -> None:
         nodes = start_nodes(lab, spec, f"{folder}/ray")
         try:
             for policy in POLICIES:
-                again = [sys.executable, __file__, "--drive", policy, "--iterations", f"{arguments.iterations}"]
-                command = lab.command(server_host(spec, 0), [*again, "--folder", f"{folder}/runs"])
+                head = server_host(spec, 0)
+                again = [sys.executable, __file__, "--drive", head_address(lab, head), policy]
+                options = ["--iterations", f"{arguments.iterations}", "--folder", f"{folder}/runs"]
+                command = lab.command(head, [*again, *options])
                 answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 seconds = float(json.loads(answer.stdout.splitlines()[-1]))
                 rows.append([policy, measured[policy], seconds, seconds / measured[policy]])

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": {"model", "serve", "collectives"},
     "federated": {"policies", "model", "observe", "workloads", "simulate", "serve", "train"},
     "launch": {"policies", "model", "observe", "serve"},
-    "ray": {"policies", "model", "observe", "serve"},
+    "ray": {"policies", "model", "observe", "serve", "train"},
     "lab": {"policies", "model", "observe", "simulate", "serve", "collectives", "launch"},
     "advise": {"policies", "model", "observe", "simulate", "serve", "launch", "lab"},
     "reproduce": {
@@ -53,7 +53,7 @@ OUTSIDE: dict[str, set[str]] = {
     "train": {"torch"},
     "federated": {"torch"},
     "launch": {"msgspec"},
-    "ray": {"msgspec", "pandas", "pyarrow", "ray"},
+    "ray": {"msgspec", "numpy", "pandas", "pyarrow", "ray", "torch"},
     "lab": {"numpy", "pyroute2", "torch"},
     "advise": set(),
     "reproduce": {"matplotlib", "msgspec", "numpy", "torch"},

@@ -58,10 +58,10 @@ def served(policy: Policy, job: Job) -> list[Event]:
         running.work(*[lambda _, number=number: worker(number) for number in range(len(job.compute_seconds))])
         running.finish()
         assert running.coordinator.apply == ("streamed" if size > SIZE else "whole")
-    return list(_until(running.events, goal))
+    return list(until_goal(running.events, goal))
 
 
-def _until(events: list[Event], goal: int) -> Iterator[Event]:
+def until_goal(events: list[Event], goal: int) -> Iterator[Event]:
     """Yield the events up to the last arrival that counts, and the decisions that follow it at the same time."""
     last = None
     for event in events:

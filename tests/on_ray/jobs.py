@@ -1,32 +1,40 @@
-"""Run a job on Ray in a thread, find its actors, and check what its model has counted."""
+"""Run a job on Ray in a thread, find its actors, and check what its model has counted and learned."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
 import torch
 from ray.train import FailureConfig, RunConfig, ScalingConfig
+from torch.utils.data import DataLoader
 
-from on_ray.loops import HURRY, POLICY, count
+from on_ray.loops import HURRY, POLICY, CountingClassifier, accuracy, count, numbered_digits
 from paceline.ray import PacelineTrainer
 from paceline.ray.controller import Controller
 
+EPOCHS, BATCH = 4, 32
+#: Of the accuracy. Another order of samples changes it by up to 0.01, and the staleness of three workers by as much.
+TOLERANCE = 0.03
 SECONDS = 120.0  # for anything that a test waits for
 
 
 class CountingJob(threading.Thread):
-    """A job that trains the model that counts, in a thread."""
+    """A job that trains the classifier that counts, in a thread. Its actors are forked by default."""
 
-    def __init__(self, folder: Path, workers: Any = 3, epochs: int = 4, samples: int = 120, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, workers: Any = 3, epochs: int = EPOCHS, batch: int = BATCH, **options: Any
+    ) -> None:
         super().__init__(daemon=True)
-        self.notes, self.epochs, self.samples = folder / "notes", epochs, samples
+        self.notes, self.epochs, self.batch = folder / "notes", epochs, batch
         self.notes.mkdir(parents=True, exist_ok=True)
-        loop = {"samples": samples, "batch": 4, "epochs": epochs, "pause": 1.0, "notes": str(self.notes)}
+        loop = {"batch": batch, "epochs": epochs, "pause": 1.0, "notes": str(self.notes)}
         self.failures = options.pop("failures", FailureConfig(max_failures=5))
         scaling = options.pop("scaling", None) or ScalingConfig(num_workers=workers)
         self.trainer = PacelineTrainer(
@@ -37,6 +45,7 @@ class CountingJob(threading.Thread):
             run_config=RunConfig(storage_path=str(folder / "runs"), name="job", failure_config=self.failures),
             checkpoint_every=options.pop("checkpoint_every", 0.5),
             lease=options.pop("lease", 5.0),
+            fork=options.pop("fork", True),
             **options,
         )
         self.checkpoints = folder / "runs" / "job" / "paceline"
@@ -93,15 +102,36 @@ class CountingJob(threading.Thread):
         return [int(name.partition("-")[2]) for name in self.steps() if name.startswith(f"{worker}-")]
 
     def end(self) -> Any:
-        """Wait for the end of the job. Return its result, whose model has counted each sample once an epoch."""
+        """Wait for the end of the job, and return its result.
+
+        Its model has counted each sample once an epoch, and is as good as a model that one process trains.
+        """
         self.hurry()
         self.join(SECONDS)
         assert not self.is_alive(), f"the job has not ended within {SECONDS:g} s: {self.steps()}"
         if self.error:
             raise self.error
-        counts = torch.load(Path(self.result.checkpoint.path) / "model.pt")["counts"]
-        assert counts.tolist() == [float(self.epochs)] * self.samples
+        model = CountingClassifier(len(numbered_digits()))
+        model.load_state_dict(torch.load(Path(self.result.checkpoint.path) / "model.pt"))
+        assert set(model.counts.tolist()) == {float(self.epochs)}
+        if (self.epochs, self.batch) == (EPOCHS, BATCH):
+            assert accuracy(model.classifier) == pytest.approx(accuracy_without_faults(), abs=TOLERANCE)
         return self.result
+
+
+@functools.cache
+def accuracy_without_faults() -> float:
+    """Return the accuracy of a model that one process trains."""
+    torch.manual_seed(0)
+    data = numbered_digits()
+    model = CountingClassifier(len(data))
+    optimizer = model.optimizer()
+    for _ in range(EPOCHS):
+        for batch in DataLoader(data, BATCH, shuffle=True):
+            optimizer.zero_grad()
+            model.loss(*batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return accuracy(model.classifier)
 
 
 def node_of(actor: Any) -> str:

@@ -80,6 +80,7 @@ def test_storage_that_is_no_folder(tmp_path: Path) -> None:
         ({"servers": 0}, "at least 1 server"),
         ({"workers": 0}, "at least 1 worker"),
         ({"workers": (2, 4), "colocate": True}, "each worker has a shard"),
+        ({"fork": True, "run": {"worker_runtime_env": {"pip": ["x"]}}}, "leave fork=True or 'pip' out"),
         ({"checkpoint_every": 0.0}, "checkpoint_every must be"),
         ({"run": {"checkpoint_config": CheckpointConfig(checkpoint_score_attribute="x")}}, "not the best"),
     ],

@@ -47,12 +47,14 @@ def test_each_row_of_a_ray_dataset_counts_once_an_epoch(tmp_path: Path) -> None:
         policy=loops.POLICY,
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=str(tmp_path)),
+        fork=True,
         datasets={"train": ray.data.range(rows, override_num_blocks=4)},
     ).fit()
     counts = torch.load(Path(result.checkpoint.path) / "model.pt")["counts"]
     assert counts.tolist() == [3.0] * rows
 
 
+@pytest.mark.slow
 def test_four_trials_over_policies_and_rates(tmp_path: Path) -> None:
     def trial(config: dict[str, Any]) -> None:
         result = PacelineTrainer(
@@ -61,6 +63,7 @@ def test_four_trials_over_policies_and_rates(tmp_path: Path) -> None:
             policy=config["policy"],
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(storage_path=str(tmp_path / "jobs")),
+            fork=True,
         ).fit()
         tune.report(result.metrics, checkpoint=result.checkpoint)
 

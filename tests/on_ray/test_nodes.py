@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 ray = pytest.importorskip("ray", reason="Ray is not installed; `make test-ray` installs it")
 
 from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
 from ray.train import FailureConfig, ScalingConfig
 
 from on_ray.jobs import SECONDS, CountingJob, node_of
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own warnings
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # Ray's own warnings
 
 #: Ray notices a node that is gone after about three seconds instead of fifteen.
 QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
@@ -38,6 +40,13 @@ class Nodes:
         node = self.cluster.add_node(num_cpus=cpus, resources={"server": servers} if servers else {})
         self.known[node.node_id] = node
         return str(node.node_id)
+
+    def drain(self, node: str) -> None:
+        """Tell the cluster that a node will be taken away."""
+        reason = autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION
+        deadline = 1000 * (int(time.time()) + 120)
+        accepted, why = ray._raylet.GcsClient(self.cluster.address).drain_node(node, reason, "preempted", deadline)
+        assert accepted, why
 
     def remove(self, node: str) -> None:
         """Remove a node as a crash would, with all processes on it."""
@@ -68,6 +77,23 @@ def test_a_removed_node_of_workers(nodes: Nodes, tmp_path: Path) -> None:
     job.until_back(lost[0])
     job.end()
     assert [len(job.processes(number)) for number in range(3) if number not in lost] == [1, 1]
+
+
+def test_workers_leave_a_drained_node_after_their_push(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.add(cpus=2, servers=3)
+    second = nodes.add(cpus=1)
+    job = CountingJob(tmp_path, resources_per_server=SERVERS, failures=FailureConfig(max_failures=0), lease=60.0)
+    job.start()
+    job.until_saved(workers=3)
+    (number,) = [number for number, actor in job.controller.worker_actors.items() if node_of(actor) == second]
+    (process,) = job.processes(number)
+    nodes.drain(second)
+    job.until(lambda: not Path(f"/proc/{process}").exists(), "departure of the worker")
+    nodes.remove(second)
+    nodes.add(cpus=1)
+    job.until_back(number)
+    result = job.end()
+    assert result.metrics["lost"] == 0  # it left, so nobody waited for its lease
 
 
 def test_a_removed_node_of_a_shard(nodes: Nodes, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import ray
 from paceline.policies import PolicyError, make
 
 Resources = Mapping[str, float]
+OTHER_PYTHON = ("py_executable", "pip", "uv", "conda", "container", "image_uri")  # parts of a runtime environment
 UNITS = {"CPU": ("CPU", "CPUs"), "GPU": ("GPU", "GPUs")}
 
 
@@ -38,8 +39,11 @@ def check_scaling(scaling: Any, servers: int, colocate: bool) -> None:
         raise ValueError("With colocate=True each worker has a shard, so give ScalingConfig one number of workers.")
 
 
-def check_run(run: Any) -> None:
+def check_run(run: Any, fork: bool = False) -> None:
     """Raise ValueError if the run is configured in a way that paceline does not support."""
+    others = [part for part in OTHER_PYTHON if part in (run.worker_runtime_env or {})]
+    if fork and others:
+        raise ValueError(f"Forked workers cannot have a Python of their own: leave fork=True or {others[0]!r} out.")
     if run.checkpoint_config.checkpoint_score_attribute:
         raise ValueError("paceline keeps the last checkpoints, not the best: leave checkpoint_score_attribute out.")
     if run.storage_filesystem is not None or urlsplit(str(run.storage_path)).scheme not in ("", "file"):

@@ -22,8 +22,8 @@ from paceline.model import checkpoint
 from paceline.ray.coordinator_actor import CoordinatorAddress, JobStatus
 from paceline.ray.dataset import BlockDataset
 from paceline.ray.failures import JobFailed, cause_of, described
-from paceline.ray.placement import NOTE_SECONDS, Placement, Plan, kill
-from paceline.ray.worker_actor import LoopRefused
+from paceline.ray.placement import NOTE_SECONDS, Placement, Plan, kill, on_drained_nodes
+from paceline.ray.worker_actor import HasLeft, LoopRefused
 from paceline.serve.environment import CONNECT, TOKEN, WORKER, WORKERS
 from paceline.serve.job_options import JobOptions
 from paceline.serve.restarts import RestartBudget, RestartLimit
@@ -34,6 +34,7 @@ from paceline.serve.wire.tokens import token_for
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5  # between two questions about the state of the job
+DRAIN_SECONDS = 2.0  # between two looks for nodes that are drained
 ANSWER_SECONDS = 30.0  # that the coordinator has for an answer
 UNLIMITED = RestartLimit(1 << 30)
 SERVER_RESTARTS = RestartLimit(10, 600.0)  # if the user sets no limit: a server that always fails must end the job
@@ -49,6 +50,7 @@ class JobTask:
     datasets: Mapping[str, BlockDataset]
     target: Path
     insecure: bool = False
+    trace: str = ""  # a file for the events of the job
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -57,6 +59,7 @@ class _RunningWorker:
     number: int
     actor: Any
     call: Any  # of `run`
+    is_leaving: bool = False  # whether it was asked to leave, because its node is drained
 
 
 class Controller:
@@ -78,6 +81,7 @@ class Controller:
         self._serving: Any = None  # the call that ends when the job is done
         self._asking: Any = None  # a call of `status` that is not answered yet
         self._seen = 0  # rows of metrics of this coordinator
+        self._drain_looked = 0.0  # the time of the last look for drained nodes
         self._has_joined = False  # whether a worker has ever joined
         self._shards: dict[int, tuple[Any, Any]] = {}  # number → actor and call
         self._workers: dict[int, _RunningWorker] = {}
@@ -141,6 +145,7 @@ class Controller:
                 self._worker_ended(workers[call])
         if not self._is_anybody_there():
             self._all_ended()
+        self._heed_drained_nodes()
         return False
 
     # Servers
@@ -149,7 +154,8 @@ class Controller:
         """Start the coordinator, from the last checkpoint if there is one, and then the shards and the workers."""
         while True:
             self._coordinator = self._placement.coordinator()
-            start = self._coordinator.start.remote(self._task.options.to_json(), self._token, self._task.insecure)
+            task = self._task
+            start = self._coordinator.start.remote(task.options.to_json(), self._token, task.insecure, task.trace)
             try:
                 self._address = self._get(start)
                 break
@@ -229,12 +235,16 @@ class Controller:
         """Take note of a worker whose function has returned, or start a lost worker again."""
         del self._workers[worker.number]
         try:
-            self.returned[worker.number] = ray.get(worker.call)
+            result = ray.get(worker.call)
             worker.actor.__ray_terminate__.remote()  # a session that is still open leaves the job at exit
-            return
+            if not isinstance(result, HasLeft):
+                self.returned[worker.number] = result
+                return
+            budget, why, option = self._preemptions, "has left a drained node", "max_preemption_failures"
         except RayActorError as error:
-            budget = self._preemptions if error.preempted else self._worker_losses
-            why, option = "was lost", "max_preemption_failures" if error.preempted else "max_failures"
+            is_preempted = error.preempted or worker.is_leaving
+            budget = self._preemptions if is_preempted else self._worker_losses
+            why, option = "was lost", "max_preemption_failures" if is_preempted else "max_failures"
         except Exception as error:
             kill([worker.actor])
             budget, why, option = self._worker_losses, f"failed: {described(error)}", "max_failures"
@@ -247,6 +257,17 @@ class Controller:
             )
         log.warning("Worker %d %s. It is started again.", worker.number, why.removesuffix("."))
         self._start_worker(worker.number)
+
+    def _heed_drained_nodes(self) -> None:
+        """Ask the workers on nodes that will be taken away to leave after their push."""
+        if time.monotonic() - self._drain_looked < DRAIN_SECONDS:
+            return
+        self._drain_looked = time.monotonic()
+        staying = {number: worker.actor for number, worker in self._workers.items() if not worker.is_leaving}
+        for number in on_drained_nodes(staying):
+            log.warning("The node of worker %d is drained. The worker leaves after its push.", number)
+            self._workers[number].is_leaving = True
+            self._workers[number].actor.leave.remote()
 
     def _may_help(self, number: int, error: BaseException) -> bool:
         """Return whether a function that has raised an error may succeed if it is run again."""

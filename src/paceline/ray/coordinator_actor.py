@@ -7,15 +7,16 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import ray
 
 from paceline.model import checkpoint
 from paceline.model.export import export
-from paceline.observe.observer import Observer, Tee
+from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.observe.summary import Summary
+from paceline.observe.trace import as_line
 from paceline.policies import make
 from paceline.serve.job_options import JobOptions
 from paceline.serve.server import Address, Server, ServerError
@@ -98,13 +99,14 @@ class CoordinatorActor:
         self._members = _MemberRecord()
         self._summary: Summary
         self._certificate = ""
+        self._trace: IO[str] | None = None
         self._server: Server
         self._options: JobOptions
 
-    async def start(self, options: bytes, token: bytes, insecure: bool) -> CoordinatorAddress:
+    async def start(self, options: bytes, token: bytes, insecure: bool, trace: str = "") -> CoordinatorAddress:
         """Begin to listen on this node's address. Raise ServerError with a sentence if that is not possible.
 
-        insecure: do without TLS, although the address is not loopback.
+        insecure: do without TLS, although the address is not loopback. trace: a file for the events of the job.
         """
         host = ray.util.get_node_ip_address()
         known = JobOptions.from_json(options)
@@ -120,7 +122,7 @@ class CoordinatorActor:
             self._options.server_config(token),
             Address(host, 0, insecure),
             tls=tls,
-            observer=Tee(self._members, self._summary),
+            observer=self._observer(trace),
             resume=resume,
             restarts=self._options.restarts,
             own_shards=False,
@@ -139,6 +141,8 @@ class CoordinatorActor:
             return self._server.coordinator.state.version
         finally:
             await self._server.stop()
+            if self._trace:
+                self._trace.close()
             if self._certificate:
                 shutil.rmtree(self._certificate, ignore_errors=True)
 
@@ -176,6 +180,13 @@ class CoordinatorActor:
         folder = Path(target)
         folder.mkdir(parents=True, exist_ok=True)
         export(self._options.saving.folder, folder / MODEL)
+
+    def _observer(self, trace: str) -> Observer:
+        observer = Tee(self._members, self._summary)
+        if not trace:
+            return observer
+        file = self._trace = open(trace, "w", buffering=1)  # noqa: SIM115
+        return Tee(observer, Recorder(lambda event: print(as_line(event), file=file)))
 
     def _unsaved(self) -> str:
         """Return the error of a job whose last checkpoint could not be written."""

@@ -12,6 +12,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from paceline.ray import fork_server
 from paceline.ray.coordinator_actor import CoordinatorActor
 from paceline.ray.shard_actor import ShardActor
 from paceline.ray.worker_actor import WorkerActor
@@ -35,6 +36,7 @@ class Plan:
     strategy: str = "PACK"  # of the workers
     colocate: bool = False  # whether shard N runs beside worker N
     server: Mapping[str, float] | None = None  # what the coordinator and each shard need
+    fork: bool = False  # whether the actors of a node are forked from one process
 
     @property
     def per_server(self) -> dict[str, float]:
@@ -78,7 +80,7 @@ class Placement:
     def worker(self, number: int, runtime_env: Mapping[str, Any] | None = None) -> Any:
         """Start an actor for a worker. One beyond those that the job begins with waits until a node has room."""
         group = self._workers if number < self._plan.workers else None
-        return self._start(WorkerActor, self._plan.per_worker, group, number, runtime_env)
+        return self._start(WorkerActor, self._plan.per_worker, group, number, runtime_env, threads=2)
 
     def remove(self) -> None:
         """Give the resources back."""
@@ -93,12 +95,15 @@ class Placement:
         group: Any,
         bundle: int,
         runtime_env: Mapping[str, Any] | None = None,
+        threads: int | None = None,
     ) -> Any:
         where = "DEFAULT" if group is None else PlacementGroupSchedulingStrategy(group, bundle)
         others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU", "memory")}
         options: dict[str, Any] = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
         options |= {"memory": resources["memory"]} if "memory" in resources else {}
-        options |= {"runtime_env": dict(runtime_env)} if runtime_env else {}
+        environment = dict(runtime_env or {}) | ({"py_executable": fork_server.launcher()} if self._plan.fork else {})
+        options |= {"runtime_env": environment} if environment else {}
+        options |= {"max_concurrency": threads} if threads else {}
         return ray.remote(kind).options(**options, resources=others, scheduling_strategy=where).remote()
 
 
@@ -112,6 +117,21 @@ def kill(actors: Sequence[Any]) -> None:
     for actor in actors:
         with contextlib.suppress(Exception):  # it is dead, or the cluster is gone
             ray.kill(actor)
+
+
+def on_drained_nodes(actors: Mapping[int, Any]) -> list[int]:
+    """Return the keys of those actors whose nodes are drained: they will be taken away soon.
+
+    Return none if Ray cannot be asked now: its head may be starting again.
+    """
+    try:
+        drained = ray._private.state.state.get_draining_nodes()
+        asked = actors if drained else {}
+        found = {key: ray._private.state.actors(actor._actor_id.hex()) for key, actor in asked.items()}
+    except Exception as error:
+        log.warning("Ray does not say which nodes are drained: %s", error)
+        return []
+    return [key for key, actor in found.items() if actor and actor["Address"]["NodeID"] in drained]
 
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

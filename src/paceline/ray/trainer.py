@@ -23,6 +23,7 @@ from paceline.serve.restarts import RestartLimit
 
 MADE_NAME = "ray_train_run-"  # the first part of the names that RunConfig gives to runs without a name
 CHECKPOINTS = "paceline"  # the folder of the server's own checkpoints, within the folder of a run
+TRACE = "trace.jsonl"
 LAST = "checkpoint_last"  # the folder of the checkpoint that `fit` returns
 
 
@@ -45,6 +46,8 @@ class PacelineTrainer:
         checkpoint_every: float = 60.0,
         resources_per_server: Mapping[str, float] | None = None,
         insecure: bool = False,
+        fork: bool = False,
+        trace: bool = False,
     ) -> None:
         """train_loop_per_worker: calls `paceline.join` as under `paceline run`. It takes the config, or no argument.
 
@@ -53,6 +56,9 @@ class PacelineTrainer:
         checkpoint_every: seconds between two checkpoints of the server. resources_per_server: of the coordinator and of
             each shard; 64 MB of memory and no core by default.
         insecure: let the job's traffic cross the network without TLS.
+        fork: fork the actors of a node from one process that has imported torch. They start sooner, and share memory.
+            All nodes need Python and paceline at the same paths as here.
+        trace: write the events of the job to trace.jsonl, as `paceline run --trace` does.
 
         Raise ValueError with a sentence if something cannot work on any cluster.
         """
@@ -62,10 +68,11 @@ class PacelineTrainer:
         is_made = self._run.name.startswith(MADE_NAME)
         self._name = f"{self._run.name}-{secrets.token_hex(3)}" if is_made else self._run.name
         self._datasets, self._insecure = dict(datasets or {}), insecure
+        self._trace = trace
         workers = self._scaling.min_workers
         checks.check_scaling(self._scaling, servers, colocate)
         checks.check_policy(policy, workers, apply)
-        checks.check_run(self._run)
+        checks.check_run(self._run, fork)
         if not 0 < checkpoint_every < float("inf"):
             raise ValueError(f"checkpoint_every must be a number of seconds above 0, not {checkpoint_every}.")
         self._every = checkpoint_every
@@ -78,6 +85,7 @@ class PacelineTrainer:
             strategy=self._scaling.placement_strategy,
             colocate=colocate,
             server=resources_per_server,
+            fork=fork,
         )
         self._options = JobOptions(
             policy=policy,
@@ -111,6 +119,7 @@ class PacelineTrainer:
             {name: BlockDataset.of(data) for name, data in self._datasets.items()},
             target=folder / LAST,
             insecure=self._insecure,
+            trace=str(folder / TRACE) if self._trace else "",
             runtime_env=dict(self._run.worker_runtime_env or {}),
         )
         placement = Placement(self._plan)

@@ -1,7 +1,8 @@
 """SIGTERM asks a worker to leave: it finishes the push of its gradient, leaves the job, and ends with exit code 143.
 
 Schedulers send SIGTERM some time before they take a machine away. The update of the worker then counts, the others do
-not wait for a lease, and the job expects the worker back for a while. A second SIGTERM ends the process at once.
+not wait for a lease, and the job expects the worker back for a while. A second SIGTERM ends the process at once. In an
+actor of Ray, which has its own handler of SIGTERM, `ask_to_leave` asks the worker instead.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import FrameType
 
@@ -44,6 +46,8 @@ class Departure:
         Workers of `paceline run` are not asked, because the command ends the whole job.
         """
         departure = cls()
+        departure.asked = _asked.is_set()
+        _living.add(departure)
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and os.environ.get(LAUNCHED) != RUN and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, departure._receive)
@@ -72,8 +76,21 @@ class Departure:
         elif not self.asked:
             self.asked, self._when = True, now
             # In a thread, because the code that the signal has interrupted may hold a lock or be printing.
-            threading.Thread(target=self._tell, daemon=True, name="paceline departure").start()
+            threading.Thread(target=self._tell, args=("SIGTERM",), daemon=True, name="paceline departure").start()
 
-    def _tell(self) -> None:
-        notice("SIGTERM: this worker leaves the job after its push.")
+    def _tell(self, why: str) -> None:
+        notice(f"{why}: this worker leaves the job after its push.")
         self._wake()
+
+
+_living: weakref.WeakSet[Departure] = weakref.WeakSet()  # those that a signal may ask for
+_asked = threading.Event()  # set by `ask_to_leave`, also for workers that have not joined yet
+
+
+def ask_to_leave(why: str) -> None:
+    """Ask the worker of this process to leave, as SIGTERM does. Any thread may call this."""
+    _asked.set()
+    for departure in list(_living):
+        if not departure.asked:
+            departure.asked = True
+            departure._tell(why)
