@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 RAY := .venv-ray
+FLOWER := .venv-flower
 # 1.5 tests per core: a test that waits for a process leaves its core idle.
 AT_ONCE = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)')
 SIDE_BY_SIDE = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist worksteal
@@ -16,7 +17,7 @@ RAY_SAMPLE ?= 1  # slow tests on Ray that `make test-ray` draws at random; RAY_S
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-ray lint audit wheel bench clean
+.PHONY: help setup demo test test-all test-ray test-flower lint audit wheel bench clean
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -52,6 +53,16 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 	  'hypothesis>=6.100' 'pytest>=8.2' 'pytest-xdist>=3.6'
 	@touch $@
 
+test-flower: $(FLOWER)/.ready  ## the tests on Flower, in an environment of their own (.venv-flower)
+	@$(FLOWER)/bin/python -m pytest tests/on_flower
+
+$(FLOWER)/.ready: pyproject.toml
+	@test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
+	@echo "installing paceline and Flower into $(FLOWER) ..."
+	@$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[flower]' \
+	  'hypothesis>=6.100' 'pytest>=8.2' 'pytest-xdist>=3.6'
+	@touch $@
+
 wheel: setup     ## build the wheel, and run it in an empty environment, with torch and without
 	@$(BIN)/python scripts/check_wheel.py
 
@@ -71,4 +82,4 @@ bench: setup     ## the benchmarks of the simulator, of decisions and of trainin
 	@$(BIN)/python benchmarks/lab.py
 
 clean:           ## remove .venv, caches and the demo's picture
-	rm -rf .venv .venv-ray .pytest_cache .hypothesis .mypy_cache .ruff_cache demo.png
+	rm -rf .venv .venv-flower .venv-ray .pytest_cache .hypothesis .mypy_cache .ruff_cache demo.png
