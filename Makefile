@@ -54,7 +54,7 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 test-flower: $(FLOWER)/.ready  ## the tests on Flower, in an environment of their own (.venv-flower)
-	@$(FLOWER)/bin/python -m pytest tests/on_flower -W ignore::DeprecationWarning  # of Flower's dependencies
+	@$(FLOWER)/bin/python -m pytest tests/on_flower --numprocesses auto -W ignore::DeprecationWarning  # of Flower's dependencies
 
 $(FLOWER)/.ready: pyproject.toml
 	@test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
