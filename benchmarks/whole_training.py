@@ -3,7 +3,7 @@
     sudo .venv/bin/python benchmarks/whole_training.py --network resnet18 --link 1Gbit --data DIR --device cuda
 
 Each worker is a process on a host of its own (a lab), and all of them share the machine's cores and its GPU. DDP runs
-over gloo, overlaps its all-reduce with the backward pass, and has the best of three bucket sizes. Policies run with a
+over gloo, overlaps its all-reduce with the backward pass, and has the best of --buckets. Policies run with a
 shard beside each worker, or with --servers hosts of their own, which DDP cannot use. All ways have the same data,
 batches, number of epochs and learning rate, which rises and falls to 0.
 """
@@ -17,6 +17,7 @@ import secrets
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from paceline.simulate.measured_cluster import StepTime, cluster_of
 
 WORKER = str(Path(__file__).parent / "whole_training_worker.py")
 WAYS = "ddp,bsp:pipeline=true,r2sp:groups=3,r2sp"
-BUCKETS = (5, 25, 100)  # MB, of DDP
+BUCKETS = "5,25,100"  # MB, of DDP
 PROBE_STEPS = 12  # of a bucket size
 PATIENCE = 900.0  # seconds that one training may take
 
@@ -79,14 +80,15 @@ def over_ddp(lab: Lab, case: Case, *more: str) -> dict[str, Any]:
         return found
 
 
-def over_best_buckets(lab: Lab, case: Case) -> dict[str, Any]:
+def over_best_buckets(lab: Lab, case: Case, sizes: Sequence[str]) -> dict[str, Any]:
     """Train over DDP with the bucket size that is fastest in a few steps."""
-    probes = {
-        size: over_ddp(lab, case, "--bucket", f"{size}", "--steps", f"{PROBE_STEPS}")["samples_per_second"]
-        for size in BUCKETS
-    }
-    best = max(BUCKETS, key=lambda size: probes[size])
-    return over_ddp(lab, case, "--bucket", f"{best}") | {"bucket": best, "probes": probes}
+    probes = {}
+    if len(sizes) > 1:
+        for size in sizes:
+            probe = over_ddp(lab, case, "--bucket", size, "--steps", f"{PROBE_STEPS}")
+            probes[size] = probe["samples_per_second"]
+    best = max(sizes, key=lambda size: probes.get(size, 0.0))
+    return over_ddp(lab, case, "--bucket", best) | {"bucket": best, "probes": probes}
 
 
 def over_policy(lab: Lab, case: Case, policy: str) -> dict[str, Any]:
@@ -146,6 +148,7 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.75)
     parser.add_argument("--delay", type=float, default=0.0, help="seconds that worker 0 computes longer in each step")
     parser.add_argument("--no-overlap", action="store_true", help="push gradients when they are complete")
+    parser.add_argument("--buckets", default=BUCKETS, help="DDP's bucket sizes in MB; a few steps choose the fastest")
     parser.add_argument("--keep", type=Path, help="append the results to this file")
     args = parser.parse_args()
     link = units.rate(args.link)
@@ -158,13 +161,14 @@ def main() -> None:
     given |= {"samples": args.samples} if args.samples else {}
     arguments = tuple(word for key, value in given.items() for word in (f"--{key}", f"{value}"))
     case = Case(spec, arguments, not args.no_overlap)
+    buckets = split_list([args.buckets])
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     lines: list[dict[str, Any]] = []
     with Lab(hosts(spec)) as lab:
         share = goodput(lab)
         for way in split_list([args.ways]):
             begin = time.perf_counter()
-            found = over_best_buckets(lab, case) if way == "ddp" else over_policy(lab, case, way)
+            found = over_best_buckets(lab, case, buckets) if way == "ddp" else over_policy(lab, case, way)
             line = (
                 {"way": way, "link": args.link, "workers": args.workers, "servers": args.servers, "goodput": share}
                 | given

@@ -9,6 +9,8 @@ from paceline.cli.shared import errors, refuse
 from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy, make
 
+CARRIED = 0.8  # a lab whose links carry a smaller share of their rates is not the cluster that it should be
+
 
 def check_policy(policy: str, workers: int, apply: str, correct: str, option: str = "--workers") -> None:
     """Refuse a policy that cannot be made or has too few workers. Note options that have no effect.
@@ -28,6 +30,18 @@ def check_policy(policy: str, workers: int, apply: str, correct: str, option: st
     if least > workers:
         whom = option.removeprefix("--")
         refuse(f"{policy} needs at least {least} {whom}, and there are {workers}; use {option} {least}.")
+
+
+def note_links(share: float) -> None:
+    """Print a note if this machine cannot carry the links of a lab.
+
+    share: of the links' rates, as a bare TCP stream reaches it. A healthy lab reaches more than 0.95.
+    """
+    if share < CARRIED:
+        errors.print(
+            f"Note: this machine carries only {share:.1%} of the links' rates, so these figures are not those of such "
+            "a cluster. Describe slower links, or use a machine with more cores."
+        )
 
 
 def note_effects(spec: str, policy: Policy, workers: int, streamed: bool) -> None:

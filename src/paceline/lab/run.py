@@ -30,19 +30,27 @@ from paceline.observe.driver import Fault
 from paceline.observe.process_usage import cpu_seconds
 from paceline.observe.trace import Event
 from paceline.serve.environment import CONNECT, TOKEN, WORKER, WORKERS
+from paceline.serve.wire.endpoint import Endpoint
 from paceline.simulate.cluster_spec import ClusterSpec
 
 STARTING = 60.0  # seconds that the coordinator may take to listen
 
 
-def run(lab: Lab, spec: ClusterSpec, plan: LabPlan, progress: Callable[[float], None] | None = None) -> LabResult:
+def run(
+    lab: Lab,
+    spec: ClusterSpec,
+    plan: LabPlan,
+    progress: Callable[[float], None] | None = None,
+    show: Callable[[Endpoint], None] | None = None,
+) -> LabResult:
     """Run a plan until every worker has done its iterations, on average. Return the measurements.
 
-    progress: called with the progress of the run, from 0 to 1.
+    progress: called with the progress of the run, from 0 to 1. show: called with the server's address in the lab, for
+    a page that shows the job.
     """
     job = _LabJob(lab, spec, plan)
     try:
-        return job.run(progress or (lambda _: None))
+        return job.run(progress or (lambda _: None), show)
     finally:
         job.stop()
 
@@ -66,10 +74,12 @@ class _LabJob:
         self._carried: dict[int, list[tuple[float, int, int]]] = {}
         self._stopped = threading.Event()
 
-    def run(self, progress: Callable[[float], None]) -> LabResult:
+    def run(self, progress: Callable[[float], None], show: Callable[[Endpoint], None] | None = None) -> LabResult:
         """Start the shards and workers, and return the measurements once the job is over."""
         if not self._pipe.poll(STARTING) or self._pipe.recv()[0] != "listening":
             raise LabError("The coordinator did not start.")
+        if show:
+            show(Endpoint(*self._address, self._token))
         for replica in range(1 + self._spec.replicas):
             for number in range(self._spec.servers):
                 self._start_shard(number, replica)
