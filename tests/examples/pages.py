@@ -10,9 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/recipes"
 INDEX = FOLDER / "README.md"
+ARRAYS = ROOT / "docs/arrays.md"  # the scripts without torch
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path != INDEX)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((\.\./\.\./examples/[\w/.]+\.py)\)")
+LINK = re.compile(r"\]\(((?:\.\./)+examples/[\w/.]+\.py)\)")
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -23,7 +23,7 @@ pytest.importorskip("msgspec")
 from examples.scripts import ROOT, Scripts
 
 NAMES = ("mnist", "nanogpt", "huggingface", "lightning", "accelerate", "resume")
-MAX_CHANGED = 10
+MAX_CHANGED = {"huggingface": 3, "lightning": 3}  # lines; of the others, 6
 PAGES = {name: ROOT / "docs/recipes" / f"{'pytorch' if name == 'mnist' else name}.md" for name in NAMES}
 
 
@@ -48,10 +48,10 @@ def difference(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_at_most_ten_lines_change(name: str) -> None:
+def test_few_lines_change(name: str) -> None:
     """Removed and added lines both count, and empty ones too."""
     changed = [line for line in difference(name) if line[0] in "+-"]
-    assert 0 < len(changed) <= MAX_CHANGED
+    assert 0 < len(changed) <= MAX_CHANGED.get(name, 6)
     assert "paceline" not in (ROOT / before(name)).read_text()
     assert f"{len(changed)} lines change" in PAGES[name].read_text()
 
@@ -247,7 +247,6 @@ def test_lightning_equals_one_process(scripts: Scripts) -> None:
     scripts.alone(before("lightning"), "--batch_size", "128", *quick, "one")
     scripts.together(after("lightning"), "--batch_size", "64", *quick, "two")
     scripts.alone(after("lightning"), "--batch_size", "128", *quick, "alone")
-    (one,), two, (alone,) = (list(Path(folder).rglob("*.ckpt")) for folder in ("one", "two", "alone"))
-    assert two
-    for each in (*two, alone):
+    (one,), (two,), (alone,) = (list(Path(folder).rglob("*.ckpt")) for folder in ("one", "two", "alone"))
+    for each in (two, alone):
         assert_equal(loaded(str(each))["state_dict"], loaded(str(one))["state_dict"])

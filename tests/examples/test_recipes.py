@@ -48,8 +48,9 @@ def test_a_page_shows_lines_of_its_script(page: Path) -> None:
 def test_every_page_and_every_script_has_its_place() -> None:
     index = pages.INDEX.read_text()
     assert [page.name for page in pages.PAGES if f"({page.name})" not in index] == []
-    linked = {script for page in pages.PAGES for script in pages.scripts(page)}
+    linked = {script for page in (*pages.PAGES, pages.ARRAYS) for script in pages.scripts(page)}
     assert [script for script in SCRIPTS if script not in linked] == []
+    assert "(../arrays.md)" in index
     assert "(recipes/README.md)" in (ROOT / "docs/README.md").read_text()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -23,8 +23,9 @@ from paceline.train.backend import AssignedSamples, LocalBackend, SampleSource
 from paceline.train.data import JobBatches, loader_of
 from paceline.train.optimizer import PacedOptimizer
 from train.jobs import job
+from tries import tries
 
-FAST = settings(max_examples=60, deadline=None, derandomize=True)
+FEW = tries(25, 60)
 
 
 def numbers(size: int) -> Any:
@@ -327,7 +328,7 @@ class InterruptedJob(LocalBackend):
         self.joins += 1
 
 
-@FAST
+@FEW
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 3), st.integers(0, 5), st.sets(st.integers(0, 30)))
 def test_a_worker_that_is_given_up_discards_the_samples_that_it_had_fetched_ahead(
     size: int, batch: int, epochs: int, ahead: int, fatal: set[int]

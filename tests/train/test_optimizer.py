@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -402,14 +403,17 @@ def steps(net: Any, optimizer: Any, count: int = 2) -> None:
 
 def test_a_loop_of_ones_own_can_follow_tuned_batches() -> None:
     """A Trainer has batches of its own. It reads the batch size that the policy wants after each step."""
+    grown = threading.Event()
 
     def follow(seconds: float) -> Callable[[str], list[int]]:
         def run(where: str) -> list[int]:
             net = model()
             optimizer = paceline.wrap(net, sgd(net), connect=where)
             sizes: list[int] = []
-            for _ in range(14):
+            while not grown.is_set() and len(sizes) < 100:
                 sizes.append(optimizer.granted_batch or 8)
+                if sizes[-1] > sizes[0]:
+                    grown.set()
                 x, y = data(1, sizes[-1])[0]
                 time.sleep(seconds * sizes[-1] / 8)
                 optimizer.zero_grad()
@@ -421,6 +425,6 @@ def test_a_loop_of_ones_own_can_follow_tuned_batches() -> None:
         return run
 
     with job("bsp:tune_batches=true", workers=2) as running:
-        fast, slow = running.work(follow(0.02), follow(0.06))
+        fast, slow = running.work(follow(0.02), follow(0.2))
     assert fast[0] == slow[0] == 8
     assert slow[-1] == 8 < fast[-1] <= 32

@@ -1,4 +1,4 @@
-"""Convert gradients that were sent with two bytes per element back to float32. Needs no torch."""
+"""Convert gradients between float32 and the types with two bytes per element. Needs no torch."""
 
 from __future__ import annotations
 
@@ -27,3 +27,21 @@ def widen(source: Any, dtype: str, into: npt.NDArray[np.float32]) -> None:
     else:
         with np.errstate(invalid="ignore"):  # the caller checks for NaN
             np.copyto(into, np.frombuffer(source, "<f4" if dtype == "float32" else "<f2"))
+
+
+def narrow(source: npt.NDArray[np.float32], dtype: str, into: npt.NDArray[Any]) -> None:
+    """Convert float32 to elements of type `dtype`, into an existing array of elements of that size.
+
+    A value too large for float16 becomes its largest number; NaN and infinity stay.
+    """
+    if dtype == "bfloat16":  # the upper half of a float32, rounded to the nearest, and to even in the middle
+        bits = source.view(np.uint32)
+        rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+        np.copyto(into.view(np.uint16), np.where(np.isnan(source), np.uint32(0x7FC0), rounded), casting="unsafe")
+    elif dtype == "float16":
+        largest = np.finfo(np.float16).max
+        np.copyto(
+            into.view(np.float16), np.where(np.isinf(source), source, np.clip(source, -largest, largest)), "unsafe"
+        )
+    else:
+        np.copyto(into.view(np.float32), source)

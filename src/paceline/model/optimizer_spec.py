@@ -10,6 +10,7 @@ from typing import TypeAlias
 Number: TypeAlias = bool | int | float | None
 Setting: TypeAlias = Number | str | tuple[Number, ...]
 
+MAX_SHOWN = 200  # letters of a specification as people read it
 #: Optimizers that update each element from that element alone (and shared numbers). A tensor may be cut anywhere.
 ELEMENTWISE = frozenset(
     ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
@@ -47,6 +48,11 @@ class OptimizerSpec:
                         f"{self.name}'s setting {key!r:.80} must be a finite number, a bool, None, a string or a tuple "
                         f"of numbers, not {value!r:.80}"
                     )
+
+    def __str__(self) -> str:
+        """Return the name and the settings of the first group, for people: "SGD(lr=0.1, momentum=0.9)"."""
+        settings = self.settings_of_groups[0].items()
+        return f"{self.name}({', '.join(f'{key}={value}' for key, value in settings if value)})"[:MAX_SHOWN]
 
     def as_json(self) -> dict[str, object]:
         """Return the specification as JSON values."""

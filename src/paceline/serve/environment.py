@@ -18,6 +18,7 @@ WORKERS = "PACELINE_WORKERS"  # how many workers the job starts with
 RANK, RANKS = "PACELINE_RANK", "PACELINE_RANKS"  # of this process among the processes of one worker; their number
 #: How these processes reduce their gradients, such as bcube:n=2,levels=2. If it is empty, by torch.distributed.
 REDUCE = "PACELINE_RANKS_REDUCE"
+GRADIENTS = "PACELINE_GRADIENTS"  # the type in which a worker sends gradients
 LINK = "PACELINE_LINK"  # the file by which the processes of this job share emulated links (serve/wire/link.py)
 
 PROBE = "PACELINE_PROBE"  # the file to write step times to; the script then trains alone for a while

@@ -15,6 +15,7 @@ from paceline.observe.observer import Observer
 from paceline.policies import is_same_policy, make
 from paceline.serve.job_options import JobOptions
 from paceline.serve.server import Address, Server
+from paceline.serve.wire.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 LISTENING = "Listening on "  # the first words of the line that names the server's address
@@ -41,11 +42,13 @@ async def serve_job(
     announce: Callable[[str], None],
     observer: Observer | None = None,
     parent: int | None = None,
+    show: Callable[[Endpoint], None] | None = None,
 ) -> ServedJob:
     """Serve a job until all workers have left, or until SIGINT or SIGTERM. Write a last checkpoint in both cases.
 
     announce: is called with one line once the server listens. A signal after the last checkpoint has failed gives the
-    model up. parent: a process; if it is gone, a last checkpoint that fails is not tried again.
+    model up. parent: a process; if it is gone, a last checkpoint that fails is not tried again. show: is called with
+    the address at which this machine reaches the server, for a page that shows the job.
     """
     server = Server(
         lambda: make(options.policy),
@@ -62,6 +65,9 @@ async def serve_job(
         await server.start()
         known_by = f", fingerprint {server.fingerprint}" if server.fingerprint else ""
         announce(f"{LISTENING}{options.host}:{server.port}{known_by}.")
+        if show:
+            here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
+            show(Endpoint(here, server.port, token, options.tls.for_peers() if options.tls else None))
         try:
             serving = asyncio.ensure_future(server.serve())
             await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)

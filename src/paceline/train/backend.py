@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.samples_alone import SamplesAlone
 from paceline.serve.worker.streamed_exchange import Backward
 from paceline.train.flat_model import FlatModel
 from paceline.train.loading import Loading
@@ -55,6 +56,7 @@ class Backend(Protocol):
     rank: int  # the number of this process within its worker
     ranks: int  # the number of processes of this worker
     workers: int  # the number of workers that the job starts with
+    has_trained: bool  # whether the job had trained before this process joined it
     knows_its_part: bool  # whether the script takes its data from the session, or has asked for its rank
 
     @property
@@ -81,6 +83,12 @@ class Backend(Protocol):
 
     def sum_over_ranks(self, values: list[float]) -> list[float]:
         """Return the sums of a few numbers over the ranks of this worker. All of them must call this together."""
+
+    def end_samples(self, size: int) -> None:
+        """Let the job hand out no more samples of a dataset of this size, so that all workers end their loops.
+
+        Only the call of the main worker counts.
+        """
 
     def exchange(self, computed: ComputedGradient) -> bool:
         """Push the model's gradients and pull the newest weights.
@@ -131,26 +139,26 @@ class LocalBackend(PushAfterBackward):
     rank = 0
     ranks = 1
     workers = 1
+    has_trained = False
     alone = True
     mixes = False
     granted_batch = None
 
     def sample_source(self) -> SampleSource:
         """Return a function that assigns all samples of each epoch, in order."""
-        number = epoch = position = 0
+        source = SamplesAlone()
 
         def take(batch_size: int, size: int, epochs: int, planned: int | None) -> AssignedSamples | None:
-            nonlocal number, epoch, position
-            if position >= size:
-                epoch, position = epoch + 1, 0
-            if epoch >= epochs:
-                position = size  # stay at the end of the last epoch: a later call may allow more epochs
-                epoch -= 1
-                return None
-            number, start, position = number + 1, position, min(size, position + batch_size)
-            return AssignedSamples(number, 1, epoch, start, position, position - start)
+            samples = source.take(batch_size, size, epochs)
+            count = samples.stop - samples.start
+            return (
+                AssignedSamples(samples.number, 1, samples.epoch, samples.start, samples.stop, count) if count else None
+            )
 
         return take
+
+    def end_samples(self, size: int) -> None:
+        pass
 
     def exchange(self, computed: ComputedGradient) -> bool:
         raise AssertionError("a local backend has no server to exchange with")
@@ -187,6 +195,7 @@ class JobBackend(PushAfterBackward):
         flat.scatter()
         loading.pulled()
         self.worker, self.joins, self.workers = client.worker, client.joins, client.workers
+        self.has_trained = client.version > 0
         self._pulled_at = time.perf_counter()
 
     def sample_source(self) -> SampleSource:
@@ -201,6 +210,10 @@ class JobBackend(PushAfterBackward):
             return AssignedSamples(samples.number, self.joins, samples.epoch, samples.start, samples.stop, count)
 
         return take
+
+    def end_samples(self, size: int) -> None:
+        self._client.end_samples(size)
+        self._notice_rejoin()
 
     def exchange(self, computed: ComputedGradient) -> bool:
         if self._client.mixes:

@@ -37,6 +37,9 @@ class EpochBatches(Protocol):
     def batches(self, epochs: int | None = None) -> Iterator[Any]:
         """Yield the batches of the next `epochs` epochs. None: of one epoch, and nobody knows whether more follow."""
 
+    def assigned(self, epochs: int | None = None) -> Iterator[tuple[AssignedSamples, Any]]:
+        """Yield the same batches, each with its samples. The caller must count them: `PacedOptimizer.trains_on`."""
+
     @property
     def pending(self) -> bool:
         """Whether gradients have been accumulated that no step has pushed yet."""
@@ -54,6 +57,8 @@ class JobBatches:
     """
 
     def __init__(self, loader: DataLoader[Any], optimizer: PacedOptimizer, backend: Backend, seed: int = 0) -> None:
+        #: The number of samples, over all epochs, that an earlier job has trained on. This job continues behind them.
+        self.skipped = 0
         shuffling = _shuffling(loader, seed)
         assert shuffling is not None and loader.batch_size is not None
         shuffle, seed = shuffling
@@ -88,6 +93,12 @@ class JobBatches:
 
     def batches(self, epochs: int | None = None) -> Iterator[Any]:
         """Yield this worker's batches of the next `epochs` epochs. None: of one epoch, and more may follow."""
+        for samples, batch in self.assigned(epochs):
+            self._optimizer.trains_on(samples)
+            yield batch
+
+    def assigned(self, epochs: int | None = None) -> Iterator[tuple[AssignedSamples, Any]]:
+        """Yield the same batches, each with its samples. The caller must count them: `PacedOptimizer.trains_on`."""
         if epochs is not None and self.epochs == 0:
             self.plan(epochs)  # a later call continues, and so the plan was wrong: the job notices
         self.epochs += 1 if epochs is None else epochs
@@ -96,8 +107,7 @@ class JobBatches:
                 samples = self._ahead.popleft()
                 if samples.joins < self._backend.joins:
                     continue  # the worker was given up meanwhile, and others train on these samples
-                self._optimizer.trains_on(samples)
-                yield batch
+                yield samples, batch
             # The loader found no more samples, but it looks ahead: samples may have been returned to the job since.
             returned = self._request()
             if returned is None:
@@ -110,7 +120,22 @@ class JobBatches:
         self._ahead.clear()
         while samples := left.pop(0) if left else self._request():
             self._ahead.append(samples)
-            yield self._order(samples.epoch)[samples.start : samples.stop].tolist()
+            yield self._numbers(samples)
+
+    def position(self, samples: AssignedSamples) -> int:
+        """Return the number of samples that come before these, over all epochs."""
+        return self.skipped + samples.epoch * self.size + samples.start
+
+    def _numbers(self, samples: AssignedSamples) -> list[int]:
+        """Return the numbers of these samples in the dataset."""
+        numbers: list[int] = []
+        left = samples.stop - samples.start
+        while left:
+            epoch, start = divmod(self.position(samples) + samples.stop - samples.start - left, self.size)
+            count = min(left, self.size - start)
+            numbers += self._order(epoch)[start : start + count].tolist()
+            left -= count
+        return numbers
 
     def _request(self) -> AssignedSamples | None:
         """Request the samples of one batch. Return None if the epochs that have begun have no more."""

@@ -38,6 +38,8 @@ class PacedOptimizer(JobProcess, torch.optim.Optimizer):
         #: The number of samples in each gradient, for a loop that does not take its batches from a session. With None,
         #: all gradients count the same.
         self.batch_size: int | None = None
+        #: The loss of the next gradient, for a loop that cannot pass it to `step`. A step clears it.
+        self.loss: torch.Tensor | float | None = None
         #: Whether the worker has left the job.
         self.closed = False
         #: Whether `finish` was called, after which no step can follow.
@@ -208,6 +210,7 @@ class PacedOptimizer(JobProcess, torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
             loss = result if loss is None else loss
+        loss, self.loss = self.loss if loss is None else loss, None
         # A GradScaler sets these on the object that it was given, this one or the wrapped one.
         scaled: dict[str, Any] = {**self.inner.__dict__, **self.__dict__}
         scale, overflowed = scaled.get("grad_scale"), scaled.get("found_inf")

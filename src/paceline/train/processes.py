@@ -2,7 +2,60 @@
 
 from __future__ import annotations
 
+import os
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.serve.environment import CONNECT, LAUNCHED, RANK, RANKS, RUN, WORKERS, is_launched, worker_number
+from paceline.serve.worker import uncaught
 from paceline.train.backend import Backend
+
+REDUCED_TWICE = (
+    "The model is wrapped in DistributedDataParallel, which reduces gradients a second time; join the job with the "
+    "model itself, before you wrap it or in place of that."
+)
+NESTED = (
+    "Another launcher has started {} processes inside this worker, and a worker of this job is one process; start the "
+    "script itself: `paceline run --workers {} SCRIPT`, without `torchrun` or `accelerate launch --num_processes {}`."
+)
+
+
+def check_process(model: torch.nn.Module) -> None:
+    """Raise ValueError if torch.distributed would connect the processes of the job too."""
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError(REDUCED_TWICE)
+    processes = _number("WORLD_SIZE", 1)
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get(LAUNCHED) == RUN and processes > ranks_of_worker():
+        raise ValueError(NESTED.format(processes, processes, processes))
+
+
+def ranks_of_worker() -> int:
+    """Return the number of processes of this worker."""
+    return _number(RANKS, 1)
+
+
+def will_join() -> bool:
+    """Return whether this process is to join a job. If so, uncaught errors of paceline are sentences from now on."""
+    joins = bool(os.environ.get(CONNECT))
+    if joins or is_launched():
+        uncaught.shorten()
+    return joins
+
+
+def expected_rank() -> int:
+    """Return the rank that this process will have in the job, as far as its environment tells; 0 if it does not."""
+    return (worker_number() or 0) * _number(RANKS, 1) + _number(RANK, 0)
+
+
+def expected_world_size() -> int:
+    """Return the number of processes that the job starts with, as far as the environment tells; 1 if it does not."""
+    return _number(WORKERS, 1) * _number(RANKS, 1)
+
+
+def _number(variable: str, otherwise: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else otherwise
 
 
 class JobProcess:

@@ -152,7 +152,7 @@ class RankedBackend(PushAfterBackward):
         self._sum = torch.empty(flat.layout.size, device=flat.device)
         self._client: Client | None = None
         self.worker = self.joins = self._granted = 0
-        self.workers = 1
+        self.workers, self.has_trained = 1, False
 
         def begin() -> None:
             self._client = connect(Departure())
@@ -163,6 +163,9 @@ class RankedBackend(PushAfterBackward):
             loading.begin(self._client)
 
         self._in_rank_0(begin)
+        client = self._client
+        (has_trained,) = self._group.broadcast_numbers([int(client is not None and client.version > 0)])
+        self.has_trained = bool(has_trained)
         self._departure = Departure.at_sigterm()
 
     def sample_source(self) -> SampleSource:
@@ -184,6 +187,10 @@ class RankedBackend(PushAfterBackward):
 
     def sum_over_ranks(self, values: list[float]) -> list[float]:
         return self._group.sum_numbers(values)
+
+    def end_samples(self, size: int) -> None:
+        if self._client is not None:
+            self._client.end_samples(size)
 
     def exchange(self, computed: ComputedGradient) -> bool:
         """Average the gradients over the ranks, weighted by batch size. Rank 0 exchanges the mean with the server."""

@@ -13,7 +13,6 @@ other workers of the job. Under plain `python` the same script trains alone.
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -25,23 +24,22 @@ from torch.utils.data import DataLoader
 
 from paceline.model.description import Description
 from paceline.model.optimizer import spec_of
-from paceline.serve.environment import CONNECT, address, check_token, is_launched, job_token, worker_number
+from paceline.serve.environment import CONNECT, GRADIENTS, address, check_token, is_launched, job_token, worker_number
 from paceline.serve.wire.tls import Tls
 from paceline.serve.worker import uncaught
 from paceline.serve.worker.client import Client
 from paceline.serve.worker.departure import Departure
+from paceline.serve.worker.metrics import checked
 from paceline.serve.worker.notices import notice
 from paceline.train import profile, ranks
 from paceline.train.backend import Backend, JobBackend, LocalBackend
 from paceline.train.data import EpochBatches, PacedLoader, batches_of, loader_of
 from paceline.train.flat_model import FlatModel
+from paceline.train.job_epochs import JobEpochs
 from paceline.train.loading import Loading
 from paceline.train.optimizer import PacedOptimizer
 from paceline.train.overlap import OverlappedBackend
-from paceline.train.processes import JobProcess
-
-GRADIENTS = "PACELINE_GRADIENTS"
-MAX_METRIC_NAME = 80  # characters; the server cuts off the rest
+from paceline.train.processes import JobProcess, check_process
 
 
 def join(
@@ -122,6 +120,7 @@ def _connect(
     overlap: bool,
 ) -> Backend:
     """Join the job at this address and return the backend that fits it."""
+    check_process(model)
     server_address = address(server)
     rank, rank_count = ranks.from_environment()
     overlap = overlap and rank_count == 1
@@ -185,6 +184,19 @@ class Session(JobProcess):
         """
         return PacedLoader(loader, self._batches_of(loader, None, seed, sharded), self.finish, epochs)
 
+    def epochs(self, loader: DataLoader[Any], seed: int = 0, *, fetches_ahead: bool = False) -> JobEpochs:
+        """Return a loader for a library that owns the training loop.
+
+        fetches_ahead: the library fetches batches before it trains on them, and calls `use` for each.
+        """
+        batches = self._batches_of(loader, None, seed, sharded=False)
+        return JobEpochs(loader, batches, self.optimizer, self._backend, fetches_ahead)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the job had trained before this process joined it."""
+        return self._backend.has_trained
+
     def _batches_of(self, data: Any, batch_size: int | None, seed: int, sharded: bool) -> EpochBatches:
         if id(data) not in self._job_batches:
             loader = loader_of(data, batch_size)
@@ -235,7 +247,7 @@ class Session(JobProcess):
         The policy, `paceline watch` and the trace receive every value. Of a worker with several ranks, only rank 0
         reports. A session that trains alone checks the values and drops them.
         """
-        values = {_metric_name(name): _metric_value(name, value) for name, value in metrics.items()}
+        values = checked(metrics)
         if values and self.optimizer.closed and not self._backend.alone:
             warnings.warn(
                 f"This worker has left the job, so {', '.join(values)} cannot be reported; call session.log() before "
@@ -262,26 +274,3 @@ class Session(JobProcess):
                 self.finish()
         finally:
             self.close()
-
-
-def _metric_name(name: str) -> str:
-    """Return the name, or raise ValueError if it is not a plain word."""
-    if not name.isidentifier() or len(name) > MAX_METRIC_NAME:
-        raise ValueError(
-            f"A metric's name has letters, digits and underscores, at most {MAX_METRIC_NAME} of them; "
-            f"got {name!r:.100}."
-        )
-    return name
-
-
-def _metric_value(name: str, value: Any) -> float:
-    """Return the value as a float, or raise ValueError if it is not one finite number."""
-    try:
-        if isinstance(value, str | bytes):
-            raise TypeError("float() would parse it")
-        number = float(value.detach() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ValueError(f"The metric {name} must be a number; got a value of type {type(value).__name__}.") from None
-    if not math.isfinite(number):
-        raise ValueError(f"The metric {name} must be a finite number; got {number}.")
-    return number

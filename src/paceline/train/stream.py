@@ -64,6 +64,12 @@ class StreamBatches:
 
     def batches(self, epochs: int | None = None) -> Iterator[Any]:
         """Yield this process's batches of the next `epochs` epochs, or of one epoch if it is None."""
+        for samples, batch in self.assigned(epochs):
+            self._optimizer.trains_on(samples)
+            yield batch
+
+    def assigned(self, epochs: int | None = None) -> Iterator[tuple[AssignedSamples, Any]]:
+        """Yield the same batches, each with its samples. The caller must count them: `PacedOptimizer.trains_on`."""
         for _ in range(1 if epochs is None else epochs):
             if epochs is not None and epochs > 1:
                 self._set_epoch()  # otherwise the loop over the epochs is the script's, and may call set_epoch itself
@@ -73,8 +79,7 @@ class StreamBatches:
             source = self._counted_batches()
             while (found := self._next(source)) is not None:
                 batch, size = found
-                self._optimizer.trains_on(AssignedSamples(0, self._backend.joins, self.epochs - 1, 0, 0, size))
-                yield batch
+                yield AssignedSamples(0, self._backend.joins, self.epochs - 1, 0, 0, size), batch
 
     def _set_epoch(self) -> None:
         """Tell the dataset and the samplers which epoch begins, if they have a method for it."""

@@ -93,7 +93,8 @@ class ModelAgreement:
     def described(self) -> events.ModelDescribed:
         """Return the event that the model is known now."""
         pieces = min(map(len, self.pieces()), default=0) if self._streams else None
-        return events.ModelDescribed(self.momentum, pieces)
+        assert self._described is not None
+        return events.ModelDescribed(self.momentum, pieces, self._described.layout.size, str(self._described.optimizer))
 
     def pieces(self) -> list[Ranges]:
         """Return the pieces of the model that each shard holds: one each, or several if updates are streamed."""

@@ -114,6 +114,7 @@ class RequestSamples(Message, frozen=True):
     size: int  # samples in the dataset
     epochs: int  # the samples must be of one of these first epochs
     planned: int | None = None  # epochs that the script will train in all; None: unknown
+    ends: bool = False  # must the job hand out no samples from now on? It counts if the main worker sends it
 
 
 class SampleRange(Message, frozen=True):

@@ -204,6 +204,16 @@ class Client:
             self._taken = request
             return samples
 
+    def end_samples(self, size: int) -> None:
+        """Let the job hand out no samples from now on, so that all workers end. Only the main worker's call counts."""
+        try:
+            self._requests += 1
+            self._incarnation.take(RequestSamples(self._requests, 1, size, 0, ends=True))
+        except IncarnationOver:
+            self._join_again()
+            self.go_on(self._weights)
+            self.end_samples(size)
+
     def _request(self, count: int, size: int, epochs: int, planned: int | None) -> RequestSamples:
         """Return a new request for samples."""
         self._requests += 1
