@@ -12,12 +12,11 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     HfArgumentParser,
-    Trainer,
     TrainingArguments,
     set_seed,
 )
 
-import paceline
+from paceline.huggingface import PacedTrainer as Trainer
 
 
 @dataclass
@@ -81,16 +80,8 @@ def main():
         eval_dataset=eval_dataset,
         compute_metrics=compute_metrics,
     )
-    optimizer = paceline.wrap(model, trainer.create_optimizer())
-    part = range(optimizer.rank, len(train_dataset), optimizer.world_size)
-    trainer.train_dataset = torch.utils.data.Subset(train_dataset, part)
-    if not optimizer.is_main:
-        training_args.set_save("no")
 
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    optimizer.finish()  # wait for the other workers, and pull the final model
-    if not optimizer.is_main:
-        return
     trainer.save_model()
 
     metrics = trainer.evaluate()

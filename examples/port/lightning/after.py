@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import data
 
-import paceline
+import paceline.lightning
 
 
 class LitClassifier(pl.LightningModule):
@@ -38,7 +38,7 @@ class LitClassifier(pl.LightningModule):
         self.log("test_accuracy", (self(x).argmax(1) == y).float().mean())
 
     def configure_optimizers(self):
-        return paceline.wrap(self, torch.optim.Adam(self.parameters(), lr=self.hparams.learning_rate))
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.learning_rate)
 
     def setup(self, stage):
         digits = load_digits()
@@ -50,8 +50,7 @@ class LitClassifier(pl.LightningModule):
         )
 
     def train_dataloader(self):
-        sampler = data.DistributedSampler(self.train_set, self.optimizers().world_size, self.optimizers().rank)
-        return data.DataLoader(self.train_set, batch_size=self.hparams.batch_size, sampler=sampler)
+        return data.DataLoader(self.train_set, batch_size=self.hparams.batch_size, shuffle=True)
 
     def val_dataloader(self):
         return data.DataLoader(self.val_set, batch_size=256)
@@ -73,11 +72,11 @@ def main():
     model = LitClassifier(learning_rate=args.learning_rate, batch_size=args.batch_size)
     trainer = pl.Trainer(
         max_epochs=args.max_epochs,
-        default_root_dir=os.path.join(args.default_root_dir, "lightning", os.environ.get("PACELINE_WORKER", "0")),
+        default_root_dir=os.path.join(args.default_root_dir, "lightning"),
+        strategy="paceline",
         enable_progress_bar=not args.no_progress_bar,
     )
     trainer.fit(model)
-    trainer.optimizers[0].finish()  # wait for the other workers, and pull the final model
     trainer.test(model)
 
 
