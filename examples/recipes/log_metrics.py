@@ -1,4 +1,7 @@
-"""Log the loss and the accuracy to a CSV file, and report them to paceline."""
+"""Log the loss and the accuracy to a CSV file, and report them to paceline.
+
+`paceline run --log tensorboard:runs` (or mlflow:URI, or wandb:PROJECT) logs what is reported, without a line here.
+"""
 
 import argparse
 import csv
@@ -40,7 +43,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
 
     with paceline.join(model, optimizer) as session:
-        writer = CsvLogger(args.metrics) if session.is_main else None  # or SummaryWriter(), or wandb.init()
+        writer = CsvLogger(args.metrics) if session.is_main else None  # for values of its own
         for step, (x, y) in enumerate(session.batches(training, batch_size=32, epochs=args.epochs)):
             loss = F.cross_entropy(model(x), y)
             loss.backward()

@@ -9,6 +9,8 @@ import pytest
 from job.conversation import Conversation, kinds, only
 from paceline.job import events, instructions
 from paceline.job.checkpoints import RETRY
+from paceline.observe.observer import Recorder
+from paceline.observe.trace import Described, Event, Saved
 
 
 def write_parts(talk: Conversation, version: int, error: str = "") -> list[instructions.Instruction]:
@@ -44,6 +46,30 @@ def test_one_checkpoint_is_written_at_a_time() -> None:
     assert not only(instructions.OrderSave, talk.push(0, 1)), "the first checkpoint is still being written"
     store(talk, 0)
     assert [save.version for save in only(instructions.OrderSave, talk.push(0, 2, version=1))] == [2]
+
+
+def test_a_checkpoint_is_reported_when_all_of_it_is_written() -> None:
+    talk = Conversation("asp", save=1, shards=2)
+    talk.begin(1)
+    write_parts(talk, 0)
+    assert not [event for event in talk.trace if isinstance(event, Saved)], "the driver has not stored it yet"
+    talk.tell(events.CheckpointStored(0), at=3.0)
+    talk.push(0, 1)
+    write_parts(talk, 1, "no space left on device")
+    assert [event for event in talk.trace if isinstance(event, Saved)] == [Saved(3.0, 0, seconds=3.0)]
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_the_model_is_reported_once_it_is_known(restored: bool) -> None:
+    """A restored job knows it before the driver has reported that the run began."""
+    first = Conversation("asp", save=1)
+    talk = Conversation("asp", restored=first.state.snapshot() if restored else None)
+    talk.tell(events.ModelDescribed(0.9, None, 1000, "SGD(lr=0.1)"))
+    known = [Described(0.0, 1000, "SGD(lr=0.1)")]
+    assert talk.trace == ([] if restored else known)
+    present: list[Event] = []
+    talk.state.introduce(Recorder(present.append))
+    assert [event for event in present if isinstance(event, Described)] == known
 
 
 def test_a_save_comes_after_its_applies_in_the_order_log() -> None:

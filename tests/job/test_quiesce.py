@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.job import Identity
 from paceline.job.quiesce import Quiesce
+from tries import tries
 
 
 def update(number: int) -> Identity:
@@ -22,7 +23,7 @@ def test_it_is_quiet_at_once_if_no_update_is_under_way() -> None:
     assert not quiesce.is_awaited
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@tries(60, 200)
 @given(st.lists(st.tuples(st.sampled_from(["begin", "settle", "await"]), st.integers(0, 4)), max_size=40))
 def test_postponed_orders_follow_in_their_order(steps: list[tuple[str, int]]) -> None:
     quiesce: Quiesce[int] = Quiesce()

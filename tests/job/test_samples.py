@@ -6,10 +6,11 @@ import json
 from collections import Counter
 from itertools import count as counting
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.job.samples import Positions, Samples
+from tries import tries
 
 
 def test_ranges_follow_one_another_and_end_with_the_epoch() -> None:
@@ -24,6 +25,19 @@ def test_a_repeated_request_gets_the_same_range() -> None:
     samples = Samples(size=10, epochs=1)
     assert samples.take(0, 1, 4) == samples.take(0, 1, 4) == Positions(0, 0, 4)
     assert samples.take(0, 2, 4) == Positions(0, 4, 8)
+
+
+def test_the_main_worker_ends_the_samples_early() -> None:
+    samples = Samples(size=8, epochs=3)
+    assert samples.take(0, 1, 4) == Positions(0, 0, 4)
+    samples.take(1, 1, 4)
+    samples.end()
+    assert samples.take(0, 1, 4) == Positions(0, 0, 4), "a repeated request"
+    assert samples.take(0, 2, 4) is None
+    samples.abandoned(1)
+    assert samples.take(0, 3, 4) is None and not samples.all_done
+    resumed = Samples.from_json(samples.as_json())
+    assert resumed.take(0, 4, 4) is not None, "a resumed job trains on"
 
 
 def test_the_samples_of_a_departed_worker_are_handed_out_again() -> None:
@@ -77,7 +91,7 @@ def test_a_worker_cannot_claim_the_request_numbers_of_another() -> None:
     assert samples.trained == 0
 
 
-@settings(derandomize=True, deadline=None)
+@tries(50, 200)
 @given(
     size=st.integers(1, 60),
     epochs=st.integers(1, 3),

@@ -31,6 +31,7 @@ from paceline.observe.trace import (
     Pulled,
     Pulling,
     Pushing,
+    Saved,
     Turned,
     Used,
     identities,
@@ -201,10 +202,12 @@ def test_the_server_has_a_mark_for_each_apply_and_counters() -> None:
             Used(8, "out", 0.25),
             Progressed(8, 0, 100, 400),
             Arrived(9, 1, 10, 32, 2.5),
+            Saved(9.5, 5),
         ]
     )
     server = next(pid for pid, name in process_names(lines).items() if name == "server")
-    (mark,) = [line for line in lines if line["ph"] == "i" and line["pid"] == server]
+    mark, saved = [line for line in lines if line["ph"] == "i" and line["pid"] == server]
+    assert (saved["name"], saved["ts"], saved["args"]) == ("checkpoint 5", 9_500_000, {"version": 5})
     assert (mark["name"], mark["ts"], mark["s"]) == ("apply 5", 7_000_000, "t")
     assert mark["args"] == {"version": 5, "workers": [0, 1], "iterations": [1, 9], "staleness": [4, 1]}
     counters = [(line["name"], line["ts"], line["args"]) for line in lines if line["ph"] == "C"]

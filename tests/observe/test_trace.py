@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.observe.observer import Observer, Recorder, Tee, replay
@@ -19,6 +19,7 @@ from paceline.observe.trace import (
     Cancelled,
     Clipped,
     Computed,
+    Described,
     Discarded,
     Event,
     Granted,
@@ -30,16 +31,19 @@ from paceline.observe.trace import (
     Pulled,
     Pulling,
     Pushing,
+    Saved,
     Turned,
     Used,
     as_line,
     from_line,
     identities,
 )
+from tries import tries
 
 ONE_OF_EACH: list[Event] = [
     Began(0.0, "our lab", "ssp:staleness=5", "whole", 7),
     Awaited(0.0, 1, 2),
+    Described(0.0, 1_000_000, "SGD(lr=0.1)"),
     Joined(0.0, 3),
     Joined(0.05, 3, 2),
     Granted(0.1, 3, None, 0),
@@ -67,6 +71,8 @@ ONE_OF_EACH: list[Event] = [
     Left(1e6 + 1 / 3, 4, True),
     Used(3.0, "in", 0.5),
     Progressed(3.5, 1, 1500, 4000),
+    Saved(3.5, 20),
+    Saved(3.5, 20, 1.5),
     Measured(3.5, 2, "accuracy", 0.97),
     Measured(3.5, 2, "loss", float("-inf")),
 ]
@@ -147,7 +153,7 @@ def test_a_loss_that_is_not_finite_is_valid_json_and_comes_back(loss: float, wor
     assert str(again.loss) == str(loss), "compared as text, because NaN does not equal itself"
 
 
-@settings(derandomize=True, deadline=None)
+@tries(50, 200)
 @given(st.floats(0.0, 1e12), st.integers(0, 10**6), st.lists(st.integers(0, 10**6), min_size=1, max_size=4))
 def test_numbers_keep_all_digits(time: float, version: int, workers: list[int]) -> None:
     event = Applied(time, version, tuple(workers), tuple(workers), tuple(workers), tuple(workers))

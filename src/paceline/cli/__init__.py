@@ -24,6 +24,7 @@ from paceline.cli.shard import shard
 from paceline.cli.shared import INTERRUPTED, errors, refuse
 from paceline.cli.simulate import simulate
 from paceline.cli.token import certificate, token
+from paceline.cli.work import work
 from paceline.policies import PolicyError
 from paceline.simulate import ClusterError, SimulationError
 
@@ -78,7 +79,7 @@ TRAIN, DECIDE, RESEARCH = "Train", "Decide", "Research"
 
 app.command(rich_help_panel=TRAIN, context_settings=THEN_SCRIPT)(job.run)
 app.command(rich_help_panel=TRAIN)(job.serve)
-app.command(rich_help_panel=TRAIN, context_settings=THEN_SCRIPT)(job.work)
+app.command(rich_help_panel=TRAIN, context_settings=THEN_SCRIPT)(work)
 app.command(rich_help_panel=TRAIN)(shard)
 app.command(rich_help_panel=TRAIN)(job_files.watch)
 app.command(rich_help_panel=TRAIN)(token)

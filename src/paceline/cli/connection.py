@@ -42,7 +42,7 @@ def server_tls(
     if mode is not None and (cert or key or ca):
         refuse("--tls makes a certificate of its own: leave out --tls-cert, --tls-key and --tls-ca.")
     try:
-        tls = _files(cert, key, ca, None) if mode is None else _own_certificate(mode)
+        tls = _files(cert, key, ca, None) if mode is None else own_certificate(mode)
         if tls:
             tls.check_serving()
         if host is not None:
@@ -77,7 +77,7 @@ def _files(cert: Path | None, key: Path | None, ca: Path | None, fingerprint: st
     return Tls.from_environment() if tls == Tls() else tls
 
 
-def _own_certificate(mode: str) -> Tls:
+def own_certificate(mode: str) -> Tls:
     """A certificate that the job makes: in a private folder until this process ends, or in a file that is kept."""
     if mode == AUTO:
         folder = tempfile.mkdtemp(prefix="paceline-")  # for its owner alone

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -12,6 +14,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from paceline.cli.output import Output
+from paceline.cli.reports import Reports, RunningReports
 from paceline.cli.shared import errors, opened, unfinished, write_event
 from paceline.observe.final_report import FinishedRun, closing
 from paceline.observe.live import attendance, line, table
@@ -19,16 +22,21 @@ from paceline.observe.live_state import Live
 from paceline.observe.metric_history import MetricHistory, Target
 from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.observe.perfetto import Perfetto
+from paceline.observe.stall import StallDetector
 from paceline.observe.summary import Report
 from paceline.policies import without_mean_weights
 
 PERFETTO = ".perfetto.json"
+CHECK_SECONDS = 1.0  # between two looks at whether the job has stalled
 
 
 class Display(Output):
     """A live table on a terminal, or plain lines elsewhere. The trace gets its name when the job is done or stopped."""
 
-    def __init__(self, policy: str, trace: Path | None, target: Target | None = None) -> None:
+    def __init__(
+        self, policy: str, trace: Path | None, target: Target | None = None, reports: Reports | None = None
+    ) -> None:
+        """reports: where the numbers of the job go besides the terminal."""
         super().__init__()
         self._policy, self._trace, self._target = without_mean_weights(policy), trace, target
         self._live = Live(self._policy, shorten=without_mean_weights)
@@ -37,9 +45,15 @@ class Display(Output):
         self._part = unfinished(trace)
         self._files = ExitStack()
         self._metrics = MetricHistory()
+        self._stall = StallDetector(self._note, policy=self._policy)
+        self._asked = reports or Reports()
+        self._reports: RunningReports | None = None
+        self._is_finished = False
         self.observer: Observer = Tee(self._live, self._metrics)
 
     def __enter__(self) -> Display:
+        self._reports = self._asked.start(self._policy, self._stall, self._note)
+        self.observer = Tee(self.observer, self._reports.observer)
         file: IO[str] | None = self._files.enter_context(opened(self._part))
         if file and str(self._trace).endswith(PERFETTO):
             self.observer = Tee(self.observer, self._files.enter_context(Perfetto(file)))
@@ -51,6 +65,18 @@ class Display(Output):
         self._files.close()
         if self._part:
             self._part.unlink(missing_ok=True)
+        if self._reports:
+            self._reports.close(failed=not self._is_finished)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Show the job, and warn if it stalls, for as long as this context lasts."""
+        checking = asyncio.ensure_future(self._check())
+        try:
+            async with super().running():
+                yield
+        finally:
+            checking.cancel()
 
     def keep_trace(self) -> Path | None:
         """Complete the trace file and give it its name. Return its path, or None if there is none."""
@@ -61,6 +87,7 @@ class Display(Output):
 
     def finish(self, report: Report, seconds: float, show: bool = True) -> FinishedRun:
         """The job is done: rename the trace file, and print the final report."""
+        self._is_finished = True
         if path := self.keep_trace():
             errors.print(Text(f"Written: {path}"))
         accuracy, curves = self._metrics.last("accuracy"), self._metrics.curves
@@ -85,6 +112,14 @@ class Display(Output):
             return line(self._live, self._now())
         before, self._attendance = self._attendance, attendance(self._live) if self._live.missing else ""
         return self._attendance if self._attendance != before else ""
+
+    def _note(self, text: str) -> None:
+        errors.print(Text(text))
+
+    async def _check(self) -> None:
+        while True:
+            self._stall.check(self._now())
+            await asyncio.sleep(CHECK_SECONDS)
 
     def _now(self) -> float:
         """The job's time now, which advances even if no event arrives."""

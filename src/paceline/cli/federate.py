@@ -33,6 +33,8 @@ from paceline.cli.options import (
     TokenFile,
     Trace,
 )
+from paceline.cli.page import PageOption
+from paceline.cli.reports import Log, Metrics
 from paceline.cli.shared import errors, need_torch, refuse, sentence
 
 federate = typer.Typer(help="Train a federation of clients that keep their data.")
@@ -51,6 +53,9 @@ def serve(
     patience: Patience = None,
     resume: ResumeFrom = None,
     trace: Trace = None,
+    metrics: Metrics = None,
+    log: Log = None,
+    page: PageOption = None,
     tls: ServerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -72,6 +77,9 @@ def serve(
         patience=patience,
         resume=resume,
         trace=trace,
+        metrics=metrics,
+        log=log,
+        page=page,
         tls=tls,
         tls_cert=tls_cert,
         tls_key=tls_key,

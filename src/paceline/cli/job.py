@@ -1,4 +1,4 @@
-"""`paceline run`, `serve` and `work`: train for real."""
+"""`paceline run` and `serve`: train for real."""
 
 from __future__ import annotations
 
@@ -33,22 +33,26 @@ from paceline.cli.options import (
     Absence,
     Apply,
     CheckpointFolder,
-    Connect,
+    Colocated,
+    Correct,
     Every,
     Host,
     Insecure,
     Lease,
     MaxNorm,
     Patience,
-    PeerTls,
     PolicyName,
     Port,
+    Ranks,
+    Record,
     ReduceOption,
     Replicas,
     Restarts,
     ResumeFrom,
     Script,
+    Servers,
     ServerTls,
+    ShardsJoin,
     TlsCa,
     TlsCert,
     TlsKey,
@@ -56,42 +60,20 @@ from paceline.cli.options import (
     Trace,
     restart_limit,
 )
-from paceline.cli.output import Output
+from paceline.cli.page import PageOption, job_page
+from paceline.cli.reports import Log, Metrics, Reports
 from paceline.cli.shared import check_script, check_target, errors, need_torch, refuse
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
 from paceline.policies import split_list
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.launch import local
     from paceline.serve.job_options import JobOptions
     from paceline.serve.serve_job import ServedJob
-
-Servers = Annotated[
-    int, typer.Option(min=0, help="The number of shards, one process each; 0: the server only paces the workers.")
-]
-Colocate = Annotated[
-    bool, typer.Option("--colocate", help="Put a shard beside each worker, on its machine, instead of --servers.")
-]
-ShardsJoin = Annotated[
-    bool,
-    typer.Option("--shards-join", help="Start no shards; --servers of them join, with `paceline shard --join`."),
-]
-Correct = Annotated[
-    str,
-    typer.Option(
-        help="The correction of staleness by the optimizer's momentum: none, predict, round or full. "
-        "auto is full if there is momentum and the policy knows the staleness in advance."
-    ),
-]
-Record = Annotated[
-    Path | None,
-    typer.Option("--record-updates", help="Record every decision and update in this folder, for `replay`."),
-]
-LEFT_JOB = "Interrupted; the workers of this machine have left the job."
-Ranks = Annotated[
-    int, typer.Option(min=1, help="Processes that form one worker. They add up their gradients before the push.")
-]
+    from paceline.serve.wire.endpoint import Endpoint
 
 
 def run(
@@ -106,7 +88,7 @@ def run(
     ] = "bsp",
     apply: Apply = "whole",
     correct: Correct = "auto",
-    colocate: Colocate = False,
+    colocate: Colocated = False,
     replicas: Replicas = 0,
     max_norm: MaxNorm = None,
     lease: Lease = 30.0,
@@ -128,6 +110,9 @@ def run(
     resume: ResumeFrom = None,
     record: Record = None,
     trace: Trace = None,
+    metrics: Metrics = None,
+    log: Log = None,
+    page: PageOption = None,
     target: TargetOption = None,
     plot: PlotOption = None,
     tls: ServerTls = None,
@@ -166,6 +151,9 @@ def run(
     rate, goal = link_rate(link, hosts or server_hosts, workers if colocate else servers), target_of(target)
     check_plot(plot)
     listen = host or (local.EVERYWHERE if names or places else "127.0.0.1")
+    certificate = server_tls(tls, tls_cert, tls_key, tls_ca, None if insecure else listen)
+    parameters: dict[str, object] = {"script": Path(script[0]).name, "workers": workers, "servers": servers}
+    reports = Reports.of(metrics, log, parameters, tls=certificate, insecure=insecure)
     options = JobOptions(
         policy=specs[0],
         shards=workers if colocate else servers,
@@ -182,22 +170,25 @@ def run(
         resume=begins_from,
         restarts=restart_limit(restarts),
         record=record,
-        tls=server_tls(tls, tls_cert, tls_key, tls_ca, None if insecure else listen),
+        tls=certificate,
         insecure=insecure,
     )
     runs = []
-    for spec in specs:
-        job = options.with_policy(spec)
-        with Display(job.policy, trace, goal) as display:
-            try:
-                outcome = asyncio.run(_run(script, job, display, ranks_per_worker, reduce, names, places, rate))
-            except local.JobError as error:
-                if error.code == UNSAVED:
-                    display.keep_trace()  # the job was trained to its end
-                display.fail("" if error.said else str(error), error.code)
-            except Interrupted as stopped:
-                raise Interrupted(stopped_job(job, display.keep_trace()), stopped.code) from None
-            runs.append(display.finish(outcome.report, outcome.seconds, show=len(specs) == 1))
+    with job_page(page, Path(script[0]).name, None, options.tls, insecure) as show:
+        for spec in specs:
+            job = options.with_policy(spec)
+            with Display(job.policy, trace, goal, reports) as display:
+                try:
+                    outcome = asyncio.run(
+                        _run(script, job, display, ranks_per_worker, reduce, names, places, rate, show)
+                    )
+                except local.JobError as error:
+                    if error.code == UNSAVED:
+                        display.keep_trace()  # the job was trained to its end
+                    display.fail("" if error.said else str(error), error.code)
+                except Interrupted as stopped:
+                    raise Interrupted(stopped_job(job, display.keep_trace()), stopped.code) from None
+                runs.append(display.finish(outcome.report, outcome.seconds, show=len(specs) == 1))
     over = f", over {link} links" if link else ""
     conclude(runs, f"{Path(script[0]).name} with {workers} workers{over}", goal, plot)
 
@@ -211,6 +202,7 @@ async def _run(
     hosts: list[str],
     server_hosts: list[str],
     link: float | None,
+    show: Callable[[Endpoint], None] | None,
 ) -> local.JobOutcome:
     """Run one job, and show it. SIGTERM stops the job as Ctrl-C does."""
     from paceline.launch import local
@@ -228,6 +220,7 @@ async def _run(
                 observer=display.observer,
                 say=display.say,
                 again=again,
+                show=show,
             )
 
 
@@ -240,7 +233,7 @@ def serve(
     policy: PolicyName = "bsp",
     apply: Apply = "whole",
     correct: Correct = "auto",
-    colocate: Colocate = False,
+    colocate: Colocated = False,
     shards_join: ShardsJoin = False,
     replicas: Replicas = 0,
     max_norm: MaxNorm = None,
@@ -256,6 +249,9 @@ def serve(
     resume: ResumeFrom = None,
     record: Record = None,
     trace: Trace = None,
+    metrics: Metrics = None,
+    log: Log = None,
+    page: PageOption = None,
     tls: ServerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -287,6 +283,9 @@ def serve(
     check_max_norm(max_norm, policy, apply)
     check_target(trace, "--trace")
     begins_from = resumed(resume, checkpoint)
+    certificate = server_tls(tls, tls_cert, tls_key, tls_ca)
+    parameters: dict[str, object] = {"workers": wanted, "servers": wanted if colocate else servers}
+    reports = Reports.of(metrics, log, parameters, token_file=token_file, tls=certificate, insecure=insecure)
     options = JobOptions(
         policy=policy,
         shards=wanted if colocate else servers,
@@ -305,19 +304,22 @@ def serve(
         resume=begins_from,
         restarts=restart_limit(restarts),
         record=record,
-        tls=server_tls(tls, tls_cert, tls_key, tls_ca),
+        tls=certificate,
         insecure=insecure,
     )
     token, summary = token_of(token_file), Summary()
 
-    async def served(display: Display) -> ServedJob:
+    async def served(display: Display, show: Callable[[Endpoint], None] | None) -> ServedJob:
         async with display.running():
             announce = partial(display.say, aside=False)
-            return await serve_job(options, token, announce, Tee(summary, display.observer))
+            return await serve_job(options, token, announce, Tee(summary, display.observer), show=show)
 
-    with Display(options.policy, trace) as display:
+    with (
+        job_page(page, "", token, options.tls, insecure) as show,
+        Display(options.policy, trace, reports=reports) as display,
+    ):
         try:
-            job = event_loop.run(served(display))
+            job = event_loop.run(served(display, show))
             if job.is_done and options.shards and not job.version:
                 display.fail(NO_UPDATE)
             if not job.is_done and job.is_saved:
@@ -330,67 +332,3 @@ def serve(
                 raise typer.Exit(128 + job.signal)  # a scheduler must not take the job for done
         except (ServerError, CheckpointError, ValueError) as error:
             display.fail(str(error), code=2)
-
-
-def work(
-    script: Script,
-    connect: Connect,
-    workers: Annotated[int, typer.Option(min=1, help="The number of workers on this machine.")] = 1,
-    colocate: Annotated[
-        bool, typer.Option("--colocate", help="Start a shard beside the worker, for a server with --colocate.")
-    ] = False,
-    token_file: TokenFile = None,
-    restarts: Restarts = RESTARTS,
-    ranks_per_worker: Ranks = 1,
-    reduce: ReduceOption = "",
-    tls: PeerTls = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    insecure: Insecure = False,
-) -> None:
-    """Start workers that join a server elsewhere."""
-    from paceline.cli.connection import tls_of, token_of
-    from paceline.launch.processes import JobError
-    from paceline.launch.supervisor import WorkerCommand, WorkerSupervisor
-    from paceline.serve.environment import ASKED_TO_LEAVE, WORKER, address, worker_number
-    from paceline.serve.server import Address
-
-    check_script(script[0])
-    try:
-        host, _ = address(connect)
-    except ValueError as error:
-        refuse(str(error))
-    limit, reach = restart_limit(restarts), tls_of(tls, tls_cert, tls_key, tls_ca)
-    check_reduce(reduce, ranks_per_worker)
-    environment = reach.as_environment() if reach else {}
-    token = token_of(token_file, "shard" if colocate else "worker")
-    if colocate and not (reach or insecure or Address(host).is_loopback):
-        refuse("A shard without TLS lets the network read and change the job: give --tls sha256:…, or --insecure.")
-    task = WorkerCommand(script, connect, token, environment, ranks_per_worker, reduce, workers=workers, leaves=True)
-    number = worker_number() if workers == 1 else None
-    if colocate and number is None:
-        refuse(
-            f"With --colocate a shard has the number of its worker; start each worker alone, with {WORKER}=0, 1, 2 …"
-        )
-
-    async def worked() -> bool:
-        output = Output()
-        supervisor = WorkerSupervisor(task, limit, output.say)
-        async with output.running():
-            try:
-                with stop_signals(supervisor.ask_to_leave):
-                    await supervisor.keep_all([number] * workers, colocate)
-            finally:
-                await supervisor.stop(signal.SIGINT)  # the workers leave the job, which does not wait for them then
-        return supervisor.has_left
-
-    try:
-        has_left = asyncio.run(worked())
-    except JobError as error:
-        errors.print(Text(str(error)))
-        raise typer.Exit(1) from None
-    except Interrupted as stopped:
-        raise Interrupted(LEFT_JOB, stopped.code) from None
-    if has_left:
-        raise Interrupted(LEFT_JOB, ASKED_TO_LEAVE)

@@ -12,25 +12,42 @@ from rich.text import Text
 from paceline.cli.display import Display
 from paceline.cli.interruption import Interrupted
 from paceline.cli.options import PeerTls, TlsCa, TlsCert, TlsKey, TokenFile, Trace
+from paceline.cli.page import PageOption, SpeedOption, job_page, page_place, show_recorded
 from paceline.cli.shared import check_target, errors, need_torch, refuse
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
 
 
 def watch(
-    connect: Annotated[str, typer.Argument(help="The address of the server, host:port.")],
+    connect: Annotated[
+        str,
+        typer.Argument(metavar="JOB", help="The address of the server, host:port; or a trace file, with --page."),
+    ],
     token_file: TokenFile = None,
     trace: Trace = None,
+    page: PageOption = None,
+    speed: SpeedOption = None,
     tls: PeerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Show a running job as a live table."""
+    """Show a running job as a live table, or in a browser.
+
+    With --page, it can be the trace of a recorded run.
+    """
     from paceline.cli.connection import endpoint_of, tls_of
     from paceline.observe.observer import replay as show
     from paceline.serve.watch import watch as events_of
 
+    if Path(connect).is_file():
+        if page is None:
+            refuse(f"{connect} is a file; to look at a trace in a browser, add --page 8787.")
+        if trace:
+            refuse("--trace records a running job, and this one is recorded already.")
+        return show_recorded(page_place(page, None, None), Path(connect), Path(connect).name, speed)
+    if speed is not None:
+        refuse("--speed is for a recorded run; a running job is shown at its own speed.")
     check_target(trace, "--trace")
     endpoint = endpoint_of(connect, token_file, tls_of(tls, tls_cert, tls_key, tls_ca), "watch")
     summary = Summary()
@@ -40,7 +57,12 @@ def watch(
             async for event in events_of(endpoint):
                 show([event], Tee(summary, display.observer))
 
-    with Display("", trace) as display:
+    with (
+        job_page(page, connect, endpoint.token, endpoint.tls) as show_page,
+        Display("", trace) as display,
+    ):
+        if show_page:
+            show_page(endpoint)
         try:
             asyncio.run(watched(display))
             report = summary.report()

@@ -20,8 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.advise.candidates import DDP
-from paceline.cli.job_checks import note_effects
+from paceline.cli.job_checks import note_effects, note_links
 from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
+from paceline.cli.page import PageOption, Show, job_page
 from paceline.cli.shared import check_script, check_target, need, progress_bar, refuse, unfinished, write_event
 from paceline.cli.simulate import cluster_named, with_replicas
 from paceline.observe.plots import Panel, draw
@@ -92,13 +93,14 @@ def lab(
     ] = None,
     as_json: AsJson = False,
     trace: Annotated[Path | None, typer.Option(help="Write every event to this file as a line of JSON.")] = None,
+    page: PageOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw what each worker does over time to this PNG file.")] = None,
 ) -> None:
     """Measure policies on real, shaped links on this machine.
 
     Build the cluster from network namespaces, and run the real server and workers on it. Needs Linux and root.
     """
-    from paceline.lab.hosts import goodput, hosts
+    from paceline.lab.hosts import goodput, hosts, server_host
     from paceline.lab.namespaces import Lab, LabError
     from paceline.lab.plan import LabPlan
 
@@ -120,9 +122,12 @@ def lab(
     plan = LabPlan("", iterations, apply == "streamed", overlap, seed, script=command)
     request = LabRequest(specs, described, plan, ddp, compare)
     try:
-        with _interrupted_by_sigterm(), Lab(hosts(described)) as built, progress_bar(quiet=as_json) as progress:
-            share = goodput(built)
-            lines = list(_measure(built, request, share, progress))
+        with _interrupted_by_sigterm(), Lab(hosts(described)) as built:
+            on_server = partial(built.command, server_host(described, 0))
+            with job_page(page, described.name, None, None, wrap=on_server) as show, progress_bar(as_json) as progress:
+                share = goodput(built)
+                note_links(share)
+                lines = list(_measure(built, request, share, progress, show))
     except LabError as error:
         refuse(str(error))
     _write(lines, described, trace, plot)
@@ -133,7 +138,9 @@ def lab(
         _show(described, limit, share, lines)
 
 
-def _measure(built_lab: Lab, request: LabRequest, share: float, progress: Progress) -> Iterator[LabLine]:
+def _measure(
+    built_lab: Lab, request: LabRequest, share: float, progress: Progress, show: Show | None
+) -> Iterator[LabLine]:
     """Measure each policy, and DDP if requested.
 
     DDP runs with the batches of the cluster, and with those that a policy has tuned.
@@ -147,7 +154,10 @@ def _measure(built_lab: Lab, request: LabRequest, share: float, progress: Progre
         plan = dataclasses.replace(request.plan, policy=spec, streamed=request.plan.streamed and made.streamable)
         note_effects(spec, made, len(request.described.workers), request.plan.streamed)
         task = progress.add_task(spec, total=1.0)
-        result = run.run(built_lab, request.described, plan, partial(_advance, progress, task))
+        _, ahead = request.as_built(share, plan.streamed or made.pipelined)
+        known = None if plan.script or request.described.faults else ahead
+        shown = partial(show, floor=known) if show else None
+        result = run.run(built_lab, request.described, plan, partial(_advance, progress, task), shown)
         progress.update(task, completed=1.0)
         built, limit = request.as_built(share, plan.streamed or made.pipelined, result.report.batch_sizes)
         # A script has a model and compute times of its own, and lost workers leave the links to the others.

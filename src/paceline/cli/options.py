@@ -123,6 +123,30 @@ Connect = Annotated[
 Host = Annotated[str, typer.Option(help="The address to listen on. Any address but loopback needs a token and TLS.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free port.")]
 Script = Annotated[list[str], typer.Argument(help="The training script and its arguments.")]
+Servers = Annotated[
+    int, typer.Option(min=0, help="The number of shards, one process each; 0: the server only paces the workers.")
+]
+Colocated = Annotated[
+    bool, typer.Option("--colocate", help="Put a shard beside each worker, on its machine, instead of --servers.")
+]
+ShardsJoin = Annotated[
+    bool,
+    typer.Option("--shards-join", help="Start no shards; --servers of them join, with `paceline shard --join`."),
+]
+Correct = Annotated[
+    str,
+    typer.Option(
+        help="The correction of staleness by the optimizer's momentum: none, predict, round or full. "
+        "auto is full if there is momentum and the policy knows the staleness in advance."
+    ),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option("--record-updates", help="Record every decision and update in this folder, for `replay`."),
+]
+Ranks = Annotated[
+    int, typer.Option(min=1, help="Processes that form one worker. They add up their gradients before the push.")
+]
 ReduceOption = Annotated[
     str,
     typer.Option(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import resource
 import sys
+import tempfile
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -17,6 +19,7 @@ from rich.text import Text
 from paceline.cli import simulated_training
 from paceline.cli.job_checks import note_effects
 from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
+from paceline.cli.page import PageOption, SpeedOption, page_place, show_recorded
 from paceline.cli.shared import check_target, errors, need, opened, progress_bar, refuse, unfinished, write_event
 from paceline.observe.observer import Recorder, Tee
 from paceline.observe.plots import Panel, draw
@@ -28,7 +31,7 @@ from paceline.simulate.random_faults import with_random_faults
 
 TRAINING = "With --train"
 #: Options that make sense only without, or only with, --train.
-TIMING_ONLY = ("iterations", "apply", "colocate", "replicas", "faults", "trace")
+TIMING_ONLY = ("iterations", "apply", "colocate", "replicas", "faults", "trace", "page", "speed")
 TRAINING_ONLY = (
     *("dataset", "data", "samples", "optimizer", "rate", "momentum", "nesterov", "correct", "loss", "accuracy"),
     *("rounds", "budget", "device", "precision"),
@@ -50,6 +53,8 @@ def simulate(
     ] = 0,
     as_json: AsJson = False,
     trace: Annotated[Path | None, typer.Option(help="Write every event to this file as a line of JSON.")] = None,
+    page: PageOption = None,
+    speed: SpeedOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw workers and server links, or with --train the loss, to this PNG file.")
     ] = None,
@@ -144,8 +149,14 @@ def simulate(
             refuse(f"--plot must name a .png file, not {plot.name!r}.")
         need("matplotlib", "--plot", "plot")
 
+    if speed is not None and page is None:
+        refuse("--speed is the speed of the page: add --page 8787.")
+    place = page_place(page, None, None) if page else None
+
     # Files get their names when all is done, so that an interrupted run leaves nothing behind.
     trace_part, plot_part = unfinished(trace), unfinished(plot)
+    if place and not trace:
+        trace_part = _temporary()  # the page replays a trace that nobody asked for
     rows: list[tuple[ComparisonRow, SimulationResult]] = []
     panels: list[Panel] = []
     try:
@@ -162,16 +173,36 @@ def simulate(
         for part, path in ((trace_part, trace), (plot_part, plot)):
             if part and path:
                 part.replace(path)
+        _conclude(described, rows, apply, as_json, (trace, plot))
+        if place and (shown := trace or trace_part):
+            show_recorded(place, shown, described.name, speed, [row.limit_seconds for row, _ in rows])
     finally:
         for part in (trace_part, plot_part):
             if part:
                 part.unlink(missing_ok=True)
+
+
+def _temporary() -> Path:
+    """A new file that is removed at the end of the command."""
+    number, name = tempfile.mkstemp(prefix="paceline-", suffix=".jsonl")
+    os.close(number)
+    return Path(name)
+
+
+def _conclude(
+    described: ClusterSpec,
+    rows: list[tuple[ComparisonRow, SimulationResult]],
+    apply: str,
+    as_json: bool,
+    written: tuple[Path | None, ...],
+) -> None:
+    """Print the results, and the files that were written."""
     limit = limit_seconds(described, apply == "streamed")
     if as_json:
         typer.echo(json.dumps(_as_json(described, limit, rows), indent=2))
         return
     _show(described, limit, rows)
-    for path in (trace, plot):
+    for path in written:
         if path:
             errors.print(f"Written: {path}")
 

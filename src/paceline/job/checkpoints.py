@@ -30,6 +30,10 @@ class Checkpoints:
         by_time = self.every.seconds is not None and now - self._since >= self.every.seconds
         return version > self.saved and (by_count or by_time)
 
+    def seconds(self, now: float) -> float:
+        """Return how long the checkpoint that is being written has taken so far."""
+        return now - self._since
+
     def begin(self, version: int, now: float) -> None:
         """Record that all shards were ordered to write this version."""
         self.writing, self._missing, self._since = version, set(range(self._shards)), now

@@ -52,6 +52,7 @@ class SamplesRequested:
 
     number: the worker's own number for this request. A repeated request has the same number.
     planned: the number of epochs that the worker's script will train in all, or None if it is unknown.
+    ends: True if the main worker ends training early: no samples are handed out from now on.
     """
 
     connection: int
@@ -60,6 +61,7 @@ class SamplesRequested:
     size: int
     epochs: int
     planned: int | None = None
+    ends: bool = False
 
 
 @record
@@ -224,10 +226,13 @@ class ModelDescribed:
     """The model became known, from the first worker or a checkpoint.
 
     momentum: of the server's optimizer. pieces: the least pieces of a shard, or None if updates are not streamed.
+    elements: of the whole model; 0 if unknown. optimizer: with its settings, for people.
     """
 
     momentum: float
     pieces: int | None = None
+    elements: int = 0
+    optimizer: str = ""
 
 
 @record

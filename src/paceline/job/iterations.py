@@ -60,6 +60,8 @@ class IterationLayer(DecisionLayer):
         super().__init__(policy, config, watcher, restored, now)
         self._sees_pulls = sees_pulls
         self._members: dict[int, Member] = {}  # by connection
+        self._restored = restored is not None
+        self._described: events.ModelDescribed | None = None
         self._warned_of_batches = False
         self._largest_given = 1  # samples in the largest update so far whose samples the job had handed out
         self._claims: dict[int, tuple[int, float]] = {}  # connection → the taken number that it claims, and since when
@@ -96,6 +98,8 @@ class IterationLayer(DecisionLayer):
         if self.samples.held_by(member.worker) >= MAX_TAKEN:
             raise Violation(f"A worker may hold {MAX_TAKEN} ranges of samples, and this one wants more.")
         self.samples.plan(request.planned)
+        if request.ends and member.worker == 0:
+            self.samples.end()
         taken = self.samples.take(member.worker, request.number, count, epochs)
         self._send(request.connection, instructions.SendSamples, request.number, *(taken or ()))
 
@@ -299,6 +303,9 @@ class IterationLayer(DecisionLayer):
         """Tell the policy the momentum. No worker has joined yet, so it makes no decisions."""
         if self._visits and described.pieces:  # a visit exchanges whole pieces
             self._visits = Visits(self.config.shards, min(self.config.visits, described.pieces))
+        self._described = described
+        if not self._restored:  # a restored job knows its model before it has begun, so `introduce` tells of it
+            self._report_model(self.ledger.watcher)
         policy = self.ledger.policy
         if policy.hears_loss and not policy.mixes:
             self.ledger.measured("momentum", None, described.momentum, self._now)
@@ -330,8 +337,14 @@ class IterationLayer(DecisionLayer):
 
     # Watchers
 
+    def _report_model(self, watcher: Watcher) -> None:
+        """Report the model, if it is known."""
+        if self._described and self._described.elements:
+            watcher.described(self._now, self._described.elements, self._described.optimizer)
+
     def introduce(self, watcher: Watcher) -> None:
-        """Report the members and the stage of each to a watcher that begins to watch now."""
+        """Report the model, the members and the stage of each to a watcher that begins to watch now."""
+        self._report_model(watcher)
         for worker, member in self.roster.training.items():
             if member.stage is Stage.WAITING:
                 continue

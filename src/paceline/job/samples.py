@@ -28,6 +28,7 @@ class Samples:
         self._planned = 0  # epochs that a worker has announced
         self.trained = 0  # samples that are done, over all epochs
         self._epoch = self._position = 0
+        self._ended = False  # a resumed job trains on
         self._returned: list[Positions] = []
         self._out: dict[int, dict[int, Positions]] = {}  # worker → request number → the range that it holds
         self._asked: dict[tuple[int, int], int] = {}  # worker, request number → how many samples were requested
@@ -36,6 +37,10 @@ class Samples:
     def plan(self, epochs: int | None) -> None:
         """Record how many epochs a worker will train in all, if it knows. Samples are not handed out because of it."""
         self._planned = max(self._planned, epochs or 0)
+
+    def end(self) -> None:
+        """Hand out no samples from now on: the main worker ends training early."""
+        self._ended = True
 
     @property
     def total(self) -> int:
@@ -53,6 +58,8 @@ class Samples:
         known = self._out.get(worker, {}).get(number)
         if known:
             return known
+        if self._ended:
+            return None
         epochs = self.epochs if epochs is None else epochs
         self.epochs = max(self.epochs, epochs)
         taken = self._take_returned(count, epochs) or self._take_new(count, epochs)

@@ -178,6 +178,7 @@ class CheckpointLayer(CoreLayer):
                 text = f"The checkpoint of version {stored.version} was written; checkpoints work again."
                 self._out.append(instructions.LogLine(text, warns=True))
             self.checkpoints.stored(stored.version)
+            self.ledger.watcher.saved(self._now, stored.version, self.checkpoints.seconds(self._now))
 
     def _give_up_checkpoint(self, version: int, error: str, is_spoiled: bool = False) -> None:
         """Drop a checkpoint that failed. Another one is tried later. Log the reason, if it is not the one before."""

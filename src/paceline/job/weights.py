@@ -30,7 +30,6 @@ class WeightsLayer(IterationLayer):
         sees_pulls: bool,
     ) -> None:
         super().__init__(policy, config, watcher, restored, now, sees_pulls)
-        self._restored = restored is not None
         #: True while a job that begins again before its first update waits for all its workers, as it did at first.
         self._awaits_all = restored is not None and config.provider is not None and not restored["applied"]
         self._offers: dict[int, tuple[float, bool]] = {}  # worker → when it offered its weights; whether they replace

@@ -216,6 +216,9 @@ class Perfetto(Observer):
     def progressed(self, time: float, epoch: int, done: int, total: int) -> None:
         self._count("samples", time, {"done": done})
 
+    def saved(self, time: float, version: int, seconds: float | None = None) -> None:
+        self._instant(self._server, f"checkpoint {version}", self._at(time), {"version": version}, self._server + 1)
+
     def measured(self, time: float, worker: int, kind: str, value: float) -> None:
         if math.isfinite(value):
             self._count(kind, time, {f"worker {worker}": value})

@@ -35,6 +35,14 @@ class Awaited(NamedTuple):
     missing: int  # workers that must still join
 
 
+class Described(NamedTuple):
+    """The model that the job trains became known."""
+
+    time: float
+    elements: int  # of the model: its parameters and statistics, of four bytes each
+    optimizer: str  # with its settings, such as "SGD(lr=0.1, momentum=0.9)"
+
+
 class Joined(NamedTuple):
     """A worker became a member. When a worker returns, it is a new incarnation."""
 
@@ -176,6 +184,14 @@ class Progressed(NamedTuple):
     total: int  # 0 if the job does not know how many epochs there will be
 
 
+class Saved(NamedTuple):
+    """A checkpoint of this version was written."""
+
+    time: float
+    version: int
+    seconds: float | None = None  # that it took to write it
+
+
 class Measured(NamedTuple):
     """A worker reported a metric, such as an accuracy or a validation loss."""
 
@@ -188,6 +204,7 @@ class Measured(NamedTuple):
 Event: TypeAlias = (
     Began
     | Awaited
+    | Described
     | Joined
     | Granted
     | Pulling
@@ -204,6 +221,7 @@ Event: TypeAlias = (
     | Left
     | Used
     | Progressed
+    | Saved
     | Measured
 )
 
@@ -213,6 +231,7 @@ KINDS: dict[str, Any] = {
     for kind in (
         Began,
         Awaited,
+        Described,
         Joined,
         Granted,
         Pulling,
@@ -229,6 +248,7 @@ KINDS: dict[str, Any] = {
         Left,
         Used,
         Progressed,
+        Saved,
         Measured,
     )
 }

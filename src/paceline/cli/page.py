@@ -1,0 +1,158 @@
+"""The option --page: a live page of a job, in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+from rich.text import Text
+
+from paceline.cli.shared import errors, need, refuse
+
+if TYPE_CHECKING:
+    from paceline.serve.wire.tls import Tls
+
+PageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--page",
+        metavar="[HOST:]PORT",
+        help="Show the job as a live page in a browser. On any host but loopback, the page asks for the job's token.",
+    ),
+]
+SpeedOption = Annotated[
+    float | None,
+    typer.Option(
+        "--speed", min=0.0, help="Show a recorded run on the page at this many times its speed; 0: at once.  [a minute]"
+    ),
+]
+
+
+#: Shows the job of a server from now on; `floor` is its shortest time per iteration, if that is known.
+Show: TypeAlias = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class PagePlace:
+    """The socket of a page, and what viewers need."""
+
+    listening: socket.socket
+    url: str
+    token: bytes
+    tls: Tls | None
+
+    def announce(self, shows_token: bool) -> None:
+        """Print where the page is. shows_token: print the password too, because nobody knows it."""
+        known_by = f", fingerprint {self.tls.serving().fingerprint}" if self.tls else ""
+        errors.print(Text(f"Page: {self.url}{known_by}"))
+        if self.token:
+            known = self.token.decode() if shows_token else "the job's token, or `paceline token --role watch`"
+            errors.print(Text(f"It asks for a password: {known}"))
+
+
+def page_place(text: str, token: bytes | None, tls: Tls | None, insecure: bool | None = None) -> PagePlace:
+    """Listen for the viewers of a page. Refuse the command if that cannot be done safely, or at all.
+
+    token: the job's; None if nobody knows it, so that the page needs one of its own. insecure: may other machines see
+    the page without TLS? None: the page makes a certificate if the job has none.
+    """
+    for module in ("starlette", "uvicorn"):
+        need(module, "--page", "page")
+    from paceline.cli.connection import AUTO, own_certificate
+    from paceline.serve.server import Address, ServerError
+    from paceline.serve.wire.endpoint import is_loopback
+
+    host, port = _address(text)
+    if is_loopback(host):
+        token, tls = b"", None
+    else:
+        token = secrets.token_urlsafe(24).encode() if token is None else token
+        try:
+            if insecure is None and not (tls and tls.cert and tls.key):
+                tls = own_certificate(AUTO)
+            Address(host, port, bool(insecure)).check(token, tls)
+        except ServerError as error:
+            refuse(f"--page: {error}")
+    try:
+        family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(where)
+            listening.listen(64)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        refuse(f"--page cannot listen on {host}:{port} ({error.strerror}): choose another port.")
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    shown = f"[{name}]" if ":" in name else name
+    url = f"{'https' if tls else 'http'}://{shown}:{listening.getsockname()[1]}/"
+    return PagePlace(listening, url, token, tls)
+
+
+@contextmanager
+def job_page(
+    text: str | None,
+    title: str,
+    token: bytes | None,
+    tls: Tls | None,
+    insecure: bool | None = None,
+    wrap: Callable[[Sequence[str]], Sequence[str]] = lambda command: command,
+) -> Iterator[Show | None]:
+    """A page in a process of its own, for as long as the context lasts.
+
+    Yield a function that takes the Endpoint of a job's server, from when on the page shows that job; or None without
+    --page.
+    """
+    if text is None:
+        yield None
+        return
+    place = page_place(text, token, tls, insecure)
+    from paceline.page.process import PageProcess, PageSetup
+
+    place.announce(shows_token=token is None)
+    with PageProcess(place.listening, PageSetup(title=title, token=place.token, tls=place.tls), wrap) as process:
+        yield process.follow
+
+
+def show_recorded(
+    place: PagePlace, trace: Path, title: str, speed: float | None, floors: Sequence[float | None] = ()
+) -> None:
+    """Show a recorded run on a page until Ctrl-C. Refuse a file that is not a trace."""
+    from paceline.page.serving import serve_page
+    from paceline.page.sources import replay
+    from paceline.page.state import PageState, Shown
+
+    state = PageState(Shown(title=title, recorded=True, floors=list(floors)))
+
+    async def tell(state: PageState) -> None:
+        await replay(state, trace, speed)
+        await asyncio.Event().wait()  # the last picture stays
+
+    place.announce(shows_token=True)
+    errors.print("Ctrl-C ends it.")
+    try:
+        asyncio.run(serve_page(place.listening, state, tell, token=place.token, tls=place.tls))
+    except KeyboardInterrupt:
+        pass
+    except (ValueError, KeyError) as error:
+        unknown = f"{trace} is not a whole trace: its worker {error} never joined."
+        refuse(unknown if isinstance(error, KeyError) else str(error))
+    finally:
+        place.listening.close()
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Return the host and the port that --page gives: a port, or HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) >= 1 << 16:
+        refuse(f"--page must be a port or HOST:PORT, such as 8787 or 0.0.0.0:8787; got {text!r}.")
+    return host.strip("[]") or "127.0.0.1", int(port)

@@ -1,0 +1,1 @@
+"""Metrics of a running job where people keep them: Prometheus, TensorBoard, MLflow and Weights & Biases."""

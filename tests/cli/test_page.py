@@ -1,0 +1,123 @@
+"""The option --page of the commands: what it refuses, and a recorded run in a command of its own."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from paceline.cli import page
+from shell import Shell
+
+TIMEOUT = 60.0
+
+
+@pytest.fixture
+def paceline(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    return Shell(tmp_path, capsys, monkeypatch)
+
+
+@pytest.mark.parametrize("text", ["many", "localhost", "localhost:", "8787.5", "127.0.0.1:70000"])
+def test_a_wrong_address_is_refused(paceline: Shell, text: str) -> None:
+    outcome = paceline("simulate", "rlp-10", "--policy", "bsp", "--page", text)
+    assert outcome.code == 2
+    assert outcome.err == f"--page must be a port or HOST:PORT, such as 8787 or 0.0.0.0:8787; got {text!r}.\n"
+    assert outcome.out == ""
+
+
+def test_a_port_that_is_taken_is_refused(paceline: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        outcome = paceline("simulate", "rlp-10", "--policy", "bsp", "--page", port)
+    assert outcome.code == 2
+    assert f"--page cannot listen on 127.0.0.1:{port}" in outcome.err
+    assert "choose another port" in outcome.err
+
+
+def test_the_extra_is_named(paceline: Shell) -> None:
+    found = importlib.util.find_spec
+    paceline.monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
+    outcome = paceline("simulate", "rlp-10", "--policy", "bsp", "--page", "8787")
+    assert (outcome.code, outcome.err) == (2, '--page needs uvicorn: pip install "paceline[page]".\n')
+
+
+@pytest.mark.parametrize(("token", "needed"), [(b"", "needs a token"), (b"a token of a job", "without TLS")])
+def test_a_public_address_needs_a_token_and_tls(capsys: pytest.CaptureFixture[str], token: bytes, needed: str) -> None:
+    with pytest.raises(SystemExit):
+        page.page_place("0.0.0.0:0", token, None, insecure=False)
+    said = capsys.readouterr().err
+    assert said.startswith("--page: Listening on 0.0.0.0")
+    assert needed in said
+
+
+def test_a_recorded_run_at_a_public_address_makes_a_token_and_a_certificate() -> None:
+    place = page.page_place("0.0.0.0:0", None, None)
+    place.listening.close()
+    assert len(place.token) >= 32
+    assert place.tls and place.tls.cert
+    assert place.url.startswith("https://")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ((), "is a file; to look at a trace in a browser, add --page 8787."),
+        (("--page", "0", "--trace", "b.jsonl"), "is recorded already."),
+        (("--page", "0"), "run.jsonl is not a trace: line 1 is not an event of paceline."),
+    ],
+)
+def test_files_that_cannot_be_watched(paceline: Shell, options: tuple[str, ...], text: str) -> None:
+    (paceline.folder / "run.jsonl").write_text("no trace\n")
+    outcome = paceline("watch", "run.jsonl", *options)
+    assert outcome.code == 2
+    assert text in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_the_speed_of_a_running_job_cannot_be_chosen(paceline: Shell) -> None:
+    outcome = paceline("watch", "127.0.0.1:1", "--speed", "2")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "--speed is for a recorded run; a running job is shown at its own speed.\n",
+    )
+
+
+@pytest.mark.core
+def test_a_simulation_is_shown_until_ctrl_c(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paceline", "simulate", "rlp-10", "--policy", "bsp,asp", "--iterations", "20"]
+    process = subprocess.Popen(
+        [*command, "--page", "0", "--speed", "0"], stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stderr
+    try:
+        line = next(line for line in process.stderr if line.startswith("Page: "))
+        port = int(line.rstrip("/\n").rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+        connection.request("GET", "/events")
+        stream = connection.getresponse()
+        while True:  # the first frame may come before the run has been told
+            frame = json.loads(stream.readline().removeprefix(b"data: ") or b"{}")
+            if frame.get("runs"):
+                break
+            assert stream.readline() == b"\n"
+        assert frame["job"]["policy"] == "asp"
+        assert [run["policy"] for run in frame["runs"]] == ["bsp"]
+        assert frame["figures"]["floor"] > 0
+        stream.close()
+        connection.close()
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
