@@ -100,6 +100,7 @@ class Federation:
     def __post_init__(self) -> None:
         self._secret = secrets.token_hex(16)
         (self.folder / "token").write_text(self._secret)
+        (self.folder / "token").chmod(0o600)
         self.server = self._serve("--checkpoint")
         self.clients, self._pipes = {}, {}
         for number in range(CLIENTS):
@@ -121,6 +122,7 @@ class Federation:
             str(SPARSE),
             "--token-file",
             str(self.folder / "token"),
+            "--insecure",  # the lab's links are private to it
         ]
         how = ["--clients", str(CLIENTS), "--lease", "5", "--checkpoint-every", "1", kept, str(self.folder / "kept")]
         return self.lab.spawn("server", [*command, *where, *how], os.environ)

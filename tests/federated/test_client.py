@@ -10,6 +10,7 @@ import torch
 
 from paceline.federated import FederatedClient
 from paceline.model import checkpoint
+from paceline.observe.trace import Measured
 from paceline.policies import make
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.simulate.task import LocalSettings, Task
@@ -109,6 +110,38 @@ def test_statistics_of_batch_norm_are_averaged() -> None:
     means = [name for name in one if name.endswith("running_mean")]
     assert means and all(torch.equal(one[name], other[name]) for name in means)
     assert any(float(one[name].abs().sum()) > 0 for name in means)
+
+
+def test_each_client_evaluates_the_new_global_model_and_the_server_receives_the_metrics() -> None:
+    samples, models, seen = taken(2), [model() for _ in range(CLIENTS)], {}
+
+    def evaluate(trained: torch.nn.Module, number: int) -> dict[str, float]:
+        weights = torch.nn.utils.parameters_to_vector(trained.parameters()).detach()
+        seen[number] = weights.clone()
+        return {"norm": float(weights.norm()), "client": number}
+
+    with job("bsp:weights=mean", workers=CLIENTS) as running:
+        clients = [
+            lambda where, number=number: FederatedClient(
+                models[number],
+                batches(samples[number]),
+                connect=where,
+                steps=STEPS,
+                samples=BATCH * STEPS,
+                client=number,
+                evaluate=lambda trained: evaluate(trained, number),
+            ).run(2)
+            for number in range(CLIENTS)
+        ]
+        running.work(*clients)
+        running.finish()
+    measured = [(event.worker, event.kind, event.value) for event in running.events if isinstance(event, Measured)]
+    assert sorted(each for each in measured if each[1] == "client") == [
+        (number, "client", float(number)) for number in range(CLIENTS) for _ in range(2)
+    ]
+    norms = {value for worker, kind, value in measured if kind == "norm"}
+    assert len(norms) == 2, "after each round all clients have the same model"
+    assert all(torch.equal(weights, seen[0]) for weights in seen.values())
 
 
 def test_a_client_with_another_model_is_refused() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -16,6 +18,19 @@ from paceline.observe.observer import Recorder
 from paceline.observe.trace import Event
 
 ROUNDS = 5
+
+#: The policies that a federation is likely to use. They are tested in every run, and the others by samples.
+FEDERATED = ("bsp", "bsp:fraction=0.6", "fl-r2sp", "fl-r2sp:groups=2", "fedbuff", "safa", "filtered")
+
+
+def sampled(*cases: Any, always: Callable[[Any], bool]) -> list[Any]:
+    """Return cases of a test. Those that need not run always belong to the matrix."""
+    return [pytest.param(*case, marks=() if always(case) else pytest.mark.matrix) for case in cases]
+
+
+def policies(specs: Iterable[str]) -> list[Any]:
+    """Return policies as cases of a test."""
+    return sampled(*((spec,) for spec in specs), always=lambda case: case[0] in FEDERATED)
 
 
 def towards(*target: float) -> Train:
@@ -46,11 +61,12 @@ class VirtualRun:
         checkpoint: Path | None = None,
         grid: VirtualGrid | None = None,
         interval: float = 0.5,
+        threads: int = 0,
     ) -> None:
         self.events: list[Event] = []
         self.strategy = PolicyStrategy(policy, wraps)
         self.grid = grid or VirtualGrid(VirtualClock(), nodes)
-        self.strategy.options = RunOptions(interval, checkpoint, Recorder(self.events.append), self.grid.clock)
+        self.strategy.options = RunOptions(interval, checkpoint, Recorder(self.events.append), self.grid.clock, threads)
 
     def start(self, rounds: int = ROUNDS, **options: Any) -> Result:
         return started(self.strategy, self.grid, rounds, **options)

@@ -11,11 +11,10 @@ from paceline.workloads import digits
 Weights: TypeAlias = dict[str, np.ndarray[Any, Any]]
 CLASSES, HIDDEN, PIXELS = 10, 64, 64
 ALPHA = 0.5  # of the Dirichlet distribution of each node's labels; a small one means few labels
-SEED = 0
 
 
-def initial_weights() -> Weights:
-    chance = np.random.default_rng(SEED)
+def initial_weights(seed: int) -> Weights:
+    chance = np.random.default_rng(seed)
     return {
         "hidden.weight": chance.normal(0, np.sqrt(2 / PIXELS), (PIXELS, HIDDEN)).astype(np.float32),
         "hidden.bias": np.zeros(HIDDEN, np.float32),
@@ -29,11 +28,11 @@ def test_data() -> tuple[Any, Any]:
     return _pixels(images), np.asarray(labels)
 
 
-def data_of(node: int, nodes: int) -> tuple[Any, Any]:
-    """Return the images and labels of one of so many nodes."""
+def data_of(node: int, nodes: int, seed: int) -> tuple[Any, Any]:
+    """Return the images and labels of one of so many nodes. seed: of the partition."""
     images, labels, _, _ = digits.load()
     images, labels = _pixels(images), np.asarray(labels)
-    chance = np.random.default_rng(SEED)
+    chance = np.random.default_rng(seed)
     shares = chance.dirichlet([ALPHA] * nodes, CLASSES)  # of each label, by node
     mine = []
     for label in range(CLASSES):
@@ -44,7 +43,9 @@ def data_of(node: int, nodes: int) -> tuple[Any, Any]:
     return images[numbers], labels[numbers]
 
 
-def train(weights: Weights, images: Any, labels: Any, steps: int, rate: float, seed: int) -> tuple[Weights, float]:
+def train(
+    weights: Weights, images: Any, labels: Any, steps: int, rate: float, seed: list[int]
+) -> tuple[Weights, float]:
     """Train by steps of SGD. Return the new weights and the mean loss."""
     weights = {name: array.copy() for name, array in weights.items()}
     chance, losses = np.random.default_rng(seed), []

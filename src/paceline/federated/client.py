@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from paceline.serve.worker.client import Client as Wire
 from paceline.train.flat_model import FlatModel
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+Evaluate = Callable[[torch.nn.Module], Mapping[str, float]]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -50,6 +51,7 @@ class FederatedClient:
         token: str | bytes | None = None,
         tls: Tls | None = None,
         progress: Callable[[int, float], None] | None = None,
+        evaluate: Evaluate | None = None,
     ) -> None:
         """batches: pairs of inputs and labels, for example a DataLoader. The client iterates over them repeatedly.
 
@@ -62,6 +64,8 @@ class FederatedClient:
         proximal: FedProx's μ.
         client: the client's number, which decides its group. By default the server assigns one.
         progress: called after each round with the number of rounds and the mean loss of the last one.
+        evaluate: called after each round with the model, which is the new global one. It returns metrics by name, and
+            the server passes them to its policy, its trace and its live table.
         """
         server = connect or os.environ.get(CONNECT)
         if not server:
@@ -72,7 +76,7 @@ class FederatedClient:
             raise ValueError(f"proximal must be at least 0; got {proximal}.")
         self.model, self.steps, self.proximal = model, steps, proximal
         self._batches, self._loss, self._make_optimizer = _repeat(batches), loss, optimizer or plain_sgd()
-        self._progress = progress
+        self._progress, self._evaluate = progress, evaluate
         self.samples = _count_samples(batches) if samples is None else samples
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1; got {self.samples}.")
@@ -116,6 +120,9 @@ class FederatedClient:
                 )
                 flat.scatter()
                 self.rounds += 1
+                if self._evaluate:
+                    for name, value in self._evaluate(self.model).items():
+                        wire.measured(name, float(value))
                 if self._progress:
                     self._progress(self.rounds, loss)
             return self.rounds

@@ -5,9 +5,9 @@ The nodes run an unchanged ClientApp. This package needs the extra: pip install 
 
 from __future__ import annotations
 
-from paceline.flower import versions
+from paceline import extras
 
-versions.check()
+extras.FLOWER.check()
 
 from paceline.flower.strategy import PolicyStrategy  # noqa: E402  # only after the check
 

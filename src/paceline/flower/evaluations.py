@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result
 from flwr.supercore import log
 
 from paceline.flower.all_nodes import all_nodes
+from paceline.flower.reply_inbox import ReplyInbox
 from paceline.flower.run_clock import RunClock
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ class Evaluations:
         timeout: float,
         result: Result,
         clock: RunClock,
+        inbox: ReplyInbox,
     ) -> None:
         self._strategy, self._grid, self._config = strategy, grid, config
-        self._timeout, self._result, self._clock = timeout, result, clock
+        self._timeout, self._result, self._clock, self._inbox = timeout, result, clock, inbox
         self._asked: dict[int, _Asked] = {}  # round → its evaluation
 
     def begin(self, server_round: int, arrays: ArrayRecord, known: Iterable[int]) -> None:
@@ -51,7 +53,7 @@ class Evaluations:
         connected = set(self._grid.get_node_ids())
         messages = [message for message in messages if message.metadata.dst_node_id in connected]
         if messages:
-            waiting = set(self._grid.push_messages(messages))
+            waiting = set(filter(None, self._grid.push_messages(messages)))
             self._asked[server_round] = _Asked(self._clock.now() + self._timeout, waiting)
 
     def collect(self) -> None:
@@ -59,7 +61,7 @@ class Evaluations:
         waiting = [message for asked in self._asked.values() for message in asked.waiting]
         if not waiting:
             return
-        for reply in self._grid.pull_messages(waiting):
+        for reply in self._inbox.collect(waiting):
             for asked in self._asked.values():
                 if reply.metadata.reply_to_message_id in asked.waiting:
                     asked.waiting.remove(reply.metadata.reply_to_message_id)

@@ -20,13 +20,16 @@ from flwr.supercore import log
 
 from paceline.flower import checkpoint
 from paceline.flower.all_nodes import all_nodes
+from paceline.flower.checkpoint import FlowerCheckpoint
 from paceline.flower.evaluations import Evaluations
 from paceline.flower.global_model import Arrays, ArraysModel, Reply, WeighedModel
 from paceline.flower.messages import EXAMPLES, as_reply, read_reply, to_arrays, to_record, train_message
 from paceline.flower.node_list import NodeList
 from paceline.flower.policy_driver import Order, PolicyDriver
+from paceline.flower.reply_inbox import THREADS, ReplyInbox
 from paceline.flower.round_metrics import RoundMetrics
 from paceline.flower.run_clock import RunClock
+from paceline.flower.strategy_state import StrategyState
 from paceline.observe.observer import Observer, Tee
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ class RunOptions:
     checkpoint: Path | None
     observer: Observer
     clock: RunClock = field(default_factory=RunClock)
+    threads: int = THREADS  # that ask for replies; 0: the run itself asks
 
 
 @dataclass(frozen=True)
@@ -71,15 +75,16 @@ class FlowerRun:
     def __post_init__(self) -> None:
         self._weighted_by: str = getattr(self.strategy.strategy, "weighted_by_key", EXAMPLES)
         self._model: ArraysModel[Message] = ArraysModel(to_arrays(self.initial_arrays), self._aggregate)
+        self._strategy_state = StrategyState(self.strategy.strategy)
         self._metrics = RoundMetrics()
         watcher = Tee(self._metrics, self.options.observer)
         self._driver = PolicyDriver(self.strategy.policy, self._model, watcher)
         self._nodes_seen = NodeList()
+        self._inbox = ReplyInbox(self.grid, self.options.threads)
         self._sent: dict[str, _Sent] = {}  # message → its receiver and its Order
         self._content: tuple[int, int, RecordDict] | None = None  # round and version, and the content of its messages
         self._clock = self.options.clock
         self._began = self._clock.now()
-        self._saved = 0.0
         self._config = ConfigRecord()
 
     @property
@@ -91,7 +96,10 @@ class FlowerRun:
         log(INFO, "Starting %s:", type(self.strategy).__name__)
         self.strategy.summary()
         self._config = train_config
-        evaluations = Evaluations(self.strategy, self.grid, evaluate_config, self.timeout, self.result, self._clock)
+        inbox = ReplyInbox(self.grid, self.options.threads)
+        evaluations = Evaluations(
+            self.strategy, self.grid, evaluate_config, self.timeout, self.result, self._clock, inbox
+        )
         if not self._restore() and evaluate_fn:
             self._evaluate(0, evaluate_fn)
         log(INFO, "[ROUND %s/%s]", self.round, self.num_rounds)
@@ -124,9 +132,7 @@ class FlowerRun:
         for worker in joined:
             self._send(self._driver.join(worker, self._now))
         if self._sent:
-            order = {message: at for at, message in enumerate(self._sent)}
-            replies = list(self.grid.pull_messages(list(order)))
-            for reply in sorted(replies, key=lambda each: order.get(each.metadata.reply_to_message_id, 0)):
+            for reply in self._inbox.collect(list(self._sent)):
                 self._hear(reply)
         for message, sent in list(self._sent.items()):
             if self._clock.now() - sent.time > self.timeout:
@@ -245,7 +251,8 @@ class FlowerRun:
 
     def _save(self) -> None:
         if self.options.checkpoint:
-            checkpoint.save(self.options.checkpoint, self._state(), self._model.arrays)
+            strategy = self._strategy_state.arrays()
+            checkpoint.save(self.options.checkpoint, FlowerCheckpoint(self._state(), self._model.arrays, strategy))
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -261,14 +268,15 @@ class FlowerRun:
         """Go on from a checkpoint, if there is one. Return whether there was."""
         if not self.options.checkpoint or not (found := checkpoint.load(self.options.checkpoint)):
             return False
-        state, arrays = found
+        state = found.state
         if state["policy"] != self.strategy.policy_name:
             raise ValueError(
                 f"The checkpoint in {self.options.checkpoint} is of the policy {state['policy']}: use another folder."
             )
-        if fault := self._model.fault(arrays):
+        if fault := self._model.fault(found.model):
             raise ValueError(f"The checkpoint in {self.options.checkpoint} does not fit this model: {fault}.")
-        self._model.arrays = dict(arrays)
+        self._model.arrays = dict(found.model)
+        self._strategy_state.recall(found.strategy)
         self._model.version = self._driver.ledger.version = int(state["version"])
         self.round = int(state["round"])
         self._driver.progress = float(self.round - 1)

@@ -1,0 +1,1 @@
+"""A federation that loads the links."""

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Run this app on a superlink and supernodes, all on this machine, and stop them again. A node is a process, as on a
+# machine of its own.
+#
+#     sh examples/flower/deployment.sh [NODES] [RUN_CONFIG]
+set -eu
+app=$(cd "$(dirname "$0")" && pwd)
+nodes=${1:-4}
+settings=${2:-num-rounds=4 warm-up=false policies=\"fl-r2sp:groups=2\"}
+port=${PORT:-8000}  # of the superlink; a node serves its own apps on one of the ports after it
+case $nodes in '' | *[!0-9]* | 0 | 1) echo "NODES must be at least 2; got '$nodes'." >&2; exit 2 ;; esac
+command -v flower-superlink > /dev/null || { echo "Flower is missing: pip install 'paceline[flower]'." >&2; exit 2; }
+
+folder=$(mktemp -d)
+processes=
+stop() {
+  for process in $processes; do kill "$process" 2> /dev/null || true; done
+  wait
+  rm -r "$folder"
+}
+trap stop EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+printf '[superlink]\ndefault = "deployment"\n\n[superlink.deployment]\naddress = "127.0.0.1:%s"\ninsecure = true\n' \
+  "$port" > "$folder/config.toml"
+flower-superlink --insecure --port "$port" > "$folder/superlink.log" 2>&1 &
+processes="$processes $!"
+link=$!
+echo "Starting a superlink and $nodes supernodes. Their logs are in $folder."
+until python -c "import socket; socket.create_connection(('127.0.0.1', $port), 1)" 2> /dev/null; do
+  kill -0 "$link" 2> /dev/null || { cat "$folder/superlink.log" >&2; exit 1; }
+  sleep 0.5
+done
+node=0
+while [ "$node" -lt "$nodes" ]; do
+  # Each node keeps the app in a folder of its own, as it does on a machine of its own.
+  FLWR_HOME="$folder/node$node" flower-supernode --insecure --superlink "127.0.0.1:$port" \
+    --port $((port + 1 + node)) --node-config "partition-id=$node num-partitions=$nodes" \
+    > "$folder/node$node.log" 2>&1 &
+  processes="$processes $!"
+  node=$((node + 1))
+done
+FLWR_HOME="$folder" flwr run "$app" deployment --stream --run-config "$settings"
