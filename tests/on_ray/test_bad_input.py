@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,10 @@ ray = pytest.importorskip("ray", reason="Ray is not installed; `make test-ray` i
 from ray.train import CheckpointConfig, RunConfig, ScalingConfig
 
 from on_ray import loops
-from paceline.ray import PacelineTrainer, get_dataset_shard, versions
+from paceline.ray import PacelineTrainer, get_dataset_shard
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own warnings
+CLUSTER_CPUS = 2
 
 
 def trainer(folder: Path | str, workers: Any = 2, run: dict[str, Any] | None = None, **options: Any) -> PacelineTrainer:
@@ -35,13 +34,6 @@ def refusal(make: Any) -> str:
     text = str(caught.value)
     assert "\n" not in text and text.endswith(".")
     return text
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def test_more_workers_than_cpus(cluster: None, tmp_path: Path) -> None:
@@ -91,16 +83,3 @@ def test_options_that_cannot_be(options: dict[str, Any], said: str, tmp_path: Pa
 
 def test_a_dataset_that_was_not_given() -> None:
     assert "There is no dataset 'train'" in refusal(lambda: get_dataset_shard("train"))
-
-
-@pytest.mark.parametrize(
-    ("version", "tested"), [("2.60.0", True), ("2.59.1", False), ("2.61.0", False), ("3.0", False)]
-)
-def test_the_range_of_versions(version: str, tested: bool) -> None:
-    assert versions.is_tested(version) == tested
-
-
-def test_another_version_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.9.3")
-    with pytest.raises(ImportError, match=r"tested with Ray from 2\.60 to below 2\.61, and 2\.9\.3 is installed: pip"):
-        versions.check()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,7 @@ from paceline.observe.driver import Job
 from paceline.observe.trace import Began, Event, from_line
 from paceline.ray import PacelineTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own warnings
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("cluster")]  # Ray's own warnings
 
 
 def on_ray(spec: str, job: Job, streamed: bool, folder: Path) -> list[Event]:
@@ -53,7 +45,10 @@ def _cases() -> list[Any]:
     marks: dict[str, Any] = {"r2sp": (), "bsp": pytest.mark.slow, "asp": pytest.mark.slow, "ssp": pytest.mark.slow}
     return [
         pytest.param(
-            spec, streamed, id=f"{spec}{' streamed' if streamed else ''}", marks=marks.get(spec, pytest.mark.matrix)
+            spec,
+            streamed,
+            id=f"{spec}{' streamed' if streamed else ''}",
+            marks=pytest.mark.slow if (spec, streamed) == ("r2sp", True) else marks.get(spec, pytest.mark.matrix),
         )
         for spec, streamed in RUNS
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,7 @@ from on_ray import loops
 from paceline.ray import PacelineTrainer
 from paceline.ray.dataset import BlockDataset
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own warnings
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("cluster")]  # Ray's own warnings
 
 
 def test_rows_of_a_ray_dataset_have_numbers() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,7 @@ from on_ray import loops
 from on_ray.jobs import CountingJob
 from paceline.ray import JobFailed, PacelineTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own warnings
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("cluster")]  # Ray's own warnings
 
 
 @pytest.mark.parametrize("policy", [pytest.param("bsp", marks=pytest.mark.slow), "r2sp"])
@@ -61,6 +53,7 @@ def test_a_killed_worker_is_replaced_alone(tmp_path: Path) -> None:
     assert result.metrics["lost"] == 1
 
 
+@pytest.mark.slow
 def test_workers_are_not_replaced_more_often_than_the_failure_config_allows(tmp_path: Path) -> None:
     job = CountingJob(tmp_path, failures=FailureConfig(max_failures=0))
     job.start()
@@ -70,6 +63,7 @@ def test_workers_are_not_replaced_more_often_than_the_failure_config_allows(tmp_
         job.end()
 
 
+@pytest.mark.slow
 def test_a_killed_shard_goes_back_to_the_last_checkpoint(tmp_path: Path) -> None:
     job = CountingJob(tmp_path, servers=2)
     job.start()
@@ -79,6 +73,7 @@ def test_a_killed_shard_goes_back_to_the_last_checkpoint(tmp_path: Path) -> None
     assert [len(job.processes(number)) for number in range(3)] == [1, 1, 1]  # workers reconnect by themselves
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_is_resumed_from_the_last_checkpoint(tmp_path: Path) -> None:
     job = CountingJob(tmp_path)
     job.start()
@@ -118,16 +113,19 @@ def test_shards_beside_workers(tmp_path: Path) -> None:
     assert len(job.controller.shard_actors) == 3
 
 
+@pytest.mark.slow
 def test_an_error_before_the_first_update_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match=r"Worker \d failed: RuntimeError: the data is missing"):
         _trainer(loops.fail_first, tmp_path).fit()
 
 
+@pytest.mark.slow
 def test_a_function_that_never_joins_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match=r"never called paceline\.join"):
         _trainer(loops.never_join, tmp_path).fit()
 
 
+@pytest.mark.slow
 def test_a_session_that_is_left_open_ends_with_its_worker(tmp_path: Path) -> None:
     result = _trainer(loops.never_close, tmp_path, {"samples": 40}).fit()
     assert result.metrics["updates"] == 10

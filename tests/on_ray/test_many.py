@@ -7,7 +7,6 @@ for each actor, so the time depends on the cores.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,10 @@ ray = pytest.importorskip("ray", reason="Ray is not installed; `make test-ray` i
 
 from on_ray.jobs import CountingJob
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own warnings
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("cluster")]  # Ray's own warnings
 
 WORKERS = 64
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+CLUSTER_CPUS = WORKERS
 
 
 def memory(pid: int) -> int:
@@ -40,7 +33,7 @@ def test_64_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = CountingJob(tmp_path, workers=WORKERS, epochs=1, batch=4, policy="bsp:weights=sum", lease=60.0)
     began = time.monotonic()
     job.start()
-    job.until(lambda: len(job.steps()) == WORKERS, "first step of all workers", seconds=600.0)
+    job.until(lambda: len(list(job.notes.iterdir())) == WORKERS, "first step of all workers", seconds=600.0)
     seconds = time.monotonic() - began
     processes = [pid for number in range(WORKERS) for pid in job.processes(number)]
     middle = sorted(memory(pid) for pid in processes)[WORKERS // 2]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.ray import versions
+from paceline import extras
 
 if TYPE_CHECKING:
     from paceline.ray.dataset import get_dataset_shard
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JobFailed", "PacelineTrainer", "get_dataset_shard"]
 
-versions.check()
+extras.RAY.check()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,12 +19,12 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from paceline.model import checkpoint
-from paceline.ray.coordinator_actor import CoordinatorAddress, JobStatus
+from paceline.ray.coordinator_actor import JobStatus
 from paceline.ray.dataset import BlockDataset
 from paceline.ray.failures import JobFailed, cause_of, described
 from paceline.ray.placement import NOTE_SECONDS, Placement, Plan, kill, on_drained_nodes
 from paceline.ray.worker_actor import HasLeft, LoopRefused
-from paceline.serve.environment import CONNECT, TOKEN, WORKER, WORKERS
+from paceline.serve.environment import TOKEN, WORKER, WORKERS
 from paceline.serve.job_options import JobOptions
 from paceline.serve.restarts import RestartBudget, RestartLimit
 from paceline.serve.serve_job import NO_UPDATE
@@ -77,7 +77,7 @@ class Controller:
         self._token = secrets.token_bytes(16)
         self._arguments: tuple[Any, ...] = ()
         self._coordinator: Any = None
-        self._address: CoordinatorAddress
+        self._address: Any = None  # the call that returns the CoordinatorAddress
         self._serving: Any = None  # the call that ends when the job is done
         self._asking: Any = None  # a call of `status` that is not answered yet
         self._seen = 0  # rows of metrics of this coordinator
@@ -123,6 +123,7 @@ class Controller:
         kill([worker.actor for worker in self._workers.values()])
         kill([actor for actor, _ in self._shards.values()])
         kill([self._coordinator] if self._coordinator else [])
+        self._shards, self._workers = {}, {}
 
     def _look(self) -> bool:
         """Handle what has happened meanwhile. Return whether the job is done."""
@@ -151,21 +152,28 @@ class Controller:
     # Servers
 
     def _start_all(self) -> None:
-        """Start the coordinator, from the last checkpoint if there is one, and then the shards and the workers."""
+        """Start all actors; the coordinator begins from the last checkpoint if there is one.
+
+        Their processes start at the same time. The calls of the shards and the workers wait for the coordinator's
+        address.
+        """
         while True:
             self._coordinator = self._placement.coordinator()
             task = self._task
-            start = self._coordinator.start.remote(task.options.to_json(), self._token, task.insecure, task.trace)
+            self._address = self._coordinator.start.remote(
+                task.options.to_json(), self._token, task.insecure, task.trace
+            )
+            for number in range(self._plan.shards):
+                self._start_shard(number)
+            for number in range(self._plan.most_workers):
+                self._start_worker(number)
             try:
-                self._address = self._get(start)
+                self._get(self._address)
                 break
             except RayActorError:
                 self._count_server_loss("The coordinator was lost")
+                self.stop()
         self._serving, self._asking, self._seen = self._coordinator.serve.remote(), None, 0
-        for number in range(self._plan.shards):
-            self._start_shard(number)
-        for number in range(self._plan.most_workers):
-            self._start_worker(number)
 
     def _server_ended(self) -> bool:
         """Return True if the job is done. Otherwise the coordinator is lost, or cannot go on: start again."""
@@ -179,10 +187,7 @@ class Controller:
             if not isinstance(cause_of(error), ServerError) or self._checkpoint():
                 raise JobFailed(why) from None
         self._count_server_loss(why)
-        kill([actor for actor, _ in self._shards.values()])
-        kill([worker.actor for worker in self._workers.values()])
-        kill([self._coordinator])
-        self._shards, self._workers = {}, {}
+        self.stop()
         self._start_all()
         return False
 
@@ -222,14 +227,13 @@ class Controller:
     def _start_worker(self, number: int) -> None:
         actor = self._placement.worker(number, self._task.runtime_env)
         variables = {
-            CONNECT: f"{self._address.host}:{self._address.port}",
             TOKEN: token_for("worker", self._token).hex(),
             WORKER: f"{number}",
             WORKERS: f"{self._plan.workers}",
-            **self._address.tls,
         }
         function, config, datasets = self._arguments
-        self._workers[number] = _RunningWorker(number, actor, actor.run.remote(function, config, variables, datasets))
+        call = actor.run.remote(function, config, self._address, variables, datasets)
+        self._workers[number] = _RunningWorker(number, actor, call)
 
     def _worker_ended(self, worker: _RunningWorker) -> None:
         """Take note of a worker whose function has returned, or start a lost worker again."""

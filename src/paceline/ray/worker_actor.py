@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.ray import dataset
+from paceline.ray.coordinator_actor import CoordinatorAddress
 from paceline.ray.dataset import BlockDataset
+from paceline.serve.environment import CONNECT
 from paceline.serve.worker import departure, uncaught
 
 
@@ -44,14 +46,16 @@ class WorkerActor:
         self,
         function: Callable[..., Any],
         config: Mapping[str, Any] | None,
+        coordinator: CoordinatorAddress,
         variables: Mapping[str, str],
         datasets: Mapping[str, BlockDataset],
     ) -> Any:
-        """Run the function, and return what it returns, or HasLeft. variables: by which `paceline.join` joins the job.
+        """Run the function, and return what it returns, or HasLeft.
 
+        variables: with the coordinator's address, those of the environment by which `paceline.join` joins the job.
         Raise LoopRefused if the function ends with an error of paceline, and the function's own error otherwise.
         """
-        os.environ.update(variables)
+        os.environ.update({CONNECT: f"{coordinator.host}:{coordinator.port}", **coordinator.tls, **variables})
         _limit_threads()
         dataset.provide(datasets)
         try:
