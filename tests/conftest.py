@@ -17,6 +17,15 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+try:  # an environment without the development tools may run a part of the tests
+    from hypothesis import settings
+except ImportError:
+    pass
+else:  # no deadline: a machine that is busy is no counterexample
+    settings.register_profile("paceline", deadline=None)
+    settings.load_profile("paceline")
 
 # One torch thread in each process, set before torch is imported. The tests already run in parallel, and threads that
 # wait for each other on busy cores spin: a test of 9 seconds took 41.
@@ -25,6 +34,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A shell that starts pytest in the background makes it and its children ignore SIGINT. Some tests send SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# A busy machine may stop a test for longer than any deadline of an example.
+settings.register_profile("paceline", deadline=None)
+settings.load_profile("paceline")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,14 +14,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Pace", "PacedOptimizer", "Session", "__version__", "coordinate", "join", "wrap"]
 
+NEEDS_TORCH = "paceline.{} needs torch: pip install 'paceline[torch]'. For JAX or Keras, call paceline.arrays.join."
+
 register("rlp", "paceline.rlp.policy:RLP")  # it needs numpy, and so it lives outside of paceline.policies
 
 
 def __getattr__(name: str) -> Any:
     """`paceline.join` needs torch, and policies and the simulator do not: it is imported when it is asked for."""
     if name in ("PacedOptimizer", "Session", "join", "wrap"):
-        from paceline.train import session
-
+        try:
+            from paceline.train import session
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ModuleNotFoundError(NEEDS_TORCH.format(name), name="torch") from None
         return getattr(session, name)
     if name in ("coordinate", "Pace"):
         from paceline.serve.worker import pace

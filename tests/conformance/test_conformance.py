@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -100,26 +100,30 @@ with_every_simulation = pytest.mark.parametrize(
 )  # tests/faults covers the faults of the server
 
 
-def _cases(*drivers: str) -> list[Any]:
-    """Return every policy, whole and streamed, with each of these drivers."""
+def _cases(driver: str, specs: Collection[str] = POLICIES) -> list[Any]:
+    """Return the policies, whole and streamed, with this driver. Other policies than `specs` belong to the matrix."""
     return [
-        pytest.param(driver, spec, streamed, id=f"{driver}-{spec}{' streamed' if streamed else ''}")
-        for driver in drivers
+        pytest.param(
+            *(driver, spec, streamed),
+            id=f"{driver}-{spec}{' streamed' if streamed else ''}",
+            marks=() if spec in specs else pytest.mark.matrix,
+        )
         for spec, streamed in RUNS
     ]
 
 
-def with_every_policy(*drivers: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("driver", "spec", "streamed"), _cases(*drivers))
+def _specs(job: str, driver: str) -> Collection[str]:
+    """Return the policies that a driver runs in every run of the tests.
 
-
-def _marks(job: str, driver: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Mark the jobs that a real server runs only in the full matrix, because it is slow.
-
-    The server always runs the jobs with unequal workers and with a single one. The jobs with equal workers and with two
-    workers test nothing else in a policy, and the simulations run them with every policy.
+    The simulation runs every job with every policy. The jobs with equal workers and with two workers test nothing else
+    in another driver than the jobs with unequal workers and with a single one. A real server is slow, and knows nothing
+    of a policy's options.
     """
-    return (pytest.mark.matrix,) if driver not in REPEATABLE and job in ("even", "pair") else ()
+    if driver == "simulated":
+        return POLICIES
+    if job not in ("mixed", "alone"):
+        return ()
+    return POLICIES if driver in REPEATABLE else names()
 
 
 def run(driver: str, spec: str, job: Job) -> tuple[list[Event], Judge]:
@@ -130,9 +134,10 @@ def run(driver: str, spec: str, job: Job) -> tuple[list[Event], Judge]:
 @pytest.mark.parametrize(
     ("job", "driver", "spec", "streamed"),
     [
-        pytest.param(job, *case.values, id=f"{job}-{case.id}", marks=_marks(job, str(case.values[0])))
+        pytest.param(job, *case.values, id=f"{job}-{case.id}", marks=case.marks)
         for job in JOBS
-        for case in _cases(*DRIVERS)
+        for driver in DRIVERS
+        for case in _cases(driver, _specs(job, driver))
     ],
 )
 def test_the_trace_is_valid_and_the_policy_keeps_its_promise(driver: str, spec: str, streamed: bool, job: str) -> None:
@@ -156,7 +161,7 @@ def test_the_promise_holds_when_workers_fail(driver: str, run_of: tuple[str, boo
     assert judge.departures > 0, "these faults should make a worker leave"
 
 
-@with_every_policy(*sorted(REPEATABLE))
+@pytest.mark.parametrize(("driver", "spec", "streamed"), [*_cases("simulated"), *_cases("colocated", names())])
 def test_the_same_job_gives_the_same_trace(driver: str, spec: str, streamed: bool) -> None:
     job = _streamed(Job((1.0, 1.2, 1.0, 2.0), iterations=8, faults=FAULTS["kill and rejoin"]), streamed)
     first, again = ([as_line(event) for event in run(driver, spec, job)[0]] for _ in range(2))

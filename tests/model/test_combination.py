@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -16,6 +16,7 @@ from paceline.model.layout import STATISTICS, Layout, Tensor
 from paceline.model.optimizer import names
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.slice import Slice
+from tries import tries
 
 #: Two parameter groups, and running statistics between them. Muon accepts matrices only.
 LAYOUT = Layout((Tensor("a", (3, 4), group=0), Tensor("mean", (5,), group=STATISTICS), Tensor("b", (4, 2), group=1)))
@@ -159,7 +160,7 @@ def test_a_checkpoint_keeps_the_last_step(name: str) -> None:
 WEIGHTED = st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([RATES, (0.01, 0.0), (0.02, 0.04)]))
 
 
-@settings(derandomize=True, max_examples=200)
+@tries(50, 200)
 @given(st.lists(st.lists(WEIGHTED, min_size=1, max_size=3), max_size=8), st.sampled_from(["SGD", "Adam"]))
 def test_what_a_step_reuses_of_the_last_one_is_what_it_would_compute(
     steps: list[list[tuple[float, tuple[float, float]]]], name: str

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
@@ -25,6 +25,7 @@ from paceline.model.export import export
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.model.tensor_file import SpoiledError, digest_of, write_tensors
+from tries import tries
 
 DESCRIPTION = json.loads(
     Description(Layout((Tensor("w", (4,)),)), OptimizerSpec("SGD", ({"lr": 1.0},))).as_json().decode()
@@ -72,7 +73,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@tries(50, 200, derandomize=False)
 @given(damage=st.sampled_from(sorted(DAMAGES)), name=st.sampled_from(NEWEST), where=st.integers(0, 1 << 20))
 def test_any_damage_to_the_newest_checkpoint_gives_the_one_before(
     two: Path, damage: str, name: str, where: int

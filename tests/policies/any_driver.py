@@ -30,7 +30,7 @@ from paceline.policies import (
     load,
     save,
 )
-from policies.promise import Broken, Promise, Task, require
+from policies.promise import Promise, Task
 from policies.running_sums import RunningSums
 
 MAX_WAKES = 2_000  # wakes without another event; a policy that needs more spins
@@ -145,7 +145,7 @@ class AnyDriver:
             self.now, self.wake = max(self.now, self.wake), None
             self._tell("woke", self.now)
         else:
-            raise Broken("the policy asks to be woken again and again without an effect")
+            raise AssertionError("the policy asks to be woken again and again without an effect")
         self.now = until
 
     def wakes_for_no_reason(self) -> None:
@@ -178,12 +178,11 @@ class AnyDriver:
                     self.now = math.nextafter(self.wake, math.inf)
                     self.time_passes(0.0)
                 continue
-            require(task is not None, "no member runs and no WakeAt is set")
-            assert task is not None
+            assert task is not None, "no member runs and no WakeAt is set"
             self.time_passes(due - self.now)
             if self.running.get(task.worker) is task:
                 self.answers(task)
-        require(done(), f"not done after {steps} steps of a calm driver")
+        assert done(), f"not done after {steps} steps of a calm driver"
 
     def everyone_leaves(self) -> None:
         """Let all members leave. Then every update must be settled."""
@@ -194,14 +193,14 @@ class AnyDriver:
                 break
             self.time_passes(max(0.0, math.nextafter(self.wake, math.inf) - self.now))
         undecided = list(self.unsettled)
-        require(not undecided, f"all members have left, and these were never applied or discarded: {undecided}")
+        assert not undecided, f"all members have left, and these were never applied or discarded: {undecided}"
 
     def replays(self) -> None:
         """Give the same events to a fresh policy. It must make the same decisions."""
         fresh = self.make()
         for method, arguments, decisions in self.log:
             again = getattr(fresh, method)(*arguments)
-            require(again == decisions, f"replaying {method}{arguments} gave {again} instead of {decisions}")
+            assert again == decisions, f"replaying {method}{arguments} gave {again} instead of {decisions}"
 
     # The judge
 
@@ -224,14 +223,12 @@ class AnyDriver:
         self.log.append((method, arguments, decisions))
         for shadow in self.shadows:
             copied = getattr(shadow, method)(*arguments)
-            require(copied == decisions, f"a copy answered {method}{arguments} with {copied} instead of {decisions}")
+            assert copied == decisions, f"a copy answered {method}{arguments} with {copied} instead of {decisions}"
         for decision in decisions:
             self.seen[type(decision).__name__] += 1
             self._judge(decision)
         if self.progress:
-            require(
-                bool(self.running) or self.wake is not None, "there are members, but none runs and no WakeAt is set"
-            )
+            assert self.running or self.wake is not None, "there are members, but none runs and no WakeAt is set"
         for promise in self.promises:
             promise.after(self, decisions)
         self.broken = False
@@ -239,9 +236,9 @@ class AnyDriver:
     def _judge(self, decision: Decision) -> None:
         match decision:
             case Grant(worker, batch_size):
-                require(worker in self.progress, f"{decision} goes to a worker that is no member")
-                require(worker not in self.running, f"{decision} goes to a worker that already has a Grant")
-                require(batch_size is None or batch_size >= 1, f"{decision}: invalid batch size")
+                assert worker in self.progress, f"{decision} goes to a worker that is no member"
+                assert worker not in self.running, f"{decision} goes to a worker that already has a Grant"
+                assert batch_size is None or batch_size >= 1, f"{decision}: invalid batch size"
                 if not self.iterations[worker]:
                     self.progress[worker] = self.slowest
                 self.iterations[worker] += 1
@@ -257,9 +254,9 @@ class AnyDriver:
                 for promise in self.promises:
                     promise.granted(self, task)
             case Cancel(worker):
-                require(worker in self.running, f"{decision}, but the worker runs no iteration")
+                assert worker in self.running, f"{decision}, but the worker runs no iteration"
                 task = self.running.pop(worker)
-                require(not task.held, f"{decision}, but the servers hold its whole update")
+                assert not task.held, f"{decision}, but the servers hold its whole update"
                 task.cancelled = True
                 if task.turn or not self.gated:  # a gated task without a Turn never pushes
                     self.cancelled.append(task)
@@ -269,35 +266,35 @@ class AnyDriver:
             case Turn(worker):
                 waiting = [t for t in [*self.cancelled, *self.running.values()] if t.worker == worker]
                 waiting = [task for task in waiting if self.waiting_for_turn(task)]
-                require(bool(waiting), f"{decision}, but the worker did not ask for one")
+                assert waiting, f"{decision}, but the worker did not ask for one"
                 for task in waiting:
                     task.turn = True
                     self._asks_for_a_model(worker)
             case Stream():
                 self._judge_stream(decision)
             case Add(update, number, weight):
-                require(update in self.unsettled, f"{decision}: {update} has not arrived or is settled already")
-                require(0 < weight < math.inf, f"{decision}: invalid weight")
+                assert update in self.unsettled, f"{decision}: {update} has not arrived or is settled already"
+                assert 0 < weight < math.inf, f"{decision}: invalid weight"
                 self.sums.add(update, number, weight)
             case Discard(update):
                 task = self._settle(update, decision)
                 self.sums.discard(update)
-                require(task.stream is None or task.cancelled, f"{decision}, but it was streamed and may be applied")
+                assert task.stream is None or task.cancelled, f"{decision}, but it was streamed and may be applied"
             case Keep(update, slot):
-                require(not self.in_slices, f"{decision}, but its slices may be applied")
+                assert not self.in_slices, f"{decision}, but its slices may be applied"
                 self.kept[slot] = (update, self._settle(update, decision))
             case Apply(updates, weights, mix, sums):
-                require(len(updates) > 0, "an Apply without updates")
+                assert len(updates) > 0, "an Apply without updates"
                 if sums:
                     self.sums.check(decision)
-                require(len(updates) == len(weights), f"{decision}: each update needs one weight")
-                require(all(0 < weight < math.inf for weight in weights), f"{decision}: invalid weights")
-                require(mix is None or 0 < mix <= 1, f"{decision}: invalid mix")
+                assert len(updates) == len(weights), f"{decision}: each update needs one weight"
+                assert all(0 < weight < math.inf for weight in weights), f"{decision}: invalid weights"
+                assert mix is None or 0 < mix <= 1, f"{decision}: invalid mix"
                 kept = dict(self.kept.values())
                 tasks = [kept[update] if update in kept else self._settle(update, decision) for update in updates]
                 for task in tasks:
-                    require(not task.passed_over, f"{decision}: worker {task.worker} had lost this turn")
-                    require(not task.cancelled, f"{decision}: worker {task.worker} had been cancelled")
+                    assert not task.passed_over, f"{decision}: worker {task.worker} had lost this turn"
+                    assert not task.cancelled, f"{decision}: worker {task.worker} had been cancelled"
                 if self.in_slices:
                     self._judge_slices(decision, tasks)
                 for promise in self.promises:
@@ -305,21 +302,20 @@ class AnyDriver:
                 self.applications.update(task.worker for task in tasks)
                 self.version += 1
             case WakeAt(time):
-                require(self.now < time < math.inf, f"{decision} at {self.now}")
+                assert self.now < time < math.inf, f"{decision} at {self.now}"
                 self.wake = time
 
     def _judge_stream(self, stream: Stream) -> None:
         """A Stream must name members that are ready and may push, each once."""
-        require(self.in_slices, f"{stream}, but updates are applied whole")
-        require(len(stream.workers) == len(stream.weights) > 0, f"{stream}: each worker needs one weight")
-        require(all(0 < weight < math.inf for weight in stream.weights), f"{stream}: invalid weights")
+        assert self.in_slices, f"{stream}, but updates are applied whole"
+        assert len(stream.workers) == len(stream.weights) > 0, f"{stream}: each worker needs one weight"
+        assert all(0 < weight < math.inf for weight in stream.weights), f"{stream}: invalid weights"
         tasks = []
         for worker in stream.workers:
             task = self.latest.get(worker)
-            require(task is not None and task.computed_at is not None, f"{stream}: worker {worker} is not ready")
-            assert task is not None
-            require(task.turn and not task.cancelled, f"{stream}: worker {worker} may not push")
-            require(task.stream is None, f"{stream}: worker {worker}'s update is already streamed")
+            assert task is not None and task.computed_at is not None, f"{stream}: worker {worker} is not ready"
+            assert task.turn and not task.cancelled, f"{stream}: worker {worker} may not push"
+            assert task.stream is None, f"{stream}: worker {worker}'s update is already streamed"
             task.stream = stream
             tasks.append(task)
         self.streams.append((stream, tasks))
@@ -329,20 +325,19 @@ class AnyDriver:
     def _judge_slices(self, apply: Apply, tasks: list[Task]) -> None:
         """An Apply must name the remaining updates of one Stream, in order and with its weights."""
         stream = tasks[0].stream
-        require(stream is not None, f"{apply}, but worker {tasks[0].worker}'s update was not streamed")
-        assert stream is not None
+        assert stream is not None, f"{apply}, but worker {tasks[0].worker}'s update was not streamed"
         place = next(i for i, (each, _) in enumerate(self.streams) if each is stream)
         weights = dict(zip(stream.workers, stream.weights, strict=True))
         alive = [task for task in self.streams[place][1] if not (task.cancelled or task.gone)]
-        require(tasks == alive, f"{apply} does not name the remaining updates of {stream}, in its order")
+        assert tasks == alive, f"{apply} does not name the remaining updates of {stream}, in its order"
         wanted = tuple(weights[task.worker] for task in tasks)
-        require(apply.weights == wanted, f"{apply}, but the weights of the Stream were {wanted}")
+        assert apply.weights == wanted, f"{apply}, but the weights of the Stream were {wanted}"
         if stream.in_order:
             earlier = [task for each, tasks in self.streams[:place] if each.in_order for task in tasks]
             overtaken = [task.worker for task in earlier if not (task.cancelled or task.gone)]
-            require(not overtaken, f"{apply} overtook earlier Streams, of workers {overtaken}")
+            assert not overtaken, f"{apply} overtook earlier Streams, of workers {overtaken}"
         del self.streams[place]
 
     def _settle(self, update: Update, decision: Decision) -> Task:
-        require(update in self.unsettled, f"{decision}: {update} has not arrived or is settled already")
+        assert update in self.unsettled, f"{decision}: {update} has not arrived or is settled already"
         return self.unsettled.pop(update)

@@ -11,16 +11,6 @@ if TYPE_CHECKING:
     from policies.any_driver import AnyDriver
 
 
-class Broken(AssertionError):
-    """A policy has broken a promise."""
-
-
-def require(kept: bool, message: str) -> None:
-    """Raise Broken with this message unless the promise is kept."""
-    if not kept:
-        raise Broken(message)
-
-
 @dataclass(eq=False)
 class Task:
     """One Grant, and the iteration that follows it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.policies import Apply, Decision, Grant, Policy, Stream
 from policies.any_driver import AnyDriver
-from policies.promise import Promise, Task, require
+from policies.promise import Promise, Task
 from policies.specs import STREAMED
 
 
@@ -20,9 +20,8 @@ class GapAtMost(Promise):
 
     def granted(self, driver: AnyDriver, task: Task) -> None:
         gap = driver.progress[task.worker] - driver.slowest
-        require(
-            gap <= self.bound,
-            f"worker {task.worker} was granted {gap} ahead of the slowest; at most {self.bound} are allowed",
+        assert gap <= self.bound, (
+            f"worker {task.worker} was granted {gap} ahead of the slowest; at most {self.bound} are allowed"
         )
 
 
@@ -30,14 +29,14 @@ class NeverBlocks(Promise):
     """Every member always holds a Grant."""
 
     def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
-        require(driver.running.keys() == driver.progress.keys(), "a worker was made to wait")
+        assert driver.running.keys() == driver.progress.keys(), "a worker was made to wait"
 
 
 class AppliesAtOnce(Promise):
     """Every update is applied or discarded when it arrives."""
 
     def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
-        require(not driver.unsettled, "an update was left undecided")
+        assert not driver.unsettled, "an update was left undecided"
 
 
 class StalenessWithin(Promise):
@@ -59,9 +58,8 @@ class StalenessWithin(Promise):
         for task in tasks:
             bound = min(len(task.company), task.notes.get("turns", len(task.company))) - 1
             staleness = driver.version - task.base_version
-            require(
-                staleness <= bound,
-                f"worker {task.worker}'s update is {staleness} versions old; at most {bound} are allowed",
+            assert staleness <= bound, (
+                f"worker {task.worker}'s update is {staleness} versions old; at most {bound} are allowed"
             )
 
 
@@ -75,10 +73,10 @@ class UpdatesDuringAnIteration(Promise):
         for task in tasks:
             pushed = task.notes.get("pushed", Counter())
             most = max(pushed.values(), default=0)
-            require(most <= self.bound, f"{most} updates of one worker came during worker {task.worker}'s iteration")
+            assert most <= self.bound, f"{most} updates of one worker came during worker {task.worker}'s iteration"
             others = max(len(pushed), len(task.company) - 1)
             staleness = driver.version - task.base_version
-            require(staleness <= self.bound * others, f"worker {task.worker}'s update is {staleness} versions old")
+            assert staleness <= self.bound * others, f"worker {task.worker}'s update is {staleness} versions old"
             for other in driver.running.values():
                 other.notes.setdefault("pushed", Counter())[task.worker, task.incarnation] += 1
 
@@ -115,7 +113,7 @@ class TurnsApart(Promise):
                     is_turn = False
             if is_turn:
                 apart = driver.now - self.last
-                require(apart >= gap * (1 - 1e-9) - 1e-9, f"two turns were {apart} s apart, and the gap is {gap} s")
+                assert apart >= gap * (1 - 1e-9) - 1e-9, f"two turns were {apart} s apart, and the gap is {gap} s"
                 self.last = driver.now
 
 
@@ -155,7 +153,7 @@ class RingOrder(Promise):
             overdue = driver.now - task.notes["turned at"]
             # This event may have changed T. At the moment of the Cancel, T was at least the smallest of these.
             least = (1 + policy.patience) * min(self.pace, *policy.pace._mean.values())
-            require(overdue >= least * (1 - 1e-9), f"worker {task.worker}'s push was cancelled after {overdue} s")
+            assert overdue >= least * (1 - 1e-9), f"worker {task.worker}'s push was cancelled after {overdue} s"
             task.passed_over = True
 
     def applied(self, driver: AnyDriver, tasks: list[Task]) -> None:
@@ -168,21 +166,21 @@ class RingOrder(Promise):
                 self.pushing.popleft().passed_over = (
                     True  # its worker left or hung during the push; it must not be applied later
                 )
-            require(bool(self.pushing), f"worker {task.worker}'s update overtook another one")
+            assert self.pushing, f"worker {task.worker}'s update overtook another one"
             self.pushing.popleft()
 
     def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
         ring = [seat.number for seat in driver.policy.ring]  # type: ignore[attr-defined]
         stay = set(ring) & set(self.ring)
         was, now = [seat for seat in self.ring if seat in stay], [seat for seat in ring if seat in stay]
-        require(_rotated(was, now), f"the ring's order changed from {was} to {now}")
-        require(len(set(ring) - stay) <= 1, "one event added more than one seat")
+        assert _rotated(was, now), f"the ring's order changed from {was} to {now}"
+        assert len(set(ring) - stay) <= 1, "one event added more than one seat"
 
         self._lose(driver)
         line = deque(self.ring)
         for workers in self.turns:
             seats = {self.seat_of[worker] for worker in workers}
-            require(len(seats) <= 1, f"seats {seats} took one turn together")
+            assert len(seats) <= 1, f"seats {seats} took one turn together"
             while seats and line[0] not in seats:
                 self._pass_over(driver, line[0])
                 line.rotate(-1)
@@ -200,9 +198,8 @@ class RingOrder(Promise):
             task = driver.running[worker]
             if not task.passed_over:
                 overdue, least = driver.now - task.granted_at, (1 + policy.patience) * policy.pace.T
-                require(
-                    overdue >= least * (1 - 1e-9),
-                    f"worker {worker} lost its turn after {overdue} s instead of {least} s",
+                assert overdue >= least * (1 - 1e-9), (
+                    f"worker {worker} lost its turn after {overdue} s instead of {least} s"
                 )
                 task.passed_over = True
 
@@ -210,10 +207,10 @@ class RingOrder(Promise):
         """A seat that is passed over must have nothing to wait for."""
         for worker in self.members[seat]:
             waits = any(task.worker == worker and not task.departed for task in driver.unsettled.values())
-            require(driver.gated or not waits, f"seat {seat} was passed over, although its update had arrived")
+            assert driver.gated or not waits, f"seat {seat} was passed over, although its update had arrived"
             task = driver.running.get(worker)
             if task is not None and task not in self.granted_now:
-                require(task.passed_over, f"worker {worker} was overtaken")
+                assert task.passed_over, f"worker {worker} was overtaken"
 
 
 def _rotated(a: list[int], b: list[int]) -> bool:
@@ -281,7 +278,7 @@ class GroupOrder(Promise):
 
     def applied(self, driver: AnyDriver, tasks: list[Task]) -> None:
         groups = {task.worker % self.groups for task in tasks if not task.departed}
-        require(len(groups) <= 1, f"groups {groups} refined the model together")
+        assert len(groups) <= 1, f"groups {groups} refined the model together"
         self.turns += groups
 
     def after(self, driver: AnyDriver, decisions: list[Decision]) -> None:
@@ -289,11 +286,11 @@ class GroupOrder(Promise):
         ring = [group for seat in outer.ring for group in seat.members]
         stay = set(ring) & set(self.ring)
         was, now = [group for group in self.ring if group in stay], [group for group in ring if group in stay]
-        require(_rotated(was, now), f"the order of groups changed from {was} to {now}")
+        assert _rotated(was, now), f"the order of groups changed from {was} to {now}"
         line = deque(self.ring)
         for group in self.turns:
             while line and line[0] != group:
-                require(line[0] not in self.waiting, f"group {line[0]} was passed over while its update waited")
+                assert line[0] not in self.waiting, f"group {line[0]} was passed over while its update waited"
                 line.rotate(-1)
             line.rotate(-1)
 
@@ -314,8 +311,6 @@ class LateNeverCounts(Promise):
         tasks = [task for task in tasks if not task.departed]  # updates of departed workers arrived in time
         for task in tasks:
             now = self.rounds[task.worker % self.groups]
-            require(
-                task.notes["round"] == now, f"worker {task.worker}'s update of round {task.notes['round']} came late"
-            )
+            assert task.notes["round"] == now, f"worker {task.worker}'s update of round {task.notes['round']} came late"
         for group in {task.worker % self.groups for task in tasks}:
             self.rounds[group] += 1

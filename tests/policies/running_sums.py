@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from paceline.policies import Apply, Update
-from policies.promise import require
 
 
 class RunningSums:
@@ -32,9 +31,9 @@ class RunningSums:
         """The sums of an Apply must hold its updates, with the same weights."""
         added: list[tuple[Update, float]] = []
         for number, factor in apply.sums:
-            require(number in self.sums and number not in self.spoilt, f"{apply}: there is no such sum")
+            assert number in self.sums and number not in self.spoilt, f"{apply}: there is no such sum"
             added += [(update, factor * weight) for update, weight in self.sums.pop(number)]
         expected = sorted(zip(apply.updates, apply.weights, strict=True), key=repr)
         for (update, weight), (expected_update, expected_weight) in zip(sorted(added, key=repr), expected, strict=True):
             same = update == expected_update and abs(weight - expected_weight) <= 1e-9 * expected_weight
-            require(same, f"{apply}: the sums hold other updates or weights")
+            assert same, f"{apply}: the sums hold other updates or weights"

@@ -3,11 +3,12 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.policies import Update, WakeAt
 from paceline.policies.components import IterationTime, Progress, RecentMax, Waiting, WakeTimes, Weigher, count_of
+from tries import tries
 
 
 def update(worker: int, batch: int) -> Update:
@@ -15,7 +16,7 @@ def update(worker: int, batch: int) -> Update:
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(0, 20_000))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@tries(60, 300)
 def test_a_share_is_rounded_up_exactly_whatever_floating_point_makes_of_it(top: int, bottom: int, members: int) -> None:
     """The exact count is that of the fraction as people write it, such as 0.75 or 2/3."""
     share = Fraction(min(top, bottom), bottom)
@@ -32,7 +33,7 @@ def test_a_share_of_the_members_is_a_whole_number_of_them(share: float, members:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "advance", "advance", "advance", "remove"]), st.integers(0, 4))))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@tries(60, 200)
 def test_progress_tracks_the_slowest_and_the_fastest(steps: list[tuple[str, int]]) -> None:
     progress, done = Progress(), dict[int, int]()
     for action, worker in steps:
@@ -152,7 +153,7 @@ def test_wake_times_are_merged_into_one_wake_at() -> None:
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=40), st.integers(1, 5))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@tries(50, 100)
 def test_the_recent_maximum_covers_one_to_two_rounds(values: list[float], members: int) -> None:
     recent = RecentMax()
     for value in values:

@@ -1,7 +1,7 @@
 """DSSP: algorithms 1 and 2 of the paper, and its three bounds: on the gap, on the staleness, and none."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from paceline.policies import PolicyError
 from paceline.policies.asp import ASP
@@ -12,6 +12,7 @@ from policies.cluster import run, steady
 from policies.conversation import Conversation, applied, granted, streamed, streams, turn
 from policies.histories import STEPS, Step, act
 from policies.specs import fresh
+from tries import tries
 
 
 def test_up_to_low_dssp_is_ssp() -> None:
@@ -121,7 +122,7 @@ def test_high_must_not_be_below_low() -> None:
 
 @pytest.mark.parametrize("bound", ["gap", "none"])
 @given(steps=STEPS)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@tries(20, 60)
 def test_with_low_equal_to_high_dssp_decides_as_ssp(bound: str, steps: list[Step]) -> None:
     driver = AnyDriver(fresh("ssp:staleness=1"))
     driver.shadows.append(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.policies import Apply, Cancel, Decision, Discard, Grant, PolicyError, Update, load, make, save
 from paceline.policies.filtered import Filtered
+from tries import tries
 
 
 class Federation:
@@ -383,7 +384,7 @@ def test_policies_that_cannot_be_filtered_are_refused(inner: str) -> None:
         Filtered(inner)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@tries(20, 60)
 @given(st.data())
 def test_under_any_cosines_some_client_proceeds_and_every_update_is_decided_once(data: st.DataObject) -> None:
     clients = data.draw(st.integers(1, 9))

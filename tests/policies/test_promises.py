@@ -6,14 +6,12 @@ while, to show that none waits forever. Then all leave, to show that no update i
 history is replayed with a fresh policy. `SPECS` begins with all registered names, so a newly registered policy is
 included.
 
-`make test-all` tries 200 other histories of each policy. To search longer:
-PACELINE_EXAMPLES=2000 .venv/bin/python -m pytest tests/policies/test_promises.py
+`make test-all` tries 200 other histories of each policy. To search ten times as long:
+PACELINE_SEARCH=10 .venv/bin/python -m pytest tests/policies/test_promises.py
 """
 
-import os
-
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
@@ -21,16 +19,9 @@ from policies.any_driver import AnyDriver
 from policies.histories import DELAYS, IDS, SHADOWS, act
 from policies.promises import promises_of
 from policies.specs import APPLY_ALL_MEMBERS, MAY_WAIT_LONG, SPECS, fresh
+from tries import tries
 
-EXAMPLES = int(os.environ.get("PACELINE_EXAMPLES", "0"))
-SETTINGS = settings(
-    max_examples=EXAMPLES or 15,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=not EXAMPLES,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+SETTINGS = tries(8, 200, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 WHICH = st.integers(0, IDS - 1)
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from paceline.policies import (
@@ -33,6 +33,7 @@ from paceline.policies.options import Option
 from paceline.policies.r2sp import R2SP
 from paceline.policies.registry import split_spec
 from paceline.policies.ssp import SSP
+from tries import tries
 
 
 class Mine(SSP):
@@ -195,7 +196,7 @@ def weights_in(policy: Policy) -> list[str]:
 
 
 @given(specs())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@tries(60, 300)
 def test_a_real_job_uses_mean_weights_unless_the_spec_names_others(spec: str) -> None:
     try:
         before = weights_in(make(spec))
@@ -363,7 +364,7 @@ WORDS = [
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
-@settings(max_examples=500, deadline=None, derandomize=True)
+@tries(100, 500)
 def test_any_text_makes_a_policy_or_a_one_sentence_error(text: str) -> None:
     try:
         for spec in split_list([text]):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("msgspec")
@@ -24,6 +24,7 @@ from paceline.serve.wire import link
 from paceline.serve.wire.frames import Channel, MessageDecoder, PiecedBody
 from paceline.serve.wire.link import RECEIVING, SENDING, EmulatedLinks, LinkPath, emulated
 from paceline.serve.wire.messages import Push, Weights
+from tries import tries
 
 RATE = 1e6  # bytes per second
 GOODPUT = RATE * link.PAYLOAD_SHARE
@@ -100,7 +101,7 @@ def test_pieces_take_turns_on_a_link(links: EmulatedLinks) -> None:
     assert links.reserve(2, RECEIVING, 1.0, 0.0) == 0.0, "and so is another host"
 
 
-@settings(max_examples=60, deadline=None)
+@tries(25, 60, derandomize=False)
 @given(
     messages=st.lists(st.tuples(st.integers(21, 60_000), st.floats(0.0, 0.2)), min_size=1, max_size=6),
     late=st.lists(st.floats(0.0, 0.03) | st.floats(0.0, 0.5), min_size=1, max_size=8),

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("msgspec")
@@ -16,6 +16,7 @@ from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import ConnectionClosed
 from paceline.serve.wire.messages import Push, Refused, UpdatedPiece
 from paceline.serve.worker.streamed_exchange import ELEMENT, ShardLink, StreamedExchange, push_order
+from tries import tries
 
 PIECES = ((0, 2), (2, 5), (8, 9), (9, 12))
 SIZE = 12
@@ -28,7 +29,7 @@ def new_shard(number: int = 0, pieces: tuple[tuple[int, int], ...] = PIECES) -> 
 # Order
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@tries(60, 200)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 12), st.booleans(), st.booleans())
 def test_every_piece_is_pushed_once(sizes: list[int], worker: int, from_the_end: bool, together: bool) -> None:
     """Shard after shard, beginning after the worker's own; or row after row; or from the end of the model."""

@@ -7,13 +7,12 @@ is being applied to a piece, anything else may happen.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -26,15 +25,8 @@ from paceline.model.slice import Slice
 from paceline.serve.shard.store import Fenced, HeldUpdate
 from paceline.serve.shard.streamed_store import PieceWork, StreamedStore
 from paceline.serve.wire.messages import Identity, StreamUpdates
+from tries import tries
 
-EXAMPLES = int(os.environ.get("PACELINE_EXAMPLES", "0"))
-SETTINGS = settings(
-    max_examples=EXAMPLES or 150,
-    deadline=None,
-    derandomize=not EXAMPLES,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
 WORKERS, EACH = 4, 3  # elements of a piece
 #: With momentum, the order of updates changes the result.
 SPEC = OptimizerSpec("SGD", ({"lr": 1.0, "momentum": 0.5},))
@@ -224,7 +216,7 @@ ACTIONS = st.one_of(
 
 
 @pytest.mark.parametrize("orders", ["in order", "as they come", "both"])
-@SETTINGS
+@tries(40, 200, suppress_health_check=list(HealthCheck))
 @given(pieces=st.integers(1, 4), correct=st.sampled_from(CORRECTIONS), actions=st.lists(ACTIONS, max_size=80))
 def test_every_piece_is_applied_once_in_the_order_of_the_log_and_nobody_waits(
     orders: str, pieces: int, correct: Correction, actions: list[object]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("msgspec")
@@ -29,6 +29,7 @@ from paceline.serve.wire.frames import (
     encode,
 )
 from paceline.serve.wire.messages import Accepted, Challenge, GrantIteration, Join, Pull, Push, Refused
+from tries import tries
 
 ACCEPTED = MessageDecoder(Push | Pull | GrantIteration)
 
@@ -102,7 +103,7 @@ def test_a_peer_that_hangs_up_between_messages_does_not_break_the_protocol(
         Channel(pair[0], ACCEPTED).receive()
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@tries(80, 300)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_a_message_or_are_refused(data: bytes) -> None:
     ours, theirs = _tcp_pair()
@@ -147,7 +148,7 @@ MESSAGES = st.one_of(
 PACKETS = st.lists(st.integers(1, 700), min_size=1, max_size=5)
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@tries(80, 300)
 @given(st.lists(st.tuples(MESSAGES, st.binary(max_size=600)), max_size=6), PACKETS)
 def test_frames_are_received_however_the_network_cuts_them(sent: list[tuple[Any, bytes]], packets: list[int]) -> None:
     """A head may be longer or shorter than the one before, and a small body may arrive together with it."""

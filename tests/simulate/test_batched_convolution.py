@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -12,12 +12,13 @@ from paceline.simulate.batched_convolution import Product, as_products
 from paceline.simulate.gradients import Scorer, flat, stacked_gradients
 from paceline.workloads.data import load
 from paceline.workloads.networks import loss, make
+from tries import tries
 
 DIGITS = load("digits")
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
-@settings(max_examples=60, deadline=None)
+@tries(20, 60, derandomize=False)
 @given(
     kernel=pairs,
     stride=pairs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import paceline  # noqa: F401 (registers rlp)
@@ -20,6 +20,7 @@ from paceline.simulate import (
     load_cluster,
     run_limit_seconds,
 )
+from tries import tries
 
 POLICIES = [
     *names(),
@@ -105,7 +106,7 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
 
 @pytest.mark.slow
 @given(spec=clusters(), policy=st.sampled_from(POLICIES), streamed=st.booleans())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@tries(50, 150)
 def test_no_policy_is_below_the_floor_on_any_cluster(spec: ClusterSpec, policy: str, streamed: bool) -> None:
     made, N, iterations = make(policy), len(spec.workers), 24
     assume(made.least_workers <= N)

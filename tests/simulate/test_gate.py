@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.simulate.clock import Clock
 from paceline.simulate.transfer.gate import LinkGate
+from tries import tries
 
 
 class RecordedGate:
@@ -83,7 +84,7 @@ def test_the_gate_works_again_after_its_queue_was_emptied() -> None:
     assert gate.run() == [(0.0, "a"), (9.0, "c")]
 
 
-@settings(derandomize=True, deadline=None)
+@tries(50, 200)
 @given(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=20))
 def test_every_transfer_passes_once_in_order_and_apart(times: list[float]) -> None:
     gate = RecordedGate()

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.simulate.clock import Clock
 from paceline.simulate.colocated_network import Mesh
 from paceline.simulate.network import DIRECTIONS, Direction, Flow, Network, Star
+from tries import tries
 
 MB = 1e6
-repeatable = settings(derandomize=True, deadline=None, max_examples=150)
+few = tries(50, 150)
 
 
 class Wires:
@@ -170,7 +171,7 @@ SIZES = st.floats(0.1, 100.0)
 SENDS = st.lists(st.tuples(st.integers(0, 5), SIZES, st.floats(0.0, 20.0)), min_size=1, max_size=12)
 
 
-@repeatable
+@few
 @given(LINKS, st.floats(0.5, 30.0), SENDS)
 def test_shares_fit_the_links_and_no_flow_could_be_faster(
     links: list[float], capacity: float, sends: list[tuple[int, float, float]]
@@ -192,7 +193,7 @@ def test_shares_fit_the_links_and_no_flow_could_be_faster(
             assert at_its_link or (full and lane.rate >= fastest * (1 - 1e-9)), "a flow could be faster"
 
 
-@repeatable
+@few
 @given(LINKS, st.floats(0.5, 30.0), SENDS, st.floats(0.0, 30.0))
 def test_no_byte_is_lost(
     links: list[float], capacity: float, sends: list[tuple[int, float, float]], until: float
@@ -231,7 +232,7 @@ def test_no_byte_is_lost(
     assert len(ended) == len(set(ended))
 
 
-@repeatable
+@few
 @given(LINKS, SENDS)
 def test_a_mesh_carries_everything_and_overfills_no_link(
     links: list[float], sends: list[tuple[int, float, float]]

@@ -13,6 +13,7 @@ from paceline.observe.trace import Applied, Event, Granted
 from paceline.policies import make
 from paceline.simulate import Cluster, ClusterSpec, WorkerSpec, limit_seconds
 from pairs import parametrize_pairs
+from tries import every
 
 LINK = 100e6
 
@@ -90,7 +91,7 @@ def test_jitter_and_colocation_do_not_break_it() -> None:
 def test_a_worker_that_is_killed_at_any_moment_and_rejoins(
     apply_rate: float, link: float, compute: float, rejoins_after: float
 ) -> None:
-    for twentieth in range(20):
+    for twentieth in every(2, range(20)):
         time = 3.0 + 10 * twentieth / 20
         faults = (Fault(time, 1, "kill"), Fault(time + rejoins_after, 1, "rejoin"))
         judged(cluster(4, 2, compute, link=link, apply_rate=apply_rate, faults=faults), iterations=6)
@@ -98,7 +99,7 @@ def test_a_worker_that_is_killed_at_any_moment_and_rejoins(
 
 @pytest.mark.parametrize("apply_rate", [10e9, 20e6])
 def test_links_that_are_cut_and_restored(apply_rate: float) -> None:
-    for tenth in range(0, 60, 2):
+    for tenth in every(2, range(0, 60, 2)):
         faults = (Fault(3 + tenth / 10, 0, "cut", 2.5), Fault(4 + tenth / 10, 2, "cut", 15.0))
         judged(cluster(4, apply_rate=apply_rate, faults=faults), iterations=8)
 

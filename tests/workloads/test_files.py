@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -17,6 +17,7 @@ import torch
 
 from paceline.workloads import data, files, idx
 from paceline.workloads.errors import DataError
+from tries import tries
 from workloads import making
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -242,7 +243,7 @@ def test_a_gzip_bomb_is_not_unpacked_to_its_end(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@tries(50, 200)
 @given(st.data(), st.booleans())
 def test_any_content_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, chosen: st.DataObject, packed: bool

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -20,6 +20,7 @@ import torch
 import threads
 from paceline.workloads import data, files, networks, speech
 from paceline.workloads.errors import DataError
+from tries import tries
 from workloads import making
 
 STEP = (speech.MAX_LEVEL - speech.MIN_LEVEL) / 255
@@ -346,7 +347,7 @@ def test_a_wrong_size_in_a_header_allocates_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@tries(50, 200)
 @given(st.data())
 def test_any_content_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, chosen: st.DataObject) -> None:
     """A file with changed header bytes, cut anywhere, gives a second of sound or a DataError."""

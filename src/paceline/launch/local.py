@@ -7,7 +7,7 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +71,7 @@ async def run(
     observer: Observer | None = None,
     say: Printer,
     again: asyncio.Event | None = None,
+    show: Callable[[Endpoint], None] | None = None,
 ) -> JobOutcome:
     """Start a server, run a training script in `options.workers` workers, and wait until all of them have ended.
 
@@ -80,6 +81,7 @@ async def run(
     server_hosts: where the shards run, if options.shards_join says that they join the server.
     link: emulate links of this rate, in bytes per second, between workers and shards on this machine.
     again: set if the user insists on the end of a job that is being stopped.
+    show: is called with the server's address, for a page that shows the job.
     """
     token = secrets.token_bytes(16)
     summary, attendance = Summary(), _Attendance()
@@ -100,6 +102,8 @@ async def run(
         had_updates = options.resume is not None and checkpoint.read(options.resume, quick=True).version > 0
         tls = options.tls.for_peers() if options.tls else None
         endpoint = Endpoint(_address_here(options.host), server.port, token, tls)
+        if show:
+            show(endpoint)
         subscribed = asyncio.Event()
         watching = asyncio.ensure_future(
             _watch(server, endpoint, Tee(observers, observer) if observer else observers, began, subscribed)
