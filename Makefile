@@ -42,7 +42,7 @@ test: setup      ## the tests, with a sample of the slow ones: first on all core
 	@$(BIN)/python -m pytest -m 'alone and not matrix' $$(grep -rl --include='*.py' 'mark.alone' tests)
 
 test-all: setup  ## all tests, with the whole fault matrix; an hour or more
-	@PACELINE_EXAMPLES=200 $(SIDE_BY_SIDE) -m 'not alone'
+	@PACELINE_SEARCH=1 $(SIDE_BY_SIDE) -m 'not alone'
 	@$(BIN)/python -m pytest -m alone
 
 test-ray: $(RAY)/.ready  ## the tests on Ray, with a sample of the slow ones, in an environment of their own (.venv-ray)

@@ -17,7 +17,6 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 try:  # an environment without the development tools may run a part of the tests
     from hypothesis import settings
@@ -34,11 +33,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A shell that starts pytest in the background makes it and its children ignore SIGINT. Some tests send SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-# A busy machine may stop a test for longer than any deadline of an example.
-settings.register_profile("paceline", deadline=None)
-settings.load_profile("paceline")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

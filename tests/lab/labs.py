@@ -28,7 +28,7 @@ def can_build() -> bool:
 built = pytest.mark.skipif(not can_build(), reason="network namespaces need Linux and root")
 
 
-def best(measure: Callable[[], float], least: float, most: float, tries: int = 5) -> float:
+def best(measure: Callable[[], float], least: float, most: float, tries: int = 8) -> float:
     """Return the best of some measurements of a rate, until one reaches `least`. Check that none exceeds `most`.
 
     Other load on the machine slows a stream down, and nothing makes it faster.
