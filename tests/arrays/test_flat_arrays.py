@@ -50,6 +50,24 @@ def test_pulled_arrays_are_not_changed_by_the_next_pull() -> None:
         flat.params[0] += 1
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda tree: FlatArrays(tree),
+        lambda tree: FlatArrays([array(2)], tree),
+        lambda tree: FlatArrays([array(2)], {"a": array(2)}).gather([array(2)], tree),
+        lambda tree: ArrayData(tree),
+    ],
+    ids=["parameters", "statistics", "the statistics of a step", "data"],
+)
+def test_two_arrays_with_the_same_path_are_refused(build: Any) -> None:
+    for tree in ({"a.b": array(2), "a": {"b": array(2)}}, {1: array(2), "1": array(3)}):
+        path = "a.b" if "a" in tree else "1"
+        with pytest.raises(ValueError, match=rf"^Two arrays have the path '{path}'; give one of them another key\.$"):
+            build(tree)
+    assert FlatArrays({"a.b": array(2), "a": {"b": None}}).weights.tolist() == [0, 1]
+
+
 class Variable:
     """A variable as those of Keras and TensorFlow."""
 

@@ -34,6 +34,8 @@ def test_settings_are_read_from_text() -> None:
     assert sgd.settings_of_groups[0] == {**DEFAULTS["SGD"], "lr": 0.01, "momentum": 0.9, "nesterov": True}
     assert parse("ADAMW:betas=0.8/0.99").settings_of_groups[0]["betas"] == (0.8, 0.99)
     assert parse("Adafactor:eps=none/0.01").settings_of_groups[0]["eps"] == (None, 0.01)
+    assert parse("Muon:adjust_lr_fn=None") == parse("Muon")
+    assert parse("Muon:adjust_lr_fn=original").settings_of_groups[0]["adjust_lr_fn"] == "original"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,11 @@ def test_settings_are_read_from_text() -> None:
         ("sgd:lr", "The setting lr of SGD has no value; write it like 'sgd:lr=0.1"),
         ("sgd:lr=fast", "The setting lr of SGD must be a number, not 'fast'."),
         ("sgd:lr=nan", "The setting lr of SGD must be a number, not 'nan'."),
+        ("sgd:lr=none", "The setting lr of SGD must be a number, not 'none'."),
+        (
+            "adam:betas=none/0.9",
+            "The setting betas of Adam must be 2 numbers with a slash between them, not 'none/0.9'.",
+        ),
         ("sgd:nesterov=1", "The setting nesterov of SGD must be true or false, not '1'."),
         ("adam:betas=0.9", "The setting betas of Adam must be 2 numbers with a slash between them, not '0.9'."),
         ("lbfgs", "LBFGS cannot run on the server: "),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.arrays.tree import leaves, replaced
+from paceline.arrays.tree import by_path, replaced
 
 
 class ArrayData:
@@ -17,8 +17,7 @@ class ArrayData:
 
     def __init__(self, data: Any) -> None:
         self._data = replaced(data, lambda _, leaf: np.asarray(leaf))
-        arrays = {path: array for path, array in leaves(self._data) if array is not None}
-        counts = {path: len(array) if array.ndim else 0 for path, array in arrays.items()}
+        counts = {path: len(array) if array.ndim else 0 for path, array in by_path(self._data).items()}
         if not counts:
             raise ValueError("There is no data; pass an array, or a tuple of arrays such as (images, labels).")
         self.size = next(iter(counts.values()))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.arrays.tree import leaves, replaced
+from paceline.arrays.tree import by_path, leaves, replaced
 from paceline.model.half_precision import WIDTH, narrow
 from paceline.model.layout import STATISTICS, WHOLE, Layout, Tensor
 
@@ -37,14 +37,13 @@ class FlatArrays:
         _refuse_model(params)
         self.wire = wire
         self._trees = params, statistics
-        found = {path: leaf for path, leaf in leaves(params) if leaf is not None}
-        parameters = {path: (leaf, _parameter(path, leaf)) for path, leaf in found.items()}
+        parameters = {path: (leaf, _parameter(path, leaf)) for path, leaf in by_path(params).items()}
         if not any(array.size for _, array in parameters.values()):
             raise ValueError("There is no parameter to train; pass a tree of arrays, such as a dict of them.")
         self._names = _checked_names(names, parameters)
         self._shapes = {path: array.shape for path, (_, array) in parameters.items()}
         #: The values of the statistics that the worker has: those of its last step, or those that were pulled.
-        self._statistics = {path: leaf for path, leaf in leaves(statistics) if leaf is not None}
+        self._statistics = by_path(statistics)
         sent = {path: array for path, leaf in self._statistics.items() if (array := _statistic(leaf)) is not None}
         tensors = [Tensor(name, self._shapes[path]) for path, name in self._names.items()]
         taken = set(self._names.values())
@@ -145,7 +144,7 @@ class FlatArrays:
             raise ValueError(f"There is no gradient of {first!r}; {_LIKE}.")
 
     def _take_statistics(self, statistics: Any) -> None:
-        given = {path: leaf for path, leaf in leaves(statistics) if leaf is not None}
+        given = by_path(statistics)
         if given.keys() != self._statistics.keys():
             different = sorted(given.keys() ^ self._statistics.keys())[0]
             raise ValueError(f"The statistics differ from those of paceline.arrays.join in {different!r}; {_LIKE}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
 
 from paceline.model.optimizer_spec import REFUSED, OptimizerSpec, Setting
 
@@ -107,11 +106,11 @@ def _value(name: str, key: str, text: str, default: Setting) -> Setting:
         if isinstance(default, bool):
             return {"true": True, "false": False}[text.lower()]
         if isinstance(default, tuple):
-            parts: tuple[Any, ...] = tuple(_number(part) for part in text.split("/"))
-            if len(parts) != len(default):
-                raise ValueError
-            return parts
-        return text if default is None else _number(text)
+            parts = zip(text.split("/"), default, strict=True)
+            return tuple(None if may is None and part.lower() == "none" else _number(part) for part, may in parts)
+        if default is None:
+            return None if text.lower() == "none" else text
+        return _number(text)
     except (KeyError, ValueError):
         expected = (
             "true or false"
@@ -123,9 +122,7 @@ def _value(name: str, key: str, text: str, default: Setting) -> Setting:
         raise ValueError(f"The setting {key} of {name} must be {expected}, not {text!r:.80}.") from None
 
 
-def _number(text: str) -> float | int | None:
-    if text.lower() == "none":
-        return None
+def _number(text: str) -> float | int:
     number = float(text)
     if number != number or number in (float("inf"), float("-inf")):
         raise ValueError

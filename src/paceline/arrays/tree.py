@@ -19,6 +19,18 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path or "array", tree
 
 
+def by_path(tree: Any) -> dict[str, Any]:
+    """Return the leaves by their paths, without each None. Raise ValueError if two leaves have the same path."""
+    found: dict[str, Any] = {}
+    for path, leaf in leaves(tree):
+        if leaf is None:
+            continue
+        if path in found:
+            raise ValueError(f"Two arrays have the path {path!r:.80}; give one of them another key.")
+        found[path] = leaf
+    return found
+
+
 def replaced(tree: Any, value_of: Callable[[str, Any], Any], path: str = "") -> Any:
     """Return a tree of the same structure, in which each leaf is the value for its path and its old value.
 
