@@ -144,6 +144,26 @@ def test_each_client_evaluates_the_new_global_model_and_the_server_receives_the_
     assert all(torch.equal(weights, seen[0]) for weights in seen.values())
 
 
+@pytest.mark.parametrize(
+    ("metrics", "error"),
+    [
+        ({"loss": float("nan")}, r"^The metric loss must be a finite number; got nan\.$"),
+        ({"loss": "0.5"}, r"^The metric loss must be a number; got a value of type str\.$"),
+        ({3: 0.5}, r"^A metric's name has letters, digits and underscores, at most 80 of them; got 3\.$"),
+        (0.5, r"^evaluate must return metrics by name, such as \{'accuracy': 0\.9\}; got a float\.$"),
+    ],
+)
+def test_a_wrong_result_of_an_evaluation_is_an_error_and_the_client_leaves(metrics: Any, error: str) -> None:
+    with job("bsp:weights=mean", workers=1) as running:
+        client = FederatedClient(
+            model(), batches(taken(1)[0]), connect=running.address, steps=1, samples=1, evaluate=lambda _: metrics
+        )
+        with pytest.raises(ValueError, match=error):
+            client.run(1)
+        running.finish()
+    assert not [event for event in running.events if isinstance(event, Measured) and event.kind == "loss"]
+
+
 def test_a_client_with_another_model_is_refused() -> None:
     with job("fl-r2sp:groups=2", workers=1) as running:
         first = FederatedClient(model(), batches(taken(1)[0]), connect=running.address, steps=1, samples=1, client=0)

@@ -21,6 +21,7 @@ from paceline.model.optimizer_spec import SUMS
 from paceline.serve.environment import CONNECT, address, job_token, worker_number
 from paceline.serve.wire.tls import Tls
 from paceline.serve.worker.client import Client as Wire
+from paceline.serve.worker.metrics import checked
 from paceline.train.flat_model import FlatModel
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -64,8 +65,8 @@ class FederatedClient:
         proximal: FedProx's μ.
         client: the client's number, which decides its group. By default the server assigns one.
         progress: called after each round with the number of rounds and the mean loss of the last one.
-        evaluate: called after each round with the model, which is the new global one. It returns metrics by name, and
-            the server passes them to its policy, its trace and its live table.
+        evaluate: called after each round with the model, which is the new global one. It returns finite numbers by
+            name. The server passes them to its policy, its trace and its live table.
         """
         server = connect or os.environ.get(CONNECT)
         if not server:
@@ -120,14 +121,24 @@ class FederatedClient:
                 )
                 flat.scatter()
                 self.rounds += 1
-                if self._evaluate:
-                    for name, value in self._evaluate(self.model).items():
-                        wire.measured(name, float(value))
+                self._report_metrics()
                 if self._progress:
                     self._progress(self.rounds, loss)
             return self.rounds
         finally:
             wire.close()
+
+    def _report_metrics(self) -> None:
+        """Evaluate the model, and report the metrics. Raise ValueError if they are not finite numbers by name."""
+        if self._evaluate is None:
+            return
+        metrics = self._evaluate(self.model)
+        if not isinstance(metrics, Mapping):
+            raise ValueError(
+                f"evaluate must return metrics by name, such as {{'accuracy': 0.9}}; got a {type(metrics).__name__}."
+            )
+        for name, value in checked(metrics).items():
+            self._wire.measured(name, value)
 
     def _train(self) -> float:
         """Make τ steps on the client's samples, and return the mean loss."""

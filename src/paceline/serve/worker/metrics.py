@@ -14,8 +14,8 @@ def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {_name(name): _value(name, value) for name, value in metrics.items()}
 
 
-def _name(name: str) -> str:
-    if not name.isidentifier() or len(name) > MAX_METRIC_NAME:
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not name.isidentifier() or len(name) > MAX_METRIC_NAME:
         raise ValueError(
             f"A metric's name has letters, digits and underscores, at most {MAX_METRIC_NAME} of them; "
             f"got {name!r:.100}."
