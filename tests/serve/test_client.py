@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+from paceline.job.samples import Samples
 from paceline.serve.environment import address
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.messages import Pull
@@ -40,6 +43,28 @@ def test_a_pull_has_one_version_on_all_shards() -> None:
         running.work(*[run] * 4)
         running.finish()
     assert max(seen) > 100
+
+
+def test_the_main_worker_tells_a_restored_server_again_that_training_has_ended() -> None:
+    """The server's checkpoint is older than the end, so the server would hand out samples again."""
+    empty = memoryview(b"")
+    with job("asp", shards=0) as running:
+        client = Client(address(running.address), b"")
+        client.begin(empty)
+        samples = client.take(4, 8, 3)
+        client.end_samples(8)
+        assert samples.stop == 4 and client.take(4, 8, 3).stop == 0
+        state = running.coordinator.state
+        assert state.samples
+        state.samples = Samples.from_json(state.samples.as_json())
+        state.config = replace(state.config, generation="a later one")
+        running.coordinator._listener._generation = "a later one"
+        client._incarnation._control.cut()
+        assert not client.finish(empty)
+        assert client.finish(empty)
+        assert state.samples.take(1, 1, 4) is None
+        client.close()
+        running.finish()
 
 
 @pytest.mark.parametrize(("expected", "second", "last"), [(3, 2, 0), (1, 0, 0), (0, 0, 0), (None, None, None)])

@@ -28,7 +28,7 @@ class Samples:
         self._planned = 0  # epochs that a worker has announced
         self.trained = 0  # samples that are done, over all epochs
         self._epoch = self._position = 0
-        self._ended = False  # a resumed job trains on
+        self._ended = False  # not saved: a resumed job trains on, and a main worker tells a restored server again
         self._returned: list[Positions] = []
         self._out: dict[int, dict[int, Positions]] = {}  # worker → request number → the range that it holds
         self._asked: dict[tuple[int, int], int] = {}  # worker, request number → how many samples were requested

@@ -70,6 +70,7 @@ class Client:
         self._taken: RequestSamples | None = None  # the request whose samples were taken last
         self._ahead: RequestSamples | None = None  # a request that was sent before its samples are needed
         self._weights: memoryview = memoryview(b"")
+        self._end: tuple[int, str] | None = None  # `end_samples`: the size of the data, and the generation it was told
         #: Makes a shard's part of a checkpoint, if this worker has loaded the optimizer's state. It is sent, together
         #: with the weights, if the coordinator asks this worker for the weights.
         self.part_of: PartOf | None = None
@@ -209,6 +210,7 @@ class Client:
         try:
             self._requests += 1
             self._incarnation.take(RequestSamples(self._requests, 1, size, 0, ends=True))
+            self._end = size, self._incarnation.generation
         except IncarnationOver:
             self._join_again()
             self.go_on(self._weights)
@@ -258,6 +260,8 @@ class Client:
         (`take`). A caller that calls `finish` again instead leaves them to other workers.
         """
         while True:
+            if self._end and self._end[1] != self._incarnation.generation:
+                self.end_samples(self._end[0])  # a restored server hands samples out again
             try:
                 self._incarnation.finish(weights)
                 self.departure.release()  # nothing is pushed any more
