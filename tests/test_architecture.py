@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": {"policies", "model", "observe", "serve"},
     "page": {"policies", "job", "observe", "serve"},
     "flower": {"extras", "policies", "job", "model", "observe"},
-    "huggingface": {"extras", "train"},
+    "huggingface": {"extras", "serve", "train"},
     "lightning": {"extras", "train"},
     "ray": {"extras", "policies", "model", "observe", "serve", "train"},
     "lab": {"policies", "model", "observe", "simulate", "serve", "collectives", "launch"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.train.processes import ranks_of_worker
+from paceline.train.processes import check_one_rank
 
 PROCESSES = (
     "TrainingArguments found {} processes of torch.distributed; paceline connects the processes of a job itself: start "
@@ -18,11 +18,6 @@ GPUS = (
     "This worker would use {} GPUs with DataParallel; start one worker for each GPU, and give each its own by "
     "CUDA_VISIBLE_DEVICES."
 )
-RANKS = (
-    "A Trainer is a worker of one process; leave out --ranks-per-worker, and start one worker for each GPU: "
-    "`paceline run --workers {}`."
-)
-AGAIN = "This worker has trained its model in the job; a job trains one model once: start another job for the next."
 SEARCH = "hyperparameter_search() trains many models, and a job trains one; run the search under plain `python`."
 ONE_RUN = (
     "auto_find_batch_size begins training anew with another batch size, and a job trains once; "
@@ -32,9 +27,8 @@ ONE_RUN = (
 
 def check(trainer: Any) -> None:
     """Raise ValueError if this Trainer cannot take part in a job."""
-    args, ranks = trainer.args, ranks_of_worker()
-    if ranks > 1:
-        raise ValueError(RANKS.format(ranks))
+    args = trainer.args
+    check_one_rank()
     if trainer.is_deepspeed_enabled:
         raise ValueError(SHARDED.format("DeepSpeed", "deepspeed"))
     if trainer.is_fsdp_enabled:

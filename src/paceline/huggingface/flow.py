@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from paceline.huggingface.library import TrainerCallback
+from paceline.serve.worker.metrics import MAX_METRIC_NAME
 
 
 class JobFlow(TrainerCallback):
@@ -51,4 +52,5 @@ def _is_metric(name: str, value: Any) -> bool:
     """Return whether this is a metric of the model, and not a measurement of the evaluation itself."""
     if name == "epoch" or name.endswith(("_runtime", "_per_second", "_time")):
         return False
-    return name.isidentifier() and isinstance(value, int | float) and math.isfinite(value)
+    is_name = name.isidentifier() and len(name) <= MAX_METRIC_NAME  # session.log refuses any other name
+    return is_name and isinstance(value, int | float) and math.isfinite(value)

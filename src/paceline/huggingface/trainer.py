@@ -20,7 +20,7 @@ from paceline.huggingface.flow import JobFlow
 from paceline.huggingface.library import METRIC_SCHEDULES, Trainer
 from paceline.train.job_epochs import JobEpochs, skipped_samples
 from paceline.train.job_schedule import JobSchedule
-from paceline.train.processes import expected_rank, will_join
+from paceline.train.processes import AGAIN, expected_rank, will_join
 from paceline.train.session import Session
 from paceline.train.stream import settings
 
@@ -71,7 +71,7 @@ class PacedTrainer(Trainer):
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         if self._in_job and self.session:
-            raise ValueError(checks.AGAIN)
+            raise ValueError(AGAIN)
         return super().train(*arguments, **options)
 
     def hyperparameter_search(self, *arguments: Any, **options: Any) -> Any:

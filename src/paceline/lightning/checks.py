@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from paceline.train.processes import ranks_of_worker
+from paceline.train.processes import check_one_rank
 
 DEVICES = (
     "Trainer(devices={}) asks for {} devices, and each process of a job has one: write devices=1, and start a worker "
@@ -17,11 +17,6 @@ OPTIMIZERS = (
     "configure_optimizers returns {} optimizers, and a job has one: put the parameters into groups of one optimizer, "
     "if one step for all of them will do."
 )
-RANKS = (
-    "A Trainer is a worker of one process; leave out --ranks-per-worker, and start one worker for each GPU: "
-    "`paceline run --workers {}`."
-)
-AGAIN = "This worker has trained its model in the job; a job trains one model once: start another job for the next."
 LOADERS = (
     "The batches of a job come from one loader: leave out reload_dataloaders_every_n_epochs, and return a single "
     "DataLoader from train_dataloader."
@@ -48,9 +43,7 @@ def device_of(devices: list[torch.device]) -> torch.device:
 
 def check(trainer: Any) -> None:
     """Raise ValueError if this Trainer cannot take part in a job."""
-    ranks = ranks_of_worker()
-    if ranks > 1:
-        raise ValueError(RANKS.format(ranks))
+    check_one_rank()
     if trainer.num_nodes > 1:
         raise ValueError(NODES.format(trainer.num_nodes))
     if trainer.reload_dataloaders_every_n_epochs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from paceline.lightning.package import Checkpoint, EarlyStopping
@@ -20,11 +19,3 @@ def leave_to_it(trainer: Any) -> None:
 
 def _nothing(*_: Any, **__: Any) -> list[Any]:
     return []
-
-
-def step_quietly(scheduler: Any, steps: int) -> None:
-    """Step a scheduler this often, without torch's warning that no step of the optimizer precedes."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-        for _ in range(steps):
-            scheduler.step()

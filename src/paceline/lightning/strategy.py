@@ -19,8 +19,8 @@ from paceline.lightning import checks, main_worker
 from paceline.lightning.loaders import Unsized, length_of
 from paceline.lightning.package import RANK_ZERO_FUNCTIONS, SingleDeviceStrategy, StrategyRegistry
 from paceline.train.job_epochs import JobEpochs, skipped_samples
-from paceline.train.job_schedule import JobSchedule
-from paceline.train.processes import expected_rank, expected_world_size, will_join
+from paceline.train.job_schedule import JobSchedule, quiet_steps
+from paceline.train.processes import AGAIN, expected_rank, expected_world_size, will_join
 from paceline.train.session import Session
 
 NAME = "paceline"
@@ -83,7 +83,7 @@ class PacelineStrategy(SingleDeviceStrategy):
     def setup_optimizers(self, trainer: Any) -> None:
         """Create the module's optimizer, and join the job with it. Its step is that of the job from then on."""
         if self._in_job and self.session is not None:
-            raise ValueError(checks.AGAIN)
+            raise ValueError(AGAIN)
         super().setup_optimizers(trainer)
         checks.check_optimizers(self.optimizers, self._in_job)
         if not self.optimizers:
@@ -158,7 +158,9 @@ class PacelineStrategy(SingleDeviceStrategy):
                 if isinstance(config.scheduler, JobSchedule):
                     config.scheduler.catch_up(self.epochs.steps_before(samples, *self._steps_of_epoch))
                 elif config.interval == "epoch" and not config.reduce_on_plateau:
-                    main_worker.step_quietly(config.scheduler, skipped // config.frequency)
+                    with quiet_steps():
+                        for _ in range(skipped // config.frequency):
+                            config.scheduler.step()
 
     @property
     def _steps_of_epoch(self) -> tuple[int, int]:

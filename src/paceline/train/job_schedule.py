@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -34,7 +35,14 @@ class JobSchedule:
 
     def catch_up(self, steps: int) -> None:
         """Step the scheduler until it has made this number of steps."""
-        with warnings.catch_warnings():  # torch warns of steps that no step of the optimizer precedes
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        with quiet_steps():
             while self.scheduler.last_epoch < steps:
                 self.scheduler.step()
+
+
+@contextmanager
+def quiet_steps() -> Iterator[None]:
+    """Let schedulers step without torch's warning that no step of the optimizer precedes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        yield

@@ -15,6 +15,11 @@ REDUCED_TWICE = (
     "The model is wrapped in DistributedDataParallel, which reduces gradients a second time; join the job with the "
     "model itself, before you wrap it or in place of that."
 )
+SEVERAL_RANKS = (
+    "A Trainer is a worker of one process; leave out --ranks-per-worker, and start one worker for each GPU: "
+    "`paceline run --workers {}`."
+)
+AGAIN = "This worker has trained its model in the job; a job trains one model once: start another job for the next."
 NESTED = (
     "Another launcher has started {} processes inside this worker, and a worker of this job is one process; start the "
     "script itself: `paceline run --workers {} SCRIPT`, without `torchrun` or `accelerate launch --num_processes {}`."
@@ -33,6 +38,13 @@ def check_process(model: torch.nn.Module) -> None:
 def ranks_of_worker() -> int:
     """Return the number of processes of this worker."""
     return _number(RANKS, 1)
+
+
+def check_one_rank() -> None:
+    """Raise ValueError if this worker has several processes: the loop of a library would run in each of them."""
+    ranks = ranks_of_worker()
+    if ranks > 1:
+        raise ValueError(SEVERAL_RANKS.format(ranks))
 
 
 def will_join() -> bool:
