@@ -26,21 +26,7 @@ def every_pair(*axes: Sequence[Hashable]) -> set[tuple[Hashable, ...]]:
 
 def parametrize_pairs(names: Sequence[str], *axes: Sequence[Hashable]) -> pytest.MarkDecorator:
     """Run the cases of `every_pair` in every run. The rest of the product belongs to the matrix."""
-    return _parametrize(names, axes, every_pair(*axes))
-
-
-def parametrize_values(names: Sequence[str], *axes: Sequence[Hashable]) -> pytest.MarkDecorator:
-    """Run cases in which every value of each axis occurs in every run. The rest of the product belongs to the matrix.
-
-    For axes that hardly depend on each other, where `parametrize_pairs` would run nearly the whole product.
-    """
-    chosen = {tuple(axis[number % len(axis)] for axis in axes) for number in range(max(map(len, axes)))}
-    return _parametrize(names, axes, chosen)
-
-
-def _parametrize(
-    names: Sequence[str], axes: Sequence[Sequence[Hashable]], chosen: set[tuple[Hashable, ...]]
-) -> pytest.MarkDecorator:
+    chosen = every_pair(*axes)
     return pytest.mark.parametrize(
         names,
         [pytest.param(*case, marks=() if case in chosen else pytest.mark.matrix) for case in product(*axes)],

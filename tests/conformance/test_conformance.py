@@ -94,7 +94,6 @@ FAULTS = {
     ),
 }
 
-with_every_driver = pytest.mark.parametrize("driver", DRIVERS)
 with_every_simulation = pytest.mark.parametrize(
     "driver", sorted(REPEATABLE)
 )  # tests/faults covers the faults of the server

@@ -21,11 +21,13 @@ pytest.importorskip("accelerate")
 
 from transformers import EarlyStoppingCallback, Trainer
 
+from forked import ForkedWorkers
 from on_huggingface.tiny import Counting, arguments, gpt2
 from paceline.huggingface import PacedTrainer, checks
+from paceline.huggingface.flow import JobFlow
 from paceline.observe.trace import Arrived, Measured
 from paceline.serve.environment import CONNECT
-from train.forked import ForkedWorkers
+from paceline.serve.worker.metrics import checked
 from train.generations import served
 from train.jobs import Job
 
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
-def one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Workers are threads here. While a Trainer loads random states, it changes a list of torch's that they share."""
     lock, load = threading.Lock(), Trainer._load_rng_state
 
@@ -43,7 +45,7 @@ def one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Trainer, "_load_rng_state", load_alone)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.chdir(os.environ.get("TMPDIR", "/tmp"))
+    monkeypatch.chdir(tmp_path)  # a Trainer without arguments writes into the current directory
 
 
 @contextmanager
@@ -243,6 +245,16 @@ def test_a_refused_setting_of_a_real_trainer(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv(CONNECT, "127.0.0.1:9")
     with pytest.raises(ValueError, match="leave out auto_find_batch_size"):
         PacedTrainer(gpt2(), arguments(tmp_path, auto_find_batch_size=True), train_dataset=Counting(16))
+
+
+def test_only_metrics_that_a_session_takes_are_reported() -> None:
+    metrics = {"eval_loss": 0.5, "l" * 80: 1.0}
+    ignored = {"epoch": 1.0, "eval_runtime": 2.0, "l" * 81: 1.0, "eval loss": 1.0, "eval_nan": math.nan, "note": "text"}
+    reported: dict[str, float] = {}
+    session = SimpleNamespace(optimizer=SimpleNamespace(closed=False), log=lambda **found: reported.update(found))
+    flow = JobFlow(SimpleNamespace(session=session, is_in_train=False))
+    flow.on_evaluate(None, None, None, metrics=metrics | ignored)
+    assert reported == checked(reported) == metrics
 
 
 def test_a_job_trains_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

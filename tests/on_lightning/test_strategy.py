@@ -17,11 +17,11 @@ pl: Any = pytest.importorskip("pytorch_lightning")
 
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
+from forked import ForkedWorkers
 from on_lightning.tiny import Circle, trainer_of
 from paceline.lightning import PacelineStrategy
 from paceline.observe.trace import Arrived
 from paceline.serve.environment import CONNECT, WORKERS
-from train.forked import ForkedWorkers
 from train.generations import served
 from train.jobs import Job
 

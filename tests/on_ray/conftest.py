@@ -14,6 +14,11 @@ TESTS = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Ignore the warnings of Ray, in the tests of this folder."""
+    item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run a cluster with the module's CLUSTER_CPUS, or 8."""

@@ -15,7 +15,6 @@ from ray.train import CheckpointConfig, RunConfig, ScalingConfig
 from on_ray import loops
 from paceline.ray import PacelineTrainer, get_dataset_shard
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own warnings
 CLUSTER_CPUS = 2
 
 

@@ -19,7 +19,7 @@ from paceline.observe.driver import Job
 from paceline.observe.trace import Began, Event, from_line
 from paceline.ray import PacelineTrainer
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("cluster")]  # Ray's own warnings
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def on_ray(spec: str, job: Job, streamed: bool, folder: Path) -> list[Event]:

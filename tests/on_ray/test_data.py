@@ -18,7 +18,7 @@ from on_ray import loops
 from paceline.ray import PacelineTrainer
 from paceline.ray.dataset import BlockDataset
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("cluster")]  # Ray's own warnings
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def test_rows_of_a_ray_dataset_have_numbers() -> None:

@@ -45,7 +45,6 @@ def forked(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore")  # the server outlives the object of the process that has started it
 def test_forked_processes_have_their_own_arguments_environment_and_random_numbers(tmp_path: Path) -> None:
     one, other = forked(tmp_path, "one"), forked(tmp_path, "other")
     os.kill(one["parent"], signal.SIGTERM)

@@ -18,7 +18,7 @@ from on_ray import loops
 from on_ray.jobs import CountingJob
 from paceline.ray import JobFailed, PacelineTrainer
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("cluster")]  # Ray's own warnings
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.mark.parametrize("policy", [pytest.param("bsp", marks=pytest.mark.slow), "r2sp"])

@@ -15,7 +15,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed; `make test-ray` i
 
 from on_ray.jobs import CountingJob
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("cluster")]  # Ray's own warnings
+pytestmark = pytest.mark.usefixtures("cluster")
 
 WORKERS = 64
 CLUSTER_CPUS = WORKERS

@@ -17,7 +17,7 @@ from ray.train import FailureConfig, ScalingConfig
 
 from on_ray.jobs import SECONDS, CountingJob, node_of
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # Ray's own warnings
+pytestmark = pytest.mark.slow
 
 #: Ray notices a node that is gone after about three seconds instead of fifteen.
 QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
