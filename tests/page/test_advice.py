@@ -24,6 +24,13 @@ RUNNING = Situation(
         ({"lost_now": {3: 12.0}}, "warn", "Worker 3 was lost 12 s ago; 8 workers go on."),
         ({"lost_now": {3: 300.0}, "lost": 1}, "good", "Healthy: 8 workers train, 1 was lost on the way."),
         ({"quiet": 40.0, "awaited": [3]}, "bad", "Stalled: no update was applied for 40 s; waiting for worker 3."),
+        (
+            {"quiet": 40.0, "awaited": [3], "clients": True},
+            "bad",
+            "Stalled: no update was applied for 40 s; waiting for client 3.",
+        ),
+        ({"lost_now": {3: 12.0}, "clients": True}, "warn", "Client 3 was lost 12 s ago; 8 clients go on."),
+        ({"members": 0, "updates": 0, "clients": True}, "idle", "Waiting for the first client to join."),
         ({"quiet": 4.0}, "good", "Healthy: 8 workers train, none was lost."),
         ({"quiet": 40.0, "gap": 30.0}, "good", "Healthy: 8 workers train, none was lost."),
         ({"loss": float("inf")}, "bad", "The loss is not a number any more: the training has diverged."),
@@ -47,6 +54,10 @@ def test_health(changed: dict[str, object], level: str, text: str) -> None:
         ),
         ({"policy": "ssp:staleness=3"}, "Workers wait 50% of the time for the slowest worker: try r2sp."),
         ({"clients": True}, "Clients wait 50% of the time at the barrier: try fl-r2sp."),
+        (
+            {"clients": True, "policy": "ssp:staleness=3"},
+            "Clients wait 50% of the time for the slowest client: try fl-r2sp.",
+        ),
         (
             {"slowest": (3, 2.1)},
             "Worker 3 computes 2.1 × as long as the others: r2sp:tune_batches=true gives it less.",

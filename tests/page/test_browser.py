@@ -24,6 +24,7 @@ playwright = pytest.importorskip("playwright.async_api")
 
 from paceline.observe.observer import Recorder
 from paceline.observe.trace import Arrived, Began, Event, Joined, Measured
+from paceline.page import app, frames
 from paceline.page.state import PageState
 from paceline.policies import make
 from paceline.serve.wire.tokens import token_for
@@ -350,5 +351,39 @@ def test_the_page_moves_on_and_tells_the_end() -> None:
             page.stop.set()
             await tab.wait_for_function("document.querySelector('#foot').textContent.includes('last picture')")
             assert await text(tab, "#health") == "Done: 21 updates."
+
+    run(test)
+
+
+@pytest.mark.core
+def test_a_viewer_that_is_too_many_reads_why_and_is_let_in_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_VIEWERS", 1)
+    monkeypatch.setattr(app, "AGAIN", 1)
+
+    async def test() -> None:
+        async with served(state_of(a_job())) as page, browser() as started:
+            context = await started.new_context()
+            first, second = await context.new_page(), await context.new_page()
+            await first.goto(page.url)
+            await first.wait_for_selector("#whole", state="attached")
+            await second.goto(page.url)
+            await second.wait_for_function("document.querySelector('#health').textContent.startsWith('Too many')")
+            await asyncio.sleep(0.2)  # the answer has ended
+            assert await text(second, "#foot") == await text(second, "#health") == app.TOO_MANY
+            await first.close()
+            await second.wait_for_selector("#whole", state="attached")
+            assert await text(second, "#foot") == ""
+
+    run(test)
+
+
+def test_the_page_of_a_federation_says_clients() -> None:
+    async def test() -> None:
+        async with looked_at(state_of(a_job(policy="fl-r2sp"))) as tab:
+            place = await tab.eval_on_selector("#gantt", "canvas => canvas.getBoundingClientRect().toJSON()")
+            await tab.mouse.click(place["x"] + place["width"] * 0.4, place["y"] + 12)
+            assert (await text(tab, "#tip")).startswith("Client 0, iteration ")
+            assert (await text(tab, "#single-text")).startswith("Client 0: ")
+            assert "orker" not in await text(tab, "body")
 
     run(test)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.page import frames, guard
+from paceline.page.app import AGAIN, TOO_MANY
 from paceline.page.guard import FOREIGN_HOST, FOREIGN_ORIGIN, NO_TOKEN, PageGuard, RefusedRequest
 from paceline.page.state import PageState
 from paceline.serve.wire import certificates
@@ -115,6 +117,9 @@ def test_a_link_elsewhere_may_lead_to_the_page_but_not_to_its_data() -> None:
         password(token_for("worker", TOKEN).decode()),
         "Authorization: Bearer another",
         "Authorization: Basic !",
+        "Authorization: Basic Ümlaut",
+        "Authorization: Bearer Ümlaut",
+        password("Ümlaut"),
         "Authorization: Digest x",
     ],
 )
@@ -148,6 +153,25 @@ def test_a_page_for_others_still_refuses_foreign_names() -> None:
             assert (await page.get("/", "Host: 192.0.2.1", password(WATCH))).status == 200
 
     run(test)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("host", ["127.0.0.1", EVERYWHERE])
+def test_the_host_that_the_user_has_named_is_answered(host: str) -> None:
+    async def test() -> None:
+        async with served(state_of(a_job()), host, TOKEN, name="Trainer.example.org") as page:
+            for name in ("trainer.example.org:8787", "TRAINER.example.org."):
+                assert (await page.get("/", f"Host: {name}", password(WATCH))).status == 200
+            assert (await page.get("/", "Host: example.org", password(WATCH))).status == 421
+
+    run(test)
+
+
+def test_the_names_of_the_machine_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = PageGuard(b"", is_loopback=False)
+    monkeypatch.setattr(guard.socket, "getfqdn", lambda: pytest.fail("the DNS was asked for each request"))  # type: ignore[attr-defined]
+    own.check({"host": socket.gethostname()}, is_data=True)
+    PageGuard(b"", is_loopback=True)
 
 
 def test_over_tls(tmp_path: Path) -> None:
@@ -214,3 +238,88 @@ def test_a_trace_that_is_not_one_ends_the_page() -> None:
                 await asyncio.sleep(0.1)
 
     run(test)
+
+
+@pytest.mark.core
+def test_a_closed_page_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No frame is due to the page that is closed: it has all of them."""
+
+    async def is_let_in(page: Served) -> bool:
+        reader, writer = await page.open("/events")
+        await reader.readuntil(b"\r\n\r\n")
+        begin = await reader.readuntil(b": ")
+        writer.close()
+        return begin.endswith(b"data: ")
+
+    monkeypatch.setattr(frames, "MAX_VIEWERS", 1)
+    monkeypatch.setattr(frames, "SLOW", 1e6)
+
+    async def test() -> None:
+        async with served(state_of(a_job())) as page:
+            async with page.stream() as frame:
+                assert await frame()
+                refused = await page.get("/events")
+                assert refused.text == f"retry: {1000 * AGAIN}\nevent: refused\ndata: {TOO_MANY}\n\n"
+                assert (refused.status, refused.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+            while not await is_let_in(page):
+                await asyncio.sleep(0.02)
+
+    run(test)
+
+
+def test_a_request_for_the_head_of_the_stream_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_VIEWERS", 1)
+
+    async def test() -> None:
+        async with served(state_of(a_job())) as page:
+            reader, writer = await page.open("/events", method="HEAD")
+            head = await reader.read()  # ends
+            assert head.startswith(b"HTTP/1.1 200")
+            assert b"text/event-stream" in head
+            async with page.stream() as frame:
+                assert await frame()
+            writer.close()
+
+    run(test)
+
+
+def test_the_end_is_quiet_although_a_viewer_does_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    async def feed(state: PageState) -> None:
+        iteration = 30
+        while True:
+            iteration += 1
+            for event in one_iteration(iteration % 60, iteration, float(iteration)):
+                state.tell(event)
+            await asyncio.sleep(0.001)
+
+    async def test() -> None:
+        async with served(state_of(a_job(workers=60, iterations=30)), tell=feed) as page:
+            held = socket.socket()
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            held.connect((page.host, page.port))
+            held.send(f"GET /events HTTP/1.1\r\nHost: {page.host}\r\n\r\n".encode())
+            async with page.stream() as frame:
+                for _ in range(5):
+                    assert await frame()
+            strange = socket.create_connection((page.host, page.port))
+            strange.send(b"no HTTP\r\n\r\n")
+        held.close()
+        strange.close()
+
+    run(test)
+    assert caplog.text == ""
+
+
+def test_errors_of_the_page_are_seen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug in the page")
+
+    monkeypatch.setattr(frames.Frames, "enter", fail)
+
+    async def test() -> None:
+        async with served(state_of(a_job())) as page:
+            assert (await page.get("/events")).status == 500
+
+    run(test)
+    assert "a bug in the page" in caplog.text
+    assert "Uvicorn running" not in caplog.text

@@ -223,6 +223,15 @@ def test_checkpoints_and_exclusions_are_told() -> None:
     assert state.snapshot()["checkpoints"] == [(10.0, 1234)]
 
 
+def test_the_workers_of_a_federation_are_called_clients() -> None:
+    state = state_of([Began(0.0, "", "fl-r2sp", "whole", 0), Joined(1.0, 7), Left(2.0, 7, True)])
+    state.happenings.exclude(11.0, {8: "its updates are noise"})
+    texts = [text for _, _, text in state.snapshot()["happenings"]]
+    assert texts[0] == "Client 8 was excluded: its updates are noise."
+    assert texts[1].startswith("Client 7 was lost")
+    assert not any("orker" in each for each in texts + [text for _, text in state.snapshot()["sentences"].values()])
+
+
 def test_a_loss_that_is_no_number_is_told() -> None:
     state = state_of([*a_job(), *one_iteration(0, 11, 10.0, loss=float("nan"))])
     snapshot = state.snapshot()

@@ -81,13 +81,15 @@ class Served:
     def url(self) -> str:
         return f"http://{self.host}:{self.port}/"
 
-    async def open(self, path: str, *headers: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def open(
+        self, path: str, *headers: str, method: str = "GET"
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Send a request. The names of headers that are given replace the usual ones."""
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 24)
         given = {line.partition(":")[0].lower() for line in headers}
         usual = [f"Host: {self.host}:{self.port}", "Connection: close"]
         lines = [*(line for line in usual if line.partition(":")[0].lower() not in given), *headers]
-        writer.write("\r\n".join([f"GET {path} HTTP/1.1", *lines, "", ""]).encode())
+        writer.write("\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode())
         return reader, writer
 
     async def get(self, path: str, *headers: str) -> Answer:
@@ -96,7 +98,7 @@ class Served:
         async with asyncio.timeout(TIMEOUT):
             head = await reader.readuntil(b"\r\n\r\n")
             status, named = parsed(head)
-            body = await reader.readexactly(int(named["content-length"])) if "content-length" in named else b""
+            body = await (reader.readexactly(int(length)) if (length := named.get("content-length")) else reader.read())
         writer.close()
         return Answer(status, named, body)
 
@@ -142,8 +144,12 @@ async def served(
     token: bytes = b"",
     tls: Tls | None = None,
     tell: Callable[[PageState], Awaitable[None]] | None = None,
+    name: str = "",
 ) -> AsyncIterator[Served]:
-    """A page that shows this state at a socket until the end of the context. tell: feeds the state with events."""
+    """A page that shows this state at a socket until the end of the context.
+
+    tell: feeds the state with events. name: the host that the user has named.
+    """
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # so that little waits in the kernel
         listening.bind((host, 0))
@@ -159,7 +165,7 @@ async def served(
             for each in done:
                 each.result()
 
-        serving = asyncio.ensure_future(serve_page(listening, state, feed, token=token, tls=tls))
+        serving = asyncio.ensure_future(serve_page(listening, state, feed, token=token, tls=tls, host=name))
         try:
             yield page
         finally:

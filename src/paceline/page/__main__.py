@@ -26,21 +26,19 @@ async def main(listening: socket.socket) -> None:
     shown = Shown(title=setup.title)
 
     async def tell(state: PageState) -> None:
-        following: asyncio.Future[None] | None = None
-        try:
+        async with asyncio.TaskGroup() as group:  # an error in a task ends the page, and is printed
+            following: asyncio.Task[None] | None = None
             while line := await reader.readline():
                 job = msgspec.json.decode(line, type=WatchedJob)
                 if following:
                     following.cancel()
-                    await asyncio.gather(following, return_exceptions=True)
+                    await asyncio.wait((following,))
                 shown.floors = [] if job.floor is None else [job.floor]
-                following = asyncio.ensure_future(follow(state, job.endpoint))
-        finally:
+                following = group.create_task(follow(state, job.endpoint))
             if following:
                 following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
 
-    await serve_page(listening, PageState(shown), tell, token=setup.token, tls=setup.tls)
+    await serve_page(listening, PageState(shown), tell, token=setup.token, tls=setup.tls, host=setup.host)
 
 
 if __name__ == "__main__":

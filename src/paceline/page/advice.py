@@ -18,7 +18,7 @@ RECENTLY = 60.0  # seconds during which a lost worker is news
 
 #: Policies whose workers wait for each other.
 BARRIERS = {"bsp": "at the barrier", "ksync": "at the barrier", "kbatch": "at the barrier"}
-LIMITS = {"ssp": "for the slowest worker", "dssp": "for the slowest worker"}
+LIMITS = {"ssp": "for the slowest {noun}", "dssp": "for the slowest {noun}"}
 TURNS = {"r2sp": "for their turn", "fl-r2sp": "for their group's turn", "groups": "for their group's turn"}
 
 
@@ -66,11 +66,16 @@ class Situation:
 
     def people(self, count: int) -> str:
         """Return a number of workers in words."""
-        return f"{count:,} {'client' if self.clients else 'worker'}{'' if count == 1 else 's'}"
+        return f"{count:,} {self.noun}{'' if count == 1 else 's'}"
+
+    @property
+    def noun(self) -> str:
+        """The word for a worker of this job."""
+        return "client" if self.clients else "worker"
 
     @property
     def who(self) -> str:
-        return "Clients" if self.clients else "Workers"
+        return f"{self.noun.capitalize()}s"
 
 
 def health(of: Situation) -> Sentence:
@@ -90,16 +95,16 @@ def health(of: Situation) -> Sentence:
     if not of.members:
         if of.updates:
             return Sentence("idle", f"All {of.who.lower()} have left, after {of.updates:,} updates.")
-        return Sentence("idle", f"Waiting for the first {of.people(1).split()[1]} to join.")
+        return Sentence("idle", f"Waiting for the first {of.noun} to join.")
     limit = max(STALLED_SECONDS, STALLED * (of.gap or 0.0))
     if of.state == "running" and of.quiet is not None and of.quiet > limit and of.updates:
         named = ", ".join(str(worker) for worker in of.awaited[:4])
-        for_whom = f"; waiting for worker {named}" if named else ""
+        for_whom = f"; waiting for {of.noun} {named}" if named else ""
         return Sentence("bad", f"Stalled: no update was applied for {seconds(of.quiet)}{for_whom}.")
     fresh = {worker: ago for worker, ago in of.lost_now.items() if ago < RECENTLY or of.state == "recorded"}
     if len(fresh) == 1:
         worker, ago = next(iter(fresh.items()))
-        text = f"Worker {worker} was lost {seconds(ago)} ago; {of.people(of.members)} go on."
+        text = f"{of.noun.capitalize()} {worker} was lost {seconds(ago)} ago; {of.people(of.members)} go on."
         return Sentence("warn", text)
     if fresh:
         return Sentence("warn", f"{of.people(len(fresh))} were lost; {of.people(of.members)} go on.")
@@ -134,7 +139,7 @@ def advice(of: Situation) -> Sentence:
     if of.is_early or not of.iteration_seconds:
         return Sentence("idle", "Come back after a few rounds.")
     if of.floor and of.iteration_seconds <= NEAR * of.floor:
-        return Sentence("good", "Nothing: only faster links, faster workers or a smaller model would help.")
+        return Sentence("good", f"Nothing: only faster links, faster {of.noun}s or a smaller model would help.")
     slow = of.slowest if of.slowest and of.slowest[1] >= SLOW else None
     if slow and "tune_batches=true" not in of.policy and not of.clients:
         text = f"Worker {slow[0]} computes {slow[1]:.1f} × as long as the others: r2sp:tune_batches=true gives it less."
@@ -147,7 +152,8 @@ def advice(of: Situation) -> Sentence:
             continue
         other = "fl-r2sp" if of.clients else other
         if waiting >= _moving(of):
-            text = f"{of.who} wait {_percent(waiting)} of the time {schemes[of.scheme]}: try {other}."
+            why = schemes[of.scheme].format(noun=of.noun)
+            text = f"{of.who} wait {_percent(waiting)} of the time {why}: try {other}."
         else:
             text = f"{of.who} compute only {_percent(computing)} of the time; all send at once: try {other}."
         return Sentence("warn", text)
@@ -158,7 +164,7 @@ def advice(of: Situation) -> Sentence:
             why = f"Sending and receiving take {_percent(_moving(of))} of the time"
         if full:
             return Sentence("idle", f"{why}, and the links are full: faster links or more servers would help.")
-        return Sentence("idle", f"{why}: `paceline advise` measures whether the links or the workers are the limit.")
+        return Sentence("idle", f"{why}: `paceline advise` measures whether the links or the {of.noun}s are the limit.")
     if of.staleness is not None and of.staleness > max(2.0, of.members / 2):
         text = f"Updates are {of.staleness:.1f} versions old when they are applied: r2sp bounds that."
         return Sentence("idle", text)

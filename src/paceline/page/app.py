@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import hashlib
 import re
 from functools import cache
@@ -19,6 +21,8 @@ from paceline.page.guard import PageGuard, RefusedRequest
 
 HTML = Path(__file__).with_name("page.html")
 TOO_MANY = "Too many viewers: close a page that shows this job elsewhere."
+EVENTS = "text/event-stream"
+AGAIN = 5  # seconds after which a viewer that was too many asks again
 
 
 def application(frames: Frames, guard: PageGuard) -> ASGIApp:
@@ -29,8 +33,12 @@ def application(frames: Frames, guard: PageGuard) -> ASGIApp:
         return HTMLResponse(text)
 
     async def events(request: Request) -> Response:
-        viewer = frames.enter()
-        return _FrameStream(frames, viewer) if viewer else PlainTextResponse(TOO_MANY, 503)
+        if request.method == "HEAD":
+            return Response(media_type=EVENTS)
+        if viewer := frames.enter():
+            return _FrameStream(frames, viewer)
+        # A browser hides the text of an error from the page, so this is an event too.
+        return Response(f"retry: {1000 * AGAIN}\nevent: refused\ndata: {TOO_MANY}\n\n", media_type=EVENTS)
 
     routes = [Route("/", page, methods=["GET"]), Route("/events", events, methods=["GET"])]
     return _Guarded(Starlette(routes=routes), guard)
@@ -66,24 +74,38 @@ class _Guarded:
 
 
 class _FrameStream(Response):
-    """An answer of server-sent events: one frame after another, each when the viewer has taken the one before."""
+    """An answer of server-sent events: one frame after another, each when the viewer has taken the one before.
+
+    It ends when there are no more frames, or when the viewer has gone.
+    """
 
     def __init__(self, frames: Frames, viewer: Viewer) -> None:
-        super().__init__(media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        super().__init__(media_type=EVENTS, headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._frames, self._viewer = frames, viewer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending, leaving = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_departure(receive))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            while frame := await self._frames.next(self._viewer):
-                body = b"data: " + frame + b"\n\n"
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            await send({"type": "http.response.body", "body": b"event: over\ndata: \n\n"})
-        except OSError:
-            pass  # the viewer has gone
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._frames.leave(self._viewer)
+            leaving.cancel()
+            sending.cancel()
+            with contextlib.suppress(OSError, asyncio.CancelledError):  # the viewer has gone
+                await sending
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        while frame := await self._frames.next(self._viewer):
+            await send({"type": "http.response.body", "body": b"data: " + frame + b"\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b"event: over\ndata: \n\n"})
+
+
+async def _departure(receive: Receive) -> None:
+    """Return when the viewer has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 @cache

@@ -47,7 +47,6 @@ class JobCurves(Observer):
     def __init__(self) -> None:
         self.loss = ThinnedCurve()
         self.metrics: dict[str, ThinnedCurve] = {}
-        self.changes = 0
 
     def arrived(
         self,
@@ -60,7 +59,6 @@ class JobCurves(Observer):
     ) -> None:
         if loss is not None:
             self.loss.add(time, loss)
-            self.changes += 1
 
     def measured(self, time: float, worker: Any, kind: str, value: float) -> None:
         if kind in INTERNAL_METRICS:
@@ -71,7 +69,6 @@ class JobCurves(Observer):
         if len(self.metrics) > MAX_CURVES:
             del self.metrics[next(iter(self.metrics))]
         curve.add(time, value)
-        self.changes += 1
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Return the curves as the page receives them, the loss first, the metrics by their names."""

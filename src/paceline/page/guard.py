@@ -1,13 +1,13 @@
 """The requests that a page answers: those with the job's token, from the page itself.
 
 A browser sends requests to this machine on behalf of any web page that is open in it. So a request must name this
-machine as its host (another name may be a trick: DNS rebinding), and must not come from another origin.
+machine, or the host that the user has named, as its host (another name may be a trick: DNS rebinding), and must not
+come from another origin.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hmac
 import ipaddress
@@ -32,13 +32,14 @@ class RefusedRequest(Exception):
 class PageGuard:
     """Decides which requests are answered."""
 
-    def __init__(self, token: bytes, is_loopback: bool) -> None:
+    def __init__(self, token: bytes, is_loopback: bool, host: str = "") -> None:
         """token: the job's token or its watch token; if it is empty, none is asked for.
 
-        is_loopback: does the page listen only on this machine's own address?
+        is_loopback: does the page listen only on this machine's own address? host: the host that the user has named.
         """
         self._token = token_for("watch", token) if token else b""
         self._is_loopback = is_loopback
+        self._names = {"localhost", _plain(host)} | (set() if is_loopback else _own_names())  # asks the DNS
 
     def check(self, headers: Mapping[str, str], is_data: bool) -> None:
         """Raise RefusedRequest for a request that may not be answered. is_data: it asks for data, not for the page."""
@@ -61,8 +62,7 @@ class PageGuard:
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
-            name = name.lower().rstrip(".")
-            return name == "localhost" or (not self._is_loopback and name in _own_names())
+            return bool(name) and _plain(name) in self._names
         return address.is_loopback or not self._is_loopback
 
     def _knows_token(self, authorization: str) -> bool:
@@ -73,7 +73,7 @@ class PageGuard:
         elif scheme.lower() == "basic":
             try:
                 given = base64.b64decode(value, validate=True).partition(b":")[2]
-            except binascii.Error:
+            except ValueError:
                 return False
         else:
             return False
@@ -95,5 +95,10 @@ def _readings(given: bytes) -> list[bytes]:
 
 
 def _own_names() -> set[str]:
-    name = socket.gethostname().lower()
-    return {name, name.partition(".")[0], socket.getfqdn().lower().rstrip(".")}
+    name = _plain(socket.gethostname())
+    return {name, name.partition(".")[0], _plain(socket.getfqdn())}
+
+
+def _plain(name: str) -> str:
+    """Return a host's name in the one spelling in which names are compared."""
+    return name.lower().rstrip(".")

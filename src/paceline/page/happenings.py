@@ -25,6 +25,7 @@ class Happening:
     """One line of the list."""
 
     def __init__(self, time: float, kind: str, worker: Any, text: str) -> None:
+        """text: of a happening that WORDS does not hold: a sentence, or what is said of the worker."""
         self.time, self.kind, self.text = time, kind, text
         self.last, self.workers = time, [worker]
         self.count = 1
@@ -32,7 +33,7 @@ class Happening:
     def sentence(self, noun: str) -> str:
         """Return the happening in words. noun: "worker" or "client"."""
         if self.text:
-            return self.text
+            return self.text if self.workers == [None] else f"{noun.capitalize()} {self.workers[0]} {self.text}."
         one, several = WORDS[self.kind]
         named = [str(worker) for worker in self.workers]
         if self.count == 1:
@@ -47,7 +48,6 @@ class Happenings(Observer):
 
     def __init__(self) -> None:
         self.newest: list[Happening] = []
-        self.changes = 0
         self.lost = 0
         self.lost_now: dict[Any, float] = {}  # worker → since when it is lost
         self.excluded: dict[Any, str] = {}  # worker → why
@@ -60,7 +60,6 @@ class Happenings(Observer):
 
     def add(self, time: float, kind: str, worker: Any = None, text: str = "") -> None:
         """Add a happening. Several workers to which the same happens at once share one line."""
-        self.changes += 1
         last = self.newest[-1] if self.newest else None
         if last and not text and last.kind == kind and not last.text and time - last.last <= TOGETHER:
             last.last, last.count = time, last.count + 1
@@ -96,5 +95,5 @@ class Happenings(Observer):
             self.add(time, "readmitted", worker)
         for worker, reason in excluded.items():
             if worker not in self.excluded:
-                self.add(time, "excluded", worker, f"Worker {worker} was excluded: {reason}.")
+                self.add(time, "excluded", worker, f"was excluded: {reason}")
         self.excluded = excluded

@@ -10,11 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.tls import Tls
+from paceline.serve.wire.tokens import token_for
 
 STOP_SECONDS = 5.0  # for the process to give the viewers a last frame, and to end
 
@@ -23,7 +25,8 @@ class PageSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The facts that the process must know before it listens."""
 
     title: str = ""
-    token: bytes = b""  # viewers on other machines must know it
+    host: str = ""  # that the user has named
+    token: bytes = b""  # viewers on other machines must know it, or the token that it was derived from
     tls: Tls | None = None
 
 
@@ -43,7 +46,11 @@ class PageProcess:
         setup: PageSetup,
         wrap: Callable[[Sequence[str]], Sequence[str]] = lambda command: command,
     ) -> None:
-        """listening: where viewers connect. wrap: changes the command line of the process."""
+        """listening: where viewers connect. wrap: changes the command line of the process.
+
+        The process gets no token but those for watching, whatever tokens are given here.
+        """
+        setup = msgspec.structs.replace(setup, token=token_for("watch", setup.token) if setup.token else b"")
         self._listening, self._setup, self._wrap = listening, setup, wrap
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -62,7 +69,7 @@ class PageProcess:
         """Show the job of this server from now on."""
         if self._process is None:
             self._start()
-        self._send(WatchedJob(endpoint=endpoint, floor=floor))
+        self._send(WatchedJob(endpoint=replace(endpoint, token=token_for("watch", endpoint.token)), floor=floor))
 
     def stop(self) -> None:
         """Give the viewers a last frame, and end the process."""

@@ -16,7 +16,7 @@ from paceline.page.state import PageState
 from paceline.serve.wire.endpoint import is_loopback
 from paceline.serve.wire.tls import Tls
 
-LAST = 1.0  # seconds that viewers get to take the last frame
+LAST = 2.0  # seconds that viewers get to take the last frame
 
 
 class _Uvicorn(uvicorn.Server):
@@ -34,23 +34,25 @@ async def serve_page(
     *,
     token: bytes = b"",
     tls: Tls | None = None,
+    host: str = "",
 ) -> None:
     """Show the state at a listening socket until `tell`, which feeds it with events, returns.
 
-    token: viewers on other machines must know it, or the token to watch that is derived from it.
+    token: viewers on other machines must know it, or the token to watch that is derived from it. host: the host that
+    the user has named, by which viewers may call the page.
     """
     frames = Frames(state)
     alone = is_loopback(listening.getsockname()[0])
     config = uvicorn.Config(
-        application(frames, PageGuard(b"" if alone else token, alone)),
+        application(frames, PageGuard(b"" if alone else token, alone, host)),
         lifespan="off",
         ws="none",
         log_config=None,
+        log_level="error",  # the lines of its start, and requests that are no HTTP, are no news
         access_log=False,
         server_header=False,
         ssl_certfile=tls.cert if tls else None,
         ssl_keyfile=tls.key if tls else None,
-        timeout_graceful_shutdown=1,
     )
     server = _Uvicorn(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
@@ -64,10 +66,10 @@ async def serve_page(
         telling.cancel()
         state.end()
         frames.finish()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST):
-                while frames.viewers:
-                    await asyncio.sleep(0.02)
-        making.cancel()
         server.should_exit = True
+        await asyncio.wait((serving,), timeout=LAST)
+        for connection in server.server_state.connections:  # of viewers that do not read
+            if connection.transport:
+                connection.transport.abort()
+        making.cancel()
         await asyncio.gather(serving, making, telling, return_exceptions=True)

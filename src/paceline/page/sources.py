@@ -98,11 +98,9 @@ async def replay(
     whole = duration(path)
     pace = max(1.0, whole / WHOLE) if speed is None else speed
     state.replay = {"speed": pace, "shown": 0.0, "of": whole}
-    before = 0.0  # seconds of the runs before this one
-    async for event, run in _paced(path, pace, clock):
+    async for event, at in _paced(path, pace, clock):
         state.tell(event)
-        before = run
-        state.replay["shown"] = before
+        state.replay["shown"] = at
     state.replay = {"speed": 0.0, "shown": whole, "of": whole}
 
 
