@@ -5,6 +5,7 @@ Under plain `python` a PacedTrainer is a Trainer. This package needs the extra: 
 
 from __future__ import annotations
 
+from paceline.huggingface import library  # noqa: F401  # first, because it checks that transformers is installed
 from paceline.huggingface.trainer import PacedTrainer
 
 __all__ = ["PacedTrainer"]

@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium
+try:
+    import gymnasium
+    from gymnasium import spaces
+except ModuleNotFoundError:
+    message = "paceline.rlp.environment needs gymnasium: pip install 'paceline[rlp]'."
+    raise ModuleNotFoundError(message, name="gymnasium") from None
+
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from paceline.rlp.features import ALL, ITSELF, NEXT, WAIT, StateFeatures
