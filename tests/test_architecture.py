@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -159,6 +160,14 @@ def test_imports_between_rooms_go_one_way(room: str) -> None:
             fine = parts[0] in allowed
         wrong += [] if fine else [f"{path.relative_to(SOURCE)} imports {name}"]
     assert wrong == []
+
+
+def test_the_table_of_rooms_has_all_of_them_in_the_order_of_their_imports() -> None:
+    contributing = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text()
+    table = re.findall(r"^\| `(\w+)/` \|", contributing, re.MULTILINE)
+    assert sorted(table) == sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+    for number, room in enumerate(table):
+        assert MAY_IMPORT[room] - {"extras"} <= set(table[:number]), room
 
 
 @pytest.mark.parametrize("room", PARTS)
