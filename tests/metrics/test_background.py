@@ -18,6 +18,8 @@ class NotingTracker:
 
     def __init__(self, fails_at: int | None = None, fails_to_begin: bool = False) -> None:
         self.fails_at, self.fails_to_begin = fails_at, fails_to_begin
+        self.may_begin = threading.Event()
+        self.may_begin.set()
         self.gate = threading.Event()
         self.gate.set()
         self.parameters: dict[str, object] = {}
@@ -25,6 +27,7 @@ class NotingTracker:
         self.ended: bool | None = None
 
     def begin(self, run: str, parameters: dict[str, object]) -> None:
+        assert self.may_begin.wait(60)
         if self.fails_to_begin:
             raise ConnectionError("no answer\nfrom there")
         self.parameters |= parameters
@@ -109,3 +112,18 @@ def test_a_tracker_that_cannot_begin_is_refused_in_one_sentence() -> None:
     with pytest.raises(MetricsError, match=r"^Noting cannot begin a run: no answer from there$"):
         log.wait_until_begun()
     log.close()
+
+
+@pytest.mark.core
+def test_a_tracker_that_fails_to_begin_after_the_wait_is_told_in_one_warning() -> None:
+    tracker, said = NotingTracker(fails_to_begin=True), list[str]()
+    tracker.may_begin.clear()
+    log = BackgroundTracker(tracker, "run", {}, said.append)
+    log.wait_until_begun(0.0)  # returns: the job does not wait for longer
+    drive(log, 3)
+    tracker.may_begin.set()
+    log._thread.join(20)
+    drive(log, 3)
+    log.close()
+    assert said == ["Noting cannot begin a run, and gets no metrics of this job: no answer from there"]
+    assert tracker.rows == []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import socket
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client import parser
 
 from metrics.test_job_metrics import EVENTS, values
+from paceline.metrics import prometheus
 from paceline.metrics.errors import MetricsError
 from paceline.metrics.job_metrics import JobMetrics
 from paceline.metrics.prometheus import MetricsServer
@@ -136,3 +140,49 @@ def test_over_tls_the_job_shows_its_certificate(metrics: JobMetrics, tmp_path: P
 def test_a_port_that_is_taken_is_one_sentence(server: MetricsServer, metrics: JobMetrics) -> None:
     with pytest.raises(MetricsError, match=r"--metrics cannot listen on 127\.0\.0\.1:\d+: .*; choose another port\.$"):
         MetricsServer(metrics, port=server.port)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_client_that_sends_slowly_is_cut_and_keeps_nobody_out_for_longer(
+    metrics: JobMetrics, monkeypatch: pytest.MonkeyPatch, is_tls: bool, tmp_path: Path
+) -> None:
+    """It sends a byte now and then, so that no single wait is long."""
+    monkeypatch.setattr(prometheus, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(prometheus, "MAX_CONNECTIONS", 2)
+    file = tmp_path / "certificate.pem"
+    certificates.make(file)
+    server = MetricsServer(metrics, context=Tls(str(file), str(file)).listening() if is_tls else None)
+    try:
+        slow = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(2)]
+        wait_until(lambda: len(server._server._ends) == 2)
+        with socket.create_connection(("127.0.0.1", server.port), 20) as third:
+            assert ended(third), "there is no place for a third one"
+        end = time.monotonic() + 60
+        while server._server._ends:  # the server cuts both
+            assert time.monotonic() < end
+            for each in slow:
+                with contextlib.suppress(OSError):
+                    each.send(b"\x16" if is_tls else b"G")
+            time.sleep(0.05)
+        for each in slow:
+            assert ended(each)
+            each.close()
+        if not is_tls:
+            assert get(server.port)[0] == 200
+    finally:
+        server.close()
+
+
+def ended(connection: socket.socket) -> bool:
+    """Wait for the end of a connection. Return whether nothing but an alert came before it."""
+    with contextlib.suppress(ConnectionError):
+        return not connection.recv(100) or not connection.recv(100)
+    return True
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)

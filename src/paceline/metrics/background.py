@@ -58,22 +58,29 @@ class BackgroundTracker(JobScalars):
         self._changed = threading.Condition()
         self._is_over = self._has_failed = self._job_failed = False
         self.dropped = 0  # rows that were left out
-        self._begun = threading.Event()  # the run has begun, or cannot begin
+        self._has_begun = False
+        self._is_awaited = True  # may wait_until_begun still raise an error of `begin`?
         self._error = ""
         self._thread = threading.Thread(target=self._work, name=f"{tracker.name} log", daemon=True)
         self._thread.start()
 
     def wait_until_begun(self, seconds: float = BEGIN_SECONDS) -> None:
-        """Wait for the run to begin, but not for longer. Raise MetricsError if it cannot begin."""
-        if self._begun.wait(seconds) and self._error:
-            raise MetricsError(f"{self._tracker.name} cannot begin a run: {self._error}")
+        """Wait for the run to begin, but not for longer. Raise MetricsError if it cannot begin.
+
+        If it cannot begin later, the user is warned.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_begun or self._error, seconds)
+            self._is_awaited = False
+            if self._error and not self._has_begun:
+                raise MetricsError(f"{self._tracker.name} cannot begin a run: {self._error}")
 
     def close(self, failed: bool = False) -> None:
         """Write the last rows, but not for longer than the patience. failed: whether the job has failed."""
         self.flush()
         with self._changed:
             self._is_over, self._job_failed = True, failed
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join(min(NOTE_SECONDS, self._patience))
         if self._thread.is_alive() and self._patience > NOTE_SECONDS:
             self._warn(f"Waiting up to {self._patience:g} s for {self._tracker.name} to take the last metrics.")
@@ -92,19 +99,21 @@ class BackgroundTracker(JobScalars):
                 self._rows.popleft()
                 self.dropped += 1
             self._rows.append(row)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _tell(self, parameters: dict[str, object]) -> None:
         with self._changed:
             for key, value in parameters.items():
                 if self._parameters.get(key) != value:
                     self._parameters[key] = self._new[key] = value
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _work(self) -> None:
         try:
             self._tracker.begin(self._run, dict(self._parameters))
-            self._begun.set()
+            with self._changed:
+                self._has_begun = True
+                self._changed.notify_all()
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._rows or self._new or self._is_over)
@@ -121,10 +130,13 @@ class BackgroundTracker(JobScalars):
                     break
             self._tracker.end(self._job_failed)
         except Exception as error:
-            self._has_failed = True
             with self._changed:
+                self._has_failed = True
                 self._rows.clear()
-            self._error = " ".join(str(error).split())[:MAX_REASON] or type(error).__name__
-            if self._begun.is_set():
+                self._error = " ".join(str(error).split())[:MAX_REASON] or type(error).__name__
+                is_raised = self._is_awaited and not self._has_begun
+                self._changed.notify_all()
+            if self._has_begun:
                 self._warn(f"{self._tracker.name} failed, and gets no more metrics of this job: {self._error}")
-            self._begun.set()
+            elif not is_raised:
+                self._warn(f"{self._tracker.name} cannot begin a run, and gets no metrics of this job: {self._error}")

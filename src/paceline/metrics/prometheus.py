@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import math
@@ -9,18 +10,20 @@ import socket
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from paceline.metrics.errors import MetricsError, require
+from paceline.metrics.errors import MetricsError
 from paceline.metrics.histogram import Histogram
 from paceline.metrics.job_metrics import Family, JobMetrics
 
 if TYPE_CHECKING:
     from prometheus_client.core import CollectorRegistry, Metric
 
-REQUEST_SECONDS = 10.0  # for a client to send its request
+REQUEST_SECONDS = 10.0  # for a client to send its request and to take the answer
+MAX_CONNECTIONS = 16  # at the same time; more are closed at once
 StartResponse = Callable[..., Any]
 WebApp = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 
@@ -39,7 +42,6 @@ class JobCollector:
 
 def registry_of(metrics: JobMetrics) -> CollectorRegistry:
     """Return a registry of prometheus-client that holds the metrics of this job, and no others."""
-    require("prometheus_client", "--metrics", "prometheus")
     from prometheus_client.core import CollectorRegistry
 
     registry = CollectorRegistry()
@@ -121,23 +123,62 @@ def _is_address(host: str) -> bool:
 
 
 class _MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
-    """An HTTP server with a thread for each request. A request that is not sent in time is dropped."""
+    """An HTTP server with a thread for each request, and a limit to the number and the length of requests.
+
+    A connection is closed once its time is up, however it has been used, or at once if there are too many.
+    """
 
     daemon_threads = True
     context: ssl.SSLContext | None = None
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._ends: dict[socket.socket, float] = {}  # open connection → when its time is up
+        super().__init__(*arguments, **named)
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # that of HTTPServer would ask the DNS for a name, maybe for seconds
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
+    def get_request(self) -> tuple[Any, Any]:
+        request, address = super().get_request()
+        if self.context:
+            request = self.context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        return request, address
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return len(self._ends) < MAX_CONNECTIONS
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._ends[request] = time.monotonic() + REQUEST_SECONDS
+        super().process_request(request, client_address)
+
     def finish_request(self, request: Any, client_address: Any) -> None:
-        request.settimeout(REQUEST_SECONDS)
-        if self.context:
-            request = self.context.wrap_socket(request, server_side=True)  # in the request's thread
+        if isinstance(request, ssl.SSLSocket):
+            request.do_handshake()  # in the request's thread
         super().finish_request(request, client_address)
-        if self.context:
-            request.close()
+
+    def close_request(self, request: Any) -> None:
+        try:
+            super().close_request(request)
+        finally:
+            self._ends.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Cut the connections whose time is up. The server calls this about twice a second."""
+        for request, end in list(self._ends.items()):
+            if time.monotonic() > end:
+                self._cut(request)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for request in list(self._ends):
+            self._cut(request)
+
+    def _cut(self, request: socket.socket) -> None:
+        """End a connection. Its thread, which may wait for it, then closes it."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(request, socket.SHUT_RDWR)  # of an SSLSocket, this leaves the state of TLS alone
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that hung up or does not speak the protocol."""
@@ -148,8 +189,6 @@ class _MetricsServer6(_MetricsServer):
 
 
 class _SilentHandler(WSGIRequestHandler):
-    timeout = REQUEST_SECONDS
-
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing of requests."""
 
@@ -181,6 +220,8 @@ class MetricsServer:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
+        try:
+            self._server.shutdown()
+        finally:
+            self._server.server_close()
         self._thread.join()
