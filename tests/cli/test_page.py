@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,18 @@ from paceline.cli import page
 from shell import Shell
 
 TIMEOUT = 60.0
+PACED = """
+import time
+from pathlib import Path
+
+import paceline
+
+with paceline.coordinate() as pace:
+    while not Path("seen").exists():
+        time.sleep(0.01)
+    for _ in range(3):
+        pace.proceed(batch_size=1)
+"""
 
 
 @pytest.fixture
@@ -27,7 +40,7 @@ def paceline(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     return Shell(tmp_path, capsys, monkeypatch)
 
 
-@pytest.mark.parametrize("text", ["many", "localhost", "localhost:", "8787.5", "127.0.0.1:70000"])
+@pytest.mark.parametrize("text", ["many", "localhost", "localhost:", ":8787", "8787.5", "²", "127.0.0.1:70000"])
 def test_a_wrong_address_is_refused(paceline: Shell, text: str) -> None:
     outcome = paceline("simulate", "rlp-10", "--policy", "bsp", "--page", text)
     assert outcome.code == 2
@@ -62,10 +75,11 @@ def test_a_public_address_needs_a_token_and_tls(capsys: pytest.CaptureFixture[st
 
 def test_a_recorded_run_at_a_public_address_makes_a_token_and_a_certificate() -> None:
     place = page.page_place("0.0.0.0:0", None, None)
+    assert place
+    assert place.url.startswith("https://")
     place.listening.close()
     assert len(place.token) >= 32
     assert place.tls and place.tls.cert
-    assert place.url.startswith("https://")
 
 
 @pytest.mark.parametrize(
@@ -121,3 +135,45 @@ def test_a_simulation_is_shown_until_ctrl_c(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.core
+def test_a_job_announces_a_page_that_answers_while_it_runs(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PACED)
+    command = [sys.executable, "-m", "paceline", "run", "--servers", "0", "--workers", "1", "--page", "0", str(script)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=tmp_path)
+    assert process.stderr
+    try:
+        line = next(line for line in process.stderr if line.startswith("Page: "))
+        found = re.fullmatch(r"Page: http://127\.0\.0\.1:(\d+)/\n", line)
+        assert found
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=TIMEOUT)
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert b"<title>paceline</title>" in answer.read()
+        connection.request("GET", "/events")
+        stream = connection.getresponse()
+        frame = json.loads(stream.readline().removeprefix(b"data: "))
+        assert frame["job"]["title"] == "train.py"
+        (tmp_path / "seen").touch()  # the script goes on to its end
+        frames = [line for line in stream if line.startswith(b"data: {")]
+        last = json.loads(frames[-1].removeprefix(b"data: "))
+        assert last["over"]
+        assert last["figures"]["updates"] == 3
+        stream.close()
+        connection.close()
+        _, said = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+
+
+def test_the_lab_refuses_a_wrong_address_before_it_is_built(paceline: Shell) -> None:
+    namespaces = pytest.importorskip("paceline.lab.namespaces")
+    pytest.importorskip("torch")
+    paceline.monkeypatch.setattr(namespaces, "Lab", lambda _: pytest.fail("the lab was built"))
+    outcome = paceline("lab", "lab-1mb", "--page", "many")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("--page must be a port or HOST:PORT")

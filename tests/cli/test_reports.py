@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from metrics.test_background import NotingTracker
+from paceline.cli.display import Display
+from paceline.cli.reports import Reports
+from paceline.metrics import targets
+from paceline.observe.summary import Summary
 from shell import Shell
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,8 +41,8 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     [
         (("--log", "tensorbord:x"), "did you mean tensorboard:x"),
         (("--log", "x"), "--log must be tensorboard:DIR, mlflow:URI or wandb:PROJECT, not 'x'."),
-        (("--metrics", "http"), "--metrics must be a port or HOST:PORT, such as 9464, not 'http'."),
-        (("--metrics", "70000"), "--metrics must be a port or HOST:PORT, such as 9464, not '70000'."),
+        (("--metrics", "http"), "--metrics must be a port or HOST:PORT, such as 9464 or 0.0.0.0:9464; got 'http'."),
+        (("--metrics", "70000"), "--metrics must be a port or HOST:PORT, such as 9464 or 0.0.0.0:9464; got '70000'."),
         (("--metrics", "0.0.0.0:9464"), "--metrics at 0.0.0.0 can be reached by others and needs a token"),
     ],
 )
@@ -51,6 +59,15 @@ def test_wrong_options_are_refused_in_a_sentence(
     assert shell.files() == {"train.py"}
 
 
+@pytest.mark.parametrize("kind", targets.MODULES)
+def test_a_missing_library_is_named_with_its_extra(shell: Shell, kind: str) -> None:
+    pytest.importorskip("torch")
+    found, module = importlib.util.find_spec, targets.MODULES[kind]
+    shell.monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else found(name))
+    outcome = shell("run", "--log", f"{kind}:x", "train.py")
+    assert (outcome.code, outcome.err) == (2, f'--log {kind} needs {module}: pip install "paceline[{kind}]".\n')
+
+
 def test_an_address_that_others_can_reach_needs_tls_too(shell: Shell) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("prometheus_client")
@@ -59,6 +76,24 @@ def test_an_address_that_others_can_reach_needs_tls_too(shell: Shell) -> None:
     outcome = shell("run", "--metrics", "0.0.0.0:9464", "train.py")
     assert outcome.code == 2
     assert "--metrics at 0.0.0.0 without TLS shows the token to the network" in outcome.err
+    assert "give --tls-cert and --tls-key" in outcome.err
+
+
+@pytest.mark.parametrize(("is_done", "is_saved"), [(True, True), (False, True), (True, False)])
+def test_a_job_that_was_stopped_or_is_not_saved_has_failed_in_the_logs(is_done: bool, is_saved: bool) -> None:
+    tracker = NotingTracker()
+    target: Any = SimpleNamespace(tracker=lambda: tracker)
+    with Display("bsp", None, reports=Reports(targets=(target,))) as display:
+        display.finish(Summary().report(), 0.0, is_done=is_done, is_saved=is_saved, show=False)
+    assert tracker.ended is not (is_done and is_saved)
+
+
+def test_a_job_that_never_finishes_has_failed_in_the_logs() -> None:
+    tracker = NotingTracker()
+    target: Any = SimpleNamespace(tracker=lambda: tracker)
+    with Display("bsp", None, reports=Reports(targets=(target,))), contextlib.suppress(KeyboardInterrupt):
+        raise KeyboardInterrupt
+    assert tracker.ended is True
 
 
 @pytest.mark.core
@@ -66,18 +101,19 @@ def test_a_job_is_served_and_logged_while_it_runs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("prometheus_client")
     pytest.importorskip("tensorboardX")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "paceline", "run", "-p", "r2sp", "--metrics", port, "--log", "tensorboard:runs"]
+    command = [sys.executable, "-m", "paceline", "run", "-p", "r2sp", "--metrics", "0", "--log", "tensorboard:runs"]
     script = [RECIPE, "--epochs", "20", "--metrics", "own.csv"]
     job = subprocess.Popen(
         [str(each) for each in (*command, *script)], cwd=tmp_path, env=os.environ, stderr=subprocess.PIPE, text=True
     )
+    assert job.stderr
     seen, end = 0.0, time.monotonic() + 120
     try:
+        url = next(line for line in job.stderr if line.startswith("Metrics: ")).split()[1]
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", url)
         while job.poll() is None and time.monotonic() < end:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                with urllib.request.urlopen(url, timeout=5) as answer:
                     text = answer.read().decode()
             except OSError:
                 time.sleep(0.05)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 from pathlib import Path
 
 import pytest
 
 from paceline.metrics import targets
-from paceline.metrics.errors import MetricsError, require
-from paceline.metrics.targets import MODULES, LogTarget
+from paceline.metrics.errors import MetricsError
+from paceline.metrics.targets import LogTarget
 
 KNOWN = r"tensorboard:DIR, mlflow:URI or wandb:PROJECT"
 
@@ -40,16 +39,6 @@ def test_a_target_is_a_kind_and_a_place(text: str, kind: str, place: str) -> Non
 def test_another_text_is_answered_with_the_known_targets(text: str, message: str) -> None:
     with pytest.raises(MetricsError, match=f"^{message}$"):
         LogTarget.parse(text)
-
-
-@pytest.mark.parametrize("kind", MODULES)
-def test_a_missing_library_is_named_with_its_extra(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    install = rf'pip install "paceline\[{kind}\]"\.$'
-    with pytest.raises(MetricsError, match=rf"^--log {kind} needs {MODULES[kind]}: {install}"):
-        LogTarget(kind, "x").check()
-    with pytest.raises(MetricsError, match=rf"^--metrics needs a_library: {install}"):
-        require("a_library", "--metrics", kind)
 
 
 def test_a_tracking_server_that_does_not_answer_is_refused_at_once() -> None:

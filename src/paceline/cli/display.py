@@ -48,11 +48,11 @@ class Display(Output):
         self._stall = StallDetector(self._note, policy=self._policy)
         self._asked = reports or Reports()
         self._reports: RunningReports | None = None
-        self._is_finished = False
-        self.observer: Observer = Tee(self._live, self._metrics)
+        self._has_failed = True  # until it is finished
+        self.observer: Observer = Tee(Tee(self._live, self._metrics), self._stall)
 
     def __enter__(self) -> Display:
-        self._reports = self._asked.start(self._policy, self._stall, self._note)
+        self._reports = RunningReports(self._asked, self._policy, lambda: self._stall.is_stalled, self._note)
         self.observer = Tee(self.observer, self._reports.observer)
         file: IO[str] | None = self._files.enter_context(opened(self._part))
         if file and str(self._trace).endswith(PERFETTO):
@@ -66,7 +66,7 @@ class Display(Output):
         if self._part:
             self._part.unlink(missing_ok=True)
         if self._reports:
-            self._reports.close(failed=not self._is_finished)
+            self._reports.close(self._has_failed)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -85,9 +85,15 @@ class Display(Output):
             self._part.replace(self._trace)
         return self._trace
 
-    def finish(self, report: Report, seconds: float, show: bool = True) -> FinishedRun:
-        """The job is done: rename the trace file, and print the final report."""
-        self._is_finished = True
+    def finish(
+        self, report: Report, seconds: float, *, is_done: bool, is_saved: bool, show: bool = True
+    ) -> FinishedRun:
+        """The job is over: give the trace file its name, and print the final report.
+
+        is_done: whether it has come to its end, and was not stopped. is_saved: whether its last checkpoint is written,
+        if one was asked for. Otherwise the logs tell of a job that has failed. show: whether to print the report.
+        """
+        self._has_failed = not (is_done and is_saved)
         if path := self.keep_trace():
             errors.print(Text(f"Written: {path}"))
         accuracy, curves = self._metrics.last("accuracy"), self._metrics.curves

@@ -60,7 +60,7 @@ from paceline.cli.options import (
     Trace,
     restart_limit,
 )
-from paceline.cli.page import PageOption, job_page
+from paceline.cli.page import PageOption, job_page, page_place
 from paceline.cli.reports import Log, Metrics, Reports
 from paceline.cli.shared import check_script, check_target, errors, need_torch, refuse
 from paceline.observe.observer import Tee
@@ -174,7 +174,7 @@ def run(
         insecure=insecure,
     )
     runs = []
-    with job_page(page, Path(script[0]).name, None, options.tls, insecure) as show:
+    with job_page(page_place(page, None, certificate, insecure), Path(script[0]).name) as show:
         for spec in specs:
             job = options.with_policy(spec)
             with Display(job.policy, trace, goal, reports) as display:
@@ -188,7 +188,8 @@ def run(
                     display.fail("" if error.said else str(error), error.code)
                 except Interrupted as stopped:
                     raise Interrupted(stopped_job(job, display.keep_trace()), stopped.code) from None
-                runs.append(display.finish(outcome.report, outcome.seconds, show=len(specs) == 1))
+                alone = len(specs) == 1
+                runs.append(display.finish(outcome.report, outcome.seconds, is_done=True, is_saved=True, show=alone))
     over = f", over {link} links" if link else ""
     conclude(runs, f"{Path(script[0]).name} with {workers} workers{over}", goal, plot)
 
@@ -315,7 +316,7 @@ def serve(
             return await serve_job(options, token, announce, Tee(summary, display.observer), show=show)
 
     with (
-        job_page(page, "", token, options.tls, insecure) as show,
+        job_page(page_place(page, token, certificate, insecure), "") as show,
         Display(options.policy, trace, reports=reports) as display,
     ):
         try:
@@ -325,7 +326,7 @@ def serve(
             if not job.is_done and job.is_saved:
                 errors.print(Text(stopped_job(options)))
             report = summary.report()
-            display.finish(report, report.seconds)
+            display.finish(report, report.seconds, is_done=job.is_done, is_saved=job.is_saved)
             if not job.is_saved:
                 display.fail(unsaved(options, job), code=UNSAVED)
             if job.signal == signal.SIGTERM:

@@ -45,7 +45,9 @@ def watch(
             refuse(f"{connect} is a file; to look at a trace in a browser, add --page 8787.")
         if trace:
             refuse("--trace records a running job, and this one is recorded already.")
-        return show_recorded(page_place(page, None, None), Path(connect), Path(connect).name, speed)
+        if place := page_place(page, None, None):
+            show_recorded(place, Path(connect), Path(connect).name, speed)
+        return
     if speed is not None:
         refuse("--speed is for a recorded run; a running job is shown at its own speed.")
     check_target(trace, "--trace")
@@ -58,7 +60,7 @@ def watch(
                 show([event], Tee(summary, display.observer))
 
     with (
-        job_page(page, connect, endpoint.token, endpoint.tls) as show_page,
+        job_page(page_place(page, endpoint.token, endpoint.tls), connect) as show_page,
         Display("", trace) as display,
     ):
         if show_page:
@@ -66,7 +68,7 @@ def watch(
         try:
             asyncio.run(watched(display))
             report = summary.report()
-            display.finish(report, report.seconds)
+            display.finish(report, report.seconds, is_done=True, is_saved=True)
         except KeyboardInterrupt:
             written = f" Written: {path}." if (path := display.keep_trace()) else ""
             raise Interrupted(f"Interrupted; the job goes on.{written}") from None

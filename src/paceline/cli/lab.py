@@ -22,7 +22,7 @@ from rich.text import Text
 from paceline.advise.candidates import DDP
 from paceline.cli.job_checks import note_effects, note_links
 from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
-from paceline.cli.page import PageOption, Show, job_page
+from paceline.cli.page import PageOption, Show, job_page, page_place
 from paceline.cli.shared import check_script, check_target, need, progress_bar, refuse, unfinished, write_event
 from paceline.cli.simulate import cluster_named, with_replicas
 from paceline.observe.plots import Panel, draw
@@ -121,15 +121,19 @@ def lab(
     need("torch", "The lab's server", "torch")
     plan = LabPlan("", iterations, apply == "streamed", overlap, seed, script=command)
     request = LabRequest(specs, described, plan, ddp, compare)
+    place = page_place(page, None, None)
     try:
         with _interrupted_by_sigterm(), Lab(hosts(described)) as built:
             on_server = partial(built.command, server_host(described, 0))
-            with job_page(page, described.name, None, None, wrap=on_server) as show, progress_bar(as_json) as progress:
+            with job_page(place, described.name, on_server) as show, progress_bar(as_json) as progress:
                 share = goodput(built)
                 note_links(share)
                 lines = list(_measure(built, request, share, progress, show))
     except LabError as error:
         refuse(str(error))
+    finally:
+        if place:
+            place.listening.close()
     _write(lines, described, trace, plot)
     _, limit = request.as_built(share, plan.streamed)
     if as_json:

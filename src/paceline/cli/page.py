@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from rich.text import Text
 
+from paceline.cli.listening import announce, host_and_port, url_of
 from paceline.cli.shared import errors, need, refuse
 
 if TYPE_CHECKING:
@@ -44,32 +45,44 @@ class PagePlace:
     """The socket of a page, and what viewers need."""
 
     listening: socket.socket
-    url: str
+    host: str  # as the user has named it
     token: bytes
+    is_own_token: bool  # which nobody knows but this command
     tls: Tls | None
 
-    def announce(self, shows_token: bool) -> None:
-        """Print where the page is. shows_token: print the password too, because nobody knows it."""
-        known_by = f", fingerprint {self.tls.serving().fingerprint}" if self.tls else ""
-        errors.print(Text(f"Page: {self.url}{known_by}"))
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return url_of(self.host, self.listening.getsockname()[1], self.tls)
+
+    def announce(self) -> None:
+        """Print where the page is, and the password that it asks for."""
+        announce("Page", self.url, self.tls)
         if self.token:
-            known = self.token.decode() if shows_token else "the job's token, or `paceline token --role watch`"
+            known = self.token.decode() if self.is_own_token else "the job's token, or `paceline token --role watch`"
             errors.print(Text(f"It asks for a password: {known}"))
 
 
-def page_place(text: str, token: bytes | None, tls: Tls | None, insecure: bool | None = None) -> PagePlace:
-    """Listen for the viewers of a page. Refuse the command if that cannot be done safely, or at all.
+def page_place(
+    text: str | None, token: bytes | None, tls: Tls | None, insecure: bool | None = None
+) -> PagePlace | None:
+    """Listen for the viewers of a page, or return None without --page.
+
+    Refuse the command if that cannot be done safely, or at all.
 
     token: the job's; None if nobody knows it, so that the page needs one of its own. insecure: may other machines see
     the page without TLS? None: the page makes a certificate if the job has none.
     """
+    if text is None:
+        return None
     for module in ("starlette", "uvicorn"):
         need(module, "--page", "page")
     from paceline.cli.connection import AUTO, own_certificate
     from paceline.serve.server import Address, ServerError
     from paceline.serve.wire.endpoint import is_loopback
 
-    host, port = _address(text)
+    host, port = host_and_port(text, "--page", 8787)
+    is_own_token = token is None
     if is_loopback(host):
         token, tls = b"", None
     else:
@@ -92,34 +105,28 @@ def page_place(text: str, token: bytes | None, tls: Tls | None, insecure: bool |
             raise
     except OSError as error:
         refuse(f"--page cannot listen on {host}:{port} ({error.strerror}): choose another port.")
-    name = socket.gethostname() if host in ("0.0.0.0", "::") else host
-    shown = f"[{name}]" if ":" in name else name
-    url = f"{'https' if tls else 'http'}://{shown}:{listening.getsockname()[1]}/"
-    return PagePlace(listening, url, token, tls)
+    return PagePlace(listening, host, token, is_own_token, tls)
 
 
 @contextmanager
 def job_page(
-    text: str | None,
+    place: PagePlace | None,
     title: str,
-    token: bytes | None,
-    tls: Tls | None,
-    insecure: bool | None = None,
     wrap: Callable[[Sequence[str]], Sequence[str]] = lambda command: command,
 ) -> Iterator[Show | None]:
     """A page in a process of its own, for as long as the context lasts.
 
-    Yield a function that takes the Endpoint of a job's server, from when on the page shows that job; or None without
-    --page.
+    Yield a function that takes the Endpoint of a job's server, from when on the page shows that job; or None if there
+    is no place for a page. wrap: changes the command line of the process.
     """
-    if text is None:
+    if place is None:
         yield None
         return
-    place = page_place(text, token, tls, insecure)
     from paceline.page.process import PageProcess, PageSetup
 
-    place.announce(shows_token=token is None)
-    with PageProcess(place.listening, PageSetup(title=title, token=place.token, tls=place.tls), wrap) as process:
+    place.announce()
+    setup = PageSetup(title=title, host=place.host, token=place.token, tls=place.tls)
+    with PageProcess(place.listening, setup, wrap) as process:
         yield process.follow
 
 
@@ -137,10 +144,10 @@ def show_recorded(
         await replay(state, trace, speed)
         await asyncio.Event().wait()  # the last picture stays
 
-    place.announce(shows_token=True)
+    place.announce()
     errors.print("Ctrl-C ends it.")
     try:
-        asyncio.run(serve_page(place.listening, state, tell, token=place.token, tls=place.tls))
+        asyncio.run(serve_page(place.listening, state, tell, token=place.token, tls=place.tls, host=place.host))
     except KeyboardInterrupt:
         pass
     except (ValueError, KeyError) as error:
@@ -148,11 +155,3 @@ def show_recorded(
         refuse(unknown if isinstance(error, KeyError) else str(error))
     finally:
         place.listening.close()
-
-
-def _address(text: str) -> tuple[str, int]:
-    """Return the host and the port that --page gives: a port, or HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    if not port.isdigit() or int(port) >= 1 << 16:
-        refuse(f"--page must be a port or HOST:PORT, such as 8787 or 0.0.0.0:8787; got {text!r}.")
-    return host.strip("[]") or "127.0.0.1", int(port)

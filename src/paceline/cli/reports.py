@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.shared import refuse, sentence
+from paceline.cli.listening import announce, host_and_port, url_of
+from paceline.cli.shared import need, refuse, sentence
 from paceline.observe.observer import Observer, Tee
-from paceline.observe.stall import StallDetector
 
 if TYPE_CHECKING:
     from paceline.metrics.background import BackgroundTracker
@@ -59,34 +59,33 @@ class Reports:
         insecure: bool = False,
     ) -> Reports:
         """Return what the options say. Refuse what cannot be had, before anything is started."""
-        from paceline.metrics.errors import MetricsError, require
+        from paceline.metrics.errors import MetricsError
         from paceline.metrics.targets import LogTarget
 
         try:
             targets = tuple(LogTarget.parse(text) for text in log or ())
             if metrics is not None:
-                require("prometheus_client", "--metrics", "prometheus")
+                need("prometheus_client", "--metrics", "prometheus")
             address = None if metrics is None else _address(metrics, token_file, tls, insecure)
             for target in targets:
+                need(target.module, f"--log {target.kind}", target.kind)
                 target.check()
         except MetricsError as error:
             refuse(str(error))
         return cls(address, targets, parameters)
 
-    def start(self, policy: str, stall: StallDetector, warn: Callable[[str], None]) -> RunningReports:
-        """Begin to serve and to log the numbers of one job. Its observer must be told of every event."""
-        return RunningReports(self, policy, stall, warn)
-
 
 class RunningReports:
-    """The server of metrics and the logs of one job."""
+    """The server of metrics and the logs of one job. Its observer must be told of every event."""
 
-    def __init__(self, asked: Reports, policy: str, stall: StallDetector, warn: Callable[[str], None]) -> None:
-        self.observer: Observer = stall
+    def __init__(
+        self, asked: Reports, policy: str, is_stalled: Callable[[], bool], warn: Callable[[str], None]
+    ) -> None:
+        self.observer = Observer()
         self._server: MetricsServer | None = None
         self._logs: list[BackgroundTracker] = []
         if asked.address:
-            self._serve(asked.address, policy, stall)
+            self._serve(asked.address, policy, is_stalled)
         if asked.targets:
             self._log(asked, policy, warn)
 
@@ -98,17 +97,18 @@ class RunningReports:
             self._server.close()
         self._logs, self._server = [], None
 
-    def _serve(self, address: MetricsAddress, policy: str, stall: StallDetector) -> None:
+    def _serve(self, address: MetricsAddress, policy: str, is_stalled: Callable[[], bool]) -> None:
         from paceline.metrics.errors import MetricsError
         from paceline.metrics.job_metrics import JobMetrics
         from paceline.metrics.prometheus import MetricsServer
 
-        metrics = JobMetrics(policy, lambda: stall.is_stalled)
+        metrics = JobMetrics(policy, is_stalled)
         context = address.tls.listening() if address.tls else None
         try:
             self._server = MetricsServer(metrics, address.host, address.port, address.token, context)
         except MetricsError as error:
             refuse(str(error))
+        announce("Metrics", url_of(address.host, self._server.port, address.tls, "/metrics"), address.tls)
         self.observer = Tee(self.observer, metrics)
 
     def _log(self, asked: Reports, policy: str, warn: Callable[[str], None]) -> None:
@@ -137,12 +137,9 @@ def _address(text: str, token_file: Path | None, tls: Tls | None, insecure: bool
     from paceline.serve.environment import TOKEN_FILE
     from paceline.serve.wire.endpoint import is_loopback
 
-    host, colon, port = text.rpartition(":")
-    if not port.isdigit() or int(port) >= 1 << 16 or (colon and not host):
-        raise MetricsError(f"--metrics must be a port or HOST:PORT, such as 9464, not {text!r}.")
-    host = host.strip("[]") or "127.0.0.1"
+    host, port = host_and_port(text, "--metrics", 9464)
     if is_loopback(host):
-        return MetricsAddress(host, int(port))
+        return MetricsAddress(host, port)
     token = token_of(token_file)
     if not token:
         raise MetricsError(
@@ -151,7 +148,7 @@ def _address(text: str, token_file: Path | None, tls: Tls | None, insecure: bool
         )
     if not tls and not insecure:
         raise MetricsError(
-            f"--metrics at {host} without TLS shows the token to the network: give --tls auto, or --insecure if nobody "
-            "else can reach this network."
+            f"--metrics at {host} without TLS shows the token to the network: give --tls-cert and --tls-key with a "
+            "certificate that names this host, or --insecure if nobody else can reach this network."
         )
-    return MetricsAddress(host, int(port), token_of(token_file, "watch"), tls)
+    return MetricsAddress(host, port, token_of(token_file, "watch"), tls)

@@ -151,7 +151,7 @@ def simulate(
 
     if speed is not None and page is None:
         refuse("--speed is the speed of the page: add --page 8787.")
-    place = page_place(page, None, None) if page else None
+    place = page_place(page, None, None)
 
     # Files get their names when all is done, so that an interrupted run leaves nothing behind.
     trace_part, plot_part = unfinished(trace), unfinished(plot)

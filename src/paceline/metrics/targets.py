@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from paceline.metrics.background import Tracker
-from paceline.metrics.errors import MetricsError, require
+from paceline.metrics.errors import MetricsError
 from paceline.metrics.trackers import MlflowTracker, TensorBoardTracker, WandbTracker
 
 KNOWN = "tensorboard:DIR, mlflow:URI or wandb:PROJECT"
@@ -42,10 +42,14 @@ class LogTarget:
             raise MetricsError(f"--log {kind} needs a {PLACES[kind]}: {KNOWN}.")
         return cls(kind, place)
 
+    @property
+    def module(self) -> str:
+        """The library that writes to the target."""
+        return MODULES[self.kind]
+
     def check(self) -> None:
-        """Raise MetricsError if the library is missing, or if the target can be seen to be out of reach."""
-        require(MODULES[self.kind], f"--log {self.kind}", self.kind)
-        importlib.import_module(MODULES[self.kind])  # now: while the job runs, it would take the interpreter's lock
+        """Import the library. Raise MetricsError if the target can be seen to be out of reach."""
+        importlib.import_module(self.module)  # now: while the job runs, it would take the interpreter's lock
         CHECKS[self.kind](self.place)
 
     def tracker(self) -> Tracker:
