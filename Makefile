@@ -7,11 +7,12 @@ STAMP := .venv/.ready
 RAY := .venv-ray
 FLOWER := .venv-flower
 METRICS := .venv-metrics
+PAGE := .venv-page
 ARRAYS := .venv-arrays
 # 1.5 tests per core: a test that waits for a process leaves its core idle.
 AT_ONCE = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)')
 SIDE_BY_SIDE = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist worksteal
-SAMPLE ?= 16  # slow tests, and as many cases of the fault matrix, that `make test` draws at random
+SAMPLE ?= 8  # slow tests, and as many cases of the fault matrix, that `make test` draws at random
 
 RAY_SAMPLE ?= 1  # slow tests on Ray that `make test-ray` draws at random; RAY_SAMPLE=99 runs all of them
 
@@ -19,7 +20,7 @@ RAY_SAMPLE ?= 1  # slow tests on Ray that `make test-ray` draws at random; RAY_S
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-ray test-flower test-metrics test-arrays lint audit wheel bench clean
+.PHONY: help setup demo test test-all test-ray test-flower test-metrics test-page test-arrays lint audit wheel bench clean
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -39,7 +40,7 @@ demo: setup      ## train digits with 4 workers over slow links, under BSP and u
 
 test: setup      ## the tests, with a sample of the slow ones: first on all cores, then those that must run alone
 	@$(SIDE_BY_SIDE) -m 'not alone' --sample $(SAMPLE)
-	@$(BIN)/python -m pytest -m 'alone and not matrix' $$(grep -rl --include='*.py' 'mark.alone' tests)
+	@$(BIN)/python -m pytest -m 'alone and not matrix' --sample $(SAMPLE) $$(grep -rl --include='*.py' 'mark.alone' tests)
 
 test-all: setup  ## all tests, with the whole fault matrix; an hour or more
 	@PACELINE_SEARCH=1 $(SIDE_BY_SIDE) -m 'not alone'
@@ -80,6 +81,17 @@ $(METRICS)/.ready: pyproject.toml
 	  -e '.[mlflow,prometheus,tensorboard,wandb]' mlflow tensorboard 'pytest>=8.2' 'pytest-xdist>=3.6'
 	@touch $@
 
+# Without Chromium, the tests in a browser are skipped, and the last lines say so.
+test-page: $(PAGE)/.ready  ## the tests of the page, in an environment of their own (.venv-page); needs Chromium
+	@$(PAGE)/bin/python -m pytest tests/page --numprocesses auto -rs
+
+$(PAGE)/.ready: pyproject.toml
+	@test -x $(PAGE)/bin/python || $(PYTHON) -m venv $(PAGE)
+	@echo "installing paceline and Playwright into $(PAGE) (330 MB, half a minute) ..."
+	@$(PAGE)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -e '.[browser,page]' 'pytest>=8.2' 'pytest-xdist>=3.6'
+	@touch $@
+
 test-arrays: setup $(ARRAYS)/.ready  ## the tests of JAX and Keras, in an environment without torch (.venv-arrays)
 	@$(ARRAYS)/bin/python -m pytest tests/on_arrays
 
@@ -110,4 +122,4 @@ bench: setup     ## the benchmarks of the simulator, of decisions and of trainin
 	@$(BIN)/python benchmarks/lab.py
 
 clean:           ## remove .venv, caches and the demo's picture
-	rm -rf .venv .venv-arrays .venv-flower .venv-metrics .venv-ray .pytest_cache .hypothesis .mypy_cache .ruff_cache demo.png
+	rm -rf .venv .venv-arrays .venv-flower .venv-metrics .venv-page .venv-ray .pytest_cache .hypothesis .mypy_cache .ruff_cache demo.png
