@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from advise.clusters import advice_for, cluster
 from paceline.advise.candidates import DDP, Candidate
 from paceline.advise.evaluate import Estimate
@@ -66,6 +68,7 @@ def test_a_reason_names_the_samples_that_staleness_costs() -> None:
     assert any("30% more samples a second" in each and "about 50% more of them" in each for each in found)
 
 
+@pytest.mark.slow
 def test_a_reason_names_what_chance_costs_at_a_barrier() -> None:
     def costs(jitter: float) -> list[str]:
         return [

@@ -38,6 +38,7 @@ def test_a_link_on_this_machine() -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 def test_hosts_are_measured_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ssh of this test runs the command on this machine and records it."""
     ssh = tmp_path / "ssh"
@@ -66,6 +67,7 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 def test_the_measured_links_of_a_lab_have_the_rates_they_were_built_with() -> None:
     rates = {"server0": 25e6, "worker0": 25e6, "worker1": 5e6, "worker2": 25e6}
     with Lab(rates) as lab:

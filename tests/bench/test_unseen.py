@@ -12,7 +12,10 @@ pytest.importorskip("torch")
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("hundreds", "fixed"), [("1", 7), ("2 3", 7), ("3", 7), ("drawn", 31)])
+@pytest.mark.parametrize(
+    ("hundreds", "fixed"),
+    [pytest.param(hundreds, 7, marks=pytest.mark.slow) for hundreds in ("1", "2 3", "3")] + [("drawn", 31)],
+)
 def test_every_recorded_set_of_instances_is_printed(hundreds: str, fixed: int) -> None:
     command = [sys.executable, "benchmarks/unseen.py", "--hundred", *hundreds.split()]
     printed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout

@@ -102,7 +102,7 @@ def test_a_job_is_served_and_logged_while_it_runs(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     pytest.importorskip("tensorboardX")
     command = [sys.executable, "-m", "paceline", "run", "-p", "r2sp", "--metrics", "0", "--log", "tensorboard:runs"]
-    script = [RECIPE, "--epochs", "20", "--metrics", "own.csv"]
+    script = [RECIPE, "--epochs", "8", "--metrics", "own.csv"]
     job = subprocess.Popen(
         [str(each) for each in (*command, *script)], cwd=tmp_path, env=os.environ, stderr=subprocess.PIPE, text=True
     )

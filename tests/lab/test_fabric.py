@@ -63,6 +63,7 @@ def test_a_stream_over_each_nic_reaches_the_rate_and_no_more(bcube: Fabric) -> N
 @built
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 def test_two_nics_carry_twice_as_much_as_one_and_two_streams_over_one_do_not(bcube: Fabric) -> None:
     assert share(bcube, 2, (0, 1, 0), (0, 2, 1)) > LEAST
     assert share(bcube, 2, (1, 0, 0), (2, 0, 1)) > LEAST
@@ -72,6 +73,7 @@ def test_two_nics_carry_twice_as_much_as_one_and_two_streams_over_one_do_not(bcu
 @built
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 def test_servers_forward_packets(bcube: Fabric) -> None:
     need_forwarding(bcube)
     assert share(bcube, 1, (0, 3, 0)) > LEAST
@@ -101,6 +103,7 @@ def test_the_byte_count_of_a_server_is_the_sum_of_its_nics(bcube: Fabric) -> Non
 @built
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 def test_neighbours_in_a_torus_reach_each_other_over_the_nic_between_them(torus: Fabric) -> None:
     for server in (0, 5):
         flows = [(server, torus.net.beyond(server, port), port) for port in range(4)]
@@ -112,6 +115,7 @@ def test_neighbours_in_a_torus_reach_each_other_over_the_nic_between_them(torus:
 @built
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 def test_two_cables_between_two_servers_carry_twice_as_much(small: Fabric) -> None:
     assert sent_by_nic(small, (0, 1, 0)) == {(0, 0): 1.0}
     assert sent_by_nic(small, (0, 1, 1)) == {(0, 1): 1.0}
@@ -122,6 +126,7 @@ def test_two_cables_between_two_servers_carry_twice_as_much(small: Fabric) -> No
 @built
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 def test_a_fabric_is_a_lab(bcube: Fabric) -> None:
     from paceline.lab.hosts import goodput  # not at the top: every process in a fabric imports this module
 
@@ -136,6 +141,7 @@ def test_a_fabric_is_a_lab(bcube: Fabric) -> None:
 @built
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 def test_each_level_has_its_own_rate() -> None:
     with Fabric(BCube(2, 2).with_rates([RATE, RATE / 4]), RATE) as fabric:
         assert share(fabric, 1, (0, 1, 0)) > LEAST
@@ -198,6 +204,7 @@ def test_every_server_reaches_every_nic(net: Topology) -> None:
 @built
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 def test_cutting_a_nic_cuts_no_other_and_mending_restores_it() -> None:
     with Fabric(BCube(2, 2), RATE) as fabric:
         listen(fabric)

@@ -91,6 +91,7 @@ def send_forever(host: str, port: int) -> None:
 
 @built
 @pytest.mark.alone
+@pytest.mark.slow
 def test_two_senders_share_the_link_of_a_receiver_evenly(small_lab: Lab) -> None:
     def measured() -> npt.NDArray[np.float64]:
         ours, theirs = small_lab.pipe()
@@ -154,6 +155,7 @@ def test_a_cut_link_delays_bytes_until_it_is_mended(small_lab: Lab) -> None:
 
 @built
 @pytest.mark.alone
+@pytest.mark.slow
 def test_two_labs_are_independent_and_leave_nothing_behind() -> None:
     with Lab({"a": RATE}) as one, Lab({"a": RATE, "b": RATE}) as other:
         assert one.namespace("a") != other.namespace("a")
@@ -166,6 +168,7 @@ def test_two_labs_are_independent_and_leave_nothing_behind() -> None:
 
 @built
 @pytest.mark.alone
+@pytest.mark.slow
 def test_the_namespaces_of_a_killed_process_are_found_and_removed() -> None:
     script = (
         "import time; from paceline.lab.namespaces import Lab\n"
@@ -209,7 +212,6 @@ def test_an_unknown_host_and_a_host_that_fails_are_named(small_lab: Lab) -> None
 # The real server in a lab
 
 
-@pytest.mark.core
 @built
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_an_unknown_host_and_a_host_that_fails_are_named(small_lab: Lab) -> None
         ("r2sp", False, False),
         pytest.param("bsp:pipeline=true", False, False, marks=pytest.mark.matrix),
         pytest.param("r2sp", True, False, marks=pytest.mark.matrix),
-        ("r2sp", True, True),
+        pytest.param("r2sp", True, True, marks=pytest.mark.core),
         pytest.param("asp", True, True, marks=pytest.mark.matrix),
     ],
 )
@@ -282,6 +284,7 @@ samples_per_second = 400
 @built
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 def test_the_json_has_the_fields_of_the_simulator_and_more(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(TOML)
     arguments = [str(tmp_path / "two.toml"), "--policy", "bsp,r2sp", "--json", "--iterations", "8"]

@@ -201,8 +201,8 @@ def test_other_hosts_are_reached_over_ssh(script: Path, tmp_path: Path) -> None:
     assert "[1] threads \n" in ran.stdout, "one worker has the cores of two for itself"
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.core), signal.SIGTERM, signal.SIGKILL])
 def test_one_signal_stops_all_processes(sent: signal.Signals, script: Path, started: list[Background]) -> None:
     """Ctrl-C, and even SIGKILL, which a process cannot catch, leave no process behind."""
     trace = script.with_suffix(".jsonl")

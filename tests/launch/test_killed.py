@@ -116,7 +116,6 @@ def test_a_killed_server_goes_back_to_the_newest_whole_checkpoint(tmp_path: Path
     assert (samples["trained"], samples["open"]) == (4 * 240, [])
 
 
-@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["shard", pytest.param("colocated", marks=pytest.mark.matrix)])
 def test_the_backup_of_a_killed_shard_takes_over(tmp_path: Path, target: str) -> None:

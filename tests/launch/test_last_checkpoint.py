@@ -127,7 +127,7 @@ def test_serve_keeps_the_model_until_the_folder_is_repaired(
         server.wait_for("The model of version 5 is lost, because its last checkpoint could not be written")
 
 
-@pytest.mark.core
+@pytest.mark.slow
 def test_a_server_that_is_stopped_keeps_the_model_until_the_second_signal(
     tmp_path: Path,
     started: list[Background],  # noqa: F811

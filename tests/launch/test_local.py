@@ -285,7 +285,6 @@ def test_without_a_checkpoint_a_killed_server_ends_the_job(tmp_path: Path, start
     assert "there is no checkpoint to restart it from; use --checkpoint" in running.lines[-1]
 
 
-@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "error"),

@@ -160,7 +160,6 @@ def test_training_continues_from_a_checkpoint(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.slow
-@pytest.mark.core
 def test_a_killed_worker_comes_back_and_all_samples_count(tmp_path: Path) -> None:
     """It takes part in the epoch that the job is in, and its learning rate is the job's."""
     options = "{'max_epochs': 40, 'accumulate_grad_batches': 2}"

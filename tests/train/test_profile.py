@@ -146,6 +146,7 @@ def test_a_busy_machine_is_reported_with_what_to_do() -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts how long threads wait for a core")
 def test_a_loaded_machine_is_noticed(write: Write) -> None:
     text = LOOP.format(optimizer=WRAPPED, step="closure(); optimizer.step()").replace(

@@ -79,7 +79,6 @@ def run(
     return [json.loads(file.read_text()) for file in files if file.exists()], errors
 
 
-@pytest.mark.core
 @pytest.mark.slow
 def test_ranks_train_like_one_process_on_all_their_samples(tmp_path: Path) -> None:
     """The script has its own process group at the same address and port."""
