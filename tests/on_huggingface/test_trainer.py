@@ -22,7 +22,7 @@ pytest.importorskip("accelerate")
 from transformers import EarlyStoppingCallback, Trainer
 
 from forked import ForkedWorkers
-from on_huggingface.tiny import Counting, arguments, gpt2
+from on_huggingface.tiny import Counting, CountingStream, arguments, gpt2
 from paceline.huggingface import PacedTrainer, checks
 from paceline.huggingface.flow import JobFlow
 from paceline.observe.trace import Arrived, Measured
@@ -167,6 +167,42 @@ def test_an_early_stop_ends_all_workers(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [Counting, CountingStream])
+def test_each_worker_makes_the_steps_of_max_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type[Any]
+) -> None:
+    def make() -> Any:
+        return PacedTrainer(gpt2(), arguments(tmp_path, max_steps=7), train_dataset=kind(48))
+
+    running, trainers = train_together(monkeypatch, "bsp:weights=mean", 2, make)
+    assert [trainer.state.global_step for trainer in trainers] == [7, 7]
+    assert sum(isinstance(event, Arrived) for event in running.events) == 14
+
+
+@pytest.mark.slow
+def test_every_worker_evaluates_for_a_schedule_that_needs_the_metric(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def make() -> Any:
+        options: dict[str, Any] = {
+            "lr_scheduler_type": "reduce_lr_on_plateau",
+            "lr_scheduler_kwargs": {"patience": 0, "threshold": 1e9, "factor": 0.5},
+            "eval_strategy": "epoch",
+            "metric_for_best_model": "loss",
+            "warmup_steps": 0,
+            "num_train_epochs": 3,
+        }
+        return PacedTrainer(
+            gpt2(), arguments(tmp_path, **options), train_dataset=Counting(48), eval_dataset=Counting(8)
+        )
+
+    _, trainers = train_together(monkeypatch, "bsp:weights=mean", 2, make)
+    for trainer in trainers:
+        assert sum("eval_loss" in entry for entry in trainer.state.log_history) == 3
+        assert trainer.lr_scheduler.get_last_lr() == [5e-3 * 0.5**3] * 2
+
+
+@pytest.mark.slow
 def test_training_continues_from_a_checkpoint_in_mid_epoch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def make(folder: str, **options: Any) -> Callable[[], Any]:
         return lambda: PacedTrainer(gpt2(), arguments(tmp_path / folder, **options), train_dataset=Counting(120))
@@ -183,7 +219,6 @@ def test_training_continues_from_a_checkpoint_in_mid_epoch(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-@pytest.mark.core
 def test_a_killed_worker_comes_back_and_all_samples_count(tmp_path: Path) -> None:
     """The others wait for it. Gradients are accumulated, and the last step of an epoch has fewer batches."""
     options = "{'gradient_accumulation_steps': 2, 'num_train_epochs': 12, 'max_grad_norm': 1.0}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from paceline.huggingface import PacedTrainer
@@ -28,6 +29,16 @@ class Counting(Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+class CountingStream(IterableDataset[dict[str, torch.Tensor]]):
+    """The same sequences, in the order of their numbers, without a length."""
+
+    def __init__(self, count: int) -> None:
+        self.rows = Counting(count)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return (self.rows[index] for index in range(len(self.rows)))
 
 
 def _gpt2() -> Any:
