@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import paceline.arrays as arrays
 from paceline.federated import FederatedClient
 from paceline.model import checkpoint
 from paceline.observe.trace import Measured
@@ -142,6 +144,36 @@ def test_each_client_evaluates_the_new_global_model_and_the_server_receives_the_
     norms = {value for worker, kind, value in measured if kind == "norm"}
     assert len(norms) == 2, "after each round all clients have the same model"
     assert all(torch.equal(weights, seen[0]) for weights in seen.values())
+
+
+@pytest.mark.parametrize("moves", ["update", "model"])
+def test_a_client_without_torch_takes_part_with_arrays(moves: str) -> None:
+    """It trains by itself, and pushes the change as a gradient. The server's optimizer is SGD with a rate of 1."""
+    begin = {name: value.numpy() for name, value in torch.nn.Linear(3, 2).state_dict().items()}
+    halves = torch.nn.Linear(3, 2)
+    halves.load_state_dict({name: torch.from_numpy(value) for name, value in begin.items()})
+    xs, ys = torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
+
+    def with_arrays(where: str) -> dict[str, Any]:
+        with arrays.join(begin, "sgd:lr=1", connect=where) as session:
+            for _ in range(2):
+                trained = {name: value + 0.5 for name, value in session.params.items()}  # local steps of any library
+                change = {name: session.params[name] - trained[name] for name in trained}
+                session.step(change, batch_size=12)
+            session.finish()
+            return dict(session.params)
+
+    def with_torch(where: str) -> dict[str, Any]:
+        still = lambda parameters: torch.optim.SGD(parameters, lr=0.0)  # noqa: E731
+        FederatedClient(halves, [(xs, ys)], connect=where, steps=1, samples=4, optimizer=still).run(2)
+        return {name: value.numpy() for name, value in halves.state_dict().items()}
+
+    with job(f"fl-r2sp:groups=1,fraction=1,filter=false,moves={moves}", workers=2) as running:
+        results = running.work(with_arrays, with_torch)
+        running.finish()
+    for result in results:
+        for name, value in result.items():
+            np.testing.assert_allclose(value, begin[name] + 2 * 0.5 * 12 / 16, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
