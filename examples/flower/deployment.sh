@@ -1,6 +1,6 @@
 #!/bin/sh
 # Run this app on a superlink and supernodes, all on this machine, and stop them again. A node is a process, as on a
-# machine of its own.
+# machine of its own. The logs are kept if the run fails.
 #
 #     sh examples/flower/deployment.sh [NODES] [RUN_CONFIG]
 set -eu
@@ -14,9 +14,13 @@ command -v flower-superlink > /dev/null || { echo "Flower is missing: pip instal
 folder=$(mktemp -d)
 processes=
 stop() {
+  status=$?
   for process in $processes; do kill "$process" 2> /dev/null || true; done
   wait
-  rm -r "$folder"
+  case $status in
+    0 | 130 | 143) rm -r "$folder" ;;
+    *) echo "The run has failed. The logs of the superlink and of the nodes are kept in $folder." >&2 ;;
+  esac
 }
 trap stop EXIT
 trap 'exit 130' INT
@@ -27,8 +31,8 @@ printf '[superlink]\ndefault = "deployment"\n\n[superlink.deployment]\naddress =
 flower-superlink --insecure --port "$port" > "$folder/superlink.log" 2>&1 &
 processes="$processes $!"
 link=$!
-echo "Starting a superlink and $nodes supernodes. Their logs are in $folder."
-until python -c "import socket; socket.create_connection(('127.0.0.1', $port), 1)" 2> /dev/null; do
+echo "Starting a superlink and $nodes supernodes. Until the end, their logs are in $folder."
+until python3 -c "import socket; socket.create_connection(('127.0.0.1', $port), 1)" 2> /dev/null; do
   kill -0 "$link" 2> /dev/null || { cat "$folder/superlink.log" >&2; exit 1; }
   sleep 0.5
 done
