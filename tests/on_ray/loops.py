@@ -154,10 +154,10 @@ def exchange(config: dict[str, Any]) -> None:
     weights, gradient = np.zeros(size, np.float32), np.ones(size, np.float32)
     where, tls = address(os.environ[CONNECT]), Tls.from_environment()
     client = Client(where, described(size), job_token(), number, tls=tls)
-    done, others = 0, [notes / f"{each}" for each in range(len(config["seconds"]))]
+    others = [notes / f"{each}" for each in range(len(config["seconds"]))]
     try:
         granted = client.begin(weights.data.cast("B"))
-        while sum(int(each.read_text() or 0) for each in others if each.exists()) < config["goal"]:
+        while sum(each.stat().st_size for each in others if each.exists()) < config["goal"]:
             seconds = config["seconds"][number] * chance.lognormvariate(0.0, 0.1) * SECOND
             time.sleep(seconds)
             granted = client.exchange(
@@ -167,7 +167,7 @@ def exchange(config: dict[str, Any]) -> None:
                 compute_seconds=seconds,
                 rates=(0.01,),
             )
-            done += 1
-            others[number].write_text(f"{done}")
+            with others[number].open("a") as updates:  # one character for each: a number may be read half written
+                updates.write(".")
     finally:
         client.close()
