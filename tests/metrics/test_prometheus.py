@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,6 +173,35 @@ def test_a_client_that_sends_slowly_is_cut_and_keeps_nobody_out_for_longer(
             assert get(server.port)[0] == 200
     finally:
         server.close()
+
+
+@pytest.mark.core
+def test_an_answer_that_is_on_its_way_arrives_although_the_job_ends(
+    metrics: JobMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "LAST_SECONDS", 60.0)
+    computing, closing = threading.Event(), threading.Event()
+    families = metrics.families
+
+    def slow() -> Iterator[Any]:
+        computing.set()
+        assert closing.wait(60)
+        yield from families()
+
+    server = MetricsServer(metrics)
+    monkeypatch.setattr(metrics, "families", slow)
+    answers = list[tuple[int, str]]()
+    asking = threading.Thread(target=lambda: answers.append(get(server.port)))
+    asking.start()
+    assert computing.wait(60)
+    ending = threading.Thread(target=server.close)
+    ending.start()
+    wait_until(lambda: server._server.socket.fileno() < 0)
+    closing.set()
+    asking.join()
+    ending.join()
+    assert answers[0][0] == 200
+    assert "paceline_samples_total" in answers[0][1]
 
 
 def ended(connection: socket.socket) -> bool:

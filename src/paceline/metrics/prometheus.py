@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import CollectorRegistry, Metric
 
 REQUEST_SECONDS = 10.0  # for a client to send its request and to take the answer
+LAST_SECONDS = 1.0  # for the same, after the end of the job
 MAX_CONNECTIONS = 16  # at the same time; more are closed at once
 StartResponse = Callable[..., Any]
 WebApp = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
@@ -171,7 +172,11 @@ class _MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
                 self._cut(request)
 
     def server_close(self) -> None:
+        """Stop listening. Answers that are on their way have LAST_SECONDS to arrive."""
         super().server_close()
+        end = time.monotonic() + LAST_SECONDS
+        while self._ends and time.monotonic() < end:
+            time.sleep(0.01)
         for request in list(self._ends):
             self._cut(request)
 
