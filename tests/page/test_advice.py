@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.observe.stall import LEAST_SECONDS
 from paceline.page.advice import Situation, advice, health, seconds, speed
 from paceline.simulate import limit_seconds, load_cluster
 from page.viewing import recorded, report_of, state_of
@@ -31,7 +32,7 @@ RUNNING = Situation(
         ),
         ({"lost_now": {3: 12.0}, "clients": True}, "warn", "Client 3 was lost 12 s ago; 8 clients go on."),
         ({"members": 0, "updates": 0, "clients": True}, "idle", "Waiting for the first client to join."),
-        ({"quiet": 4.0}, "good", "Healthy: 8 workers train, none was lost."),
+        ({"quiet": LEAST_SECONDS - 1}, "good", "Healthy: 8 workers train, none was lost."),
         ({"quiet": 40.0, "gap": 30.0}, "good", "Healthy: 8 workers train, none was lost."),
         ({"loss": float("inf")}, "bad", "The loss is not a number any more: the training has diverged."),
         ({"state": "lost"}, "bad", "The job's server does not answer; this is the last that was seen of it."),

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from paceline.observe.stall import LEAST_SECONDS, TIMES
+
 Level = Literal["good", "warn", "bad", "idle"]
 
 EARLY = 2  # rounds before which nothing is said about the speed
@@ -13,7 +15,6 @@ NEAR = 1.05  # times the floor that count as having reached it
 MOST = 0.7  # the share of computing above which there is little to gain
 SLOW = 1.5  # times the median of the compute times that make a worker slow
 FULL = 0.9  # the use of a link that counts as full
-STALLED, STALLED_SECONDS = 8.0, 5.0  # times the usual gap between two applications, and at least these seconds
 RECENTLY = 60.0  # seconds during which a lost worker is news
 
 #: Policies whose workers wait for each other.
@@ -45,7 +46,7 @@ class Situation:
     lost_now: dict[Any, float] = field(default_factory=dict)  # worker → for how many seconds it is lost
     awaited: list[Any] = field(default_factory=list)  # workers that others wait for, in a stalled job
     quiet: float | None = None  # seconds since the last application
-    gap: float | None = None  # the usual seconds between two applications
+    gap: float | None = None  # the longest recent seconds between two applications
     loss: float | None = None
     iteration_seconds: float | None = None
     samples_per_second: float = 0.0
@@ -96,7 +97,7 @@ def health(of: Situation) -> Sentence:
         if of.updates:
             return Sentence("idle", f"All {of.who.lower()} have left, after {of.updates:,} updates.")
         return Sentence("idle", f"Waiting for the first {of.noun} to join.")
-    limit = max(STALLED_SECONDS, STALLED * (of.gap or 0.0))
+    limit = max(LEAST_SECONDS, TIMES * (of.gap or 0.0))  # as in the terminal
     if of.state == "running" and of.quiet is not None and of.quiet > limit and of.updates:
         named = ", ".join(str(worker) for worker in of.awaited[:4])
         for_whom = f"; waiting for {of.noun} {named}" if named else ""
