@@ -61,14 +61,14 @@ def train_together(
 ) -> tuple[Job, list[Any]]:
     """Train in threads, and return the job and the Trainers, that of the main worker first."""
     with connected(monkeypatch, policy, workers) as running:
+        # All are made before one trains, because making one resets a state of Accelerate's that the threads share.
+        trainers = [make() for _ in range(workers)]
 
-        def work(_: str) -> Any:
-            trainer = make()
+        def work(trainer: Any) -> None:
             trainer.train(**train)
             trainer.session.close()
-            return trainer
 
-        trainers = running.work(*[work] * workers, seconds=240.0)
+        running.work(*[lambda _, trainer=trainer: work(trainer) for trainer in trainers], seconds=240.0)
     return running, sorted(trainers, key=lambda trainer: trainer.session.worker)
 
 

@@ -51,9 +51,11 @@ class Job:
             thread.start()
         for thread in threads:
             thread.join(seconds)
-            assert not thread.is_alive(), "a worker hangs"
+            if errors:  # the others may wait for the one that has failed
+                seconds = min(seconds, 10.0)
         if errors:
             raise errors[0]
+        assert not any(thread.is_alive() for thread in threads), "a worker hangs"
         return results
 
 
