@@ -109,8 +109,8 @@ def test_shards_beside_workers(tmp_path: Path) -> None:
     job.until_saved(workers=3)
     os.kill(job.processes(2)[0], signal.SIGKILL)
     job.until_back(2)
-    job.end()
     assert len(job.controller.shard_actors) == 3
+    job.end()
 
 
 @pytest.mark.slow
