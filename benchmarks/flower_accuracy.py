@@ -40,7 +40,7 @@ POLICIES = {
     "fl-r2sp:groups=4": "`fl-r2sp:groups=4`",
     "fl-r2sp:groups=4,filter=false": "`fl-r2sp:groups=4,filter=false`",
 }
-ROUNDS = (6, 12, 24)
+ROUNDS = (6, 12, 24, 48)
 GOAL = 0.9
 Curves = dict[str, list[tuple[float, float]]]  # policy → seconds and accuracy after each round
 
