@@ -66,8 +66,8 @@ def alone(optimizer: str, x: Any, y: Any, steps: int) -> Any:
     """Return the weights after `steps` steps of plain torch on all samples."""
     import torch
 
-    from paceline.arrays.optimizer_text import parse
     from paceline.model.optimizer import make
+    from paceline.model.optimizer_text import parse
 
     mine = [torch.from_numpy(value.copy()).requires_grad_() for value in params().values()]
     plain = make(parse(optimizer), [mine])

@@ -12,8 +12,8 @@ torch: Any = pytest.importorskip("torch")
 
 from arrays.perceptron import alone, data, student
 from paceline.arrays.local_step import LocalStep
-from paceline.arrays.optimizer_text import DEFAULTS, parse
 from paceline.model.optimizer import IMPLEMENTATION, names, spec_of
+from paceline.model.optimizer_text import DEFAULTS, parse
 
 
 def test_the_table_has_the_optimizers_of_torch() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from paceline.arrays.batches import ArrayData, order_of
 from paceline.arrays.flat_arrays import NOTHING_FIXED, FlatArrays
 from paceline.arrays.local_step import LocalStep
-from paceline.arrays.optimizer_text import parse
 from paceline.model.description import Description
 from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.model.optimizer_text import parse
 from paceline.serve.environment import (
     CONNECT,
     GRADIENTS,

@@ -161,16 +161,11 @@ class FederatedClient:
         return total / self.steps
 
     def _gather(self) -> None:
-        """Fill the buffer that is pushed with the model, or with its difference to the pulled one.
-
-        Statistics are pushed as values, and the server averages them.
-        """
-        flat = self._flat
-        flat.gather_weights()
-        if not self._wire.mixes:
-            pulled, _ = flat.split(flat.weights)
-            pushed, _ = flat.split(flat.gradient)
-            torch.sub(pulled, pushed, out=pushed)  # pulled - trained: the server subtracts it like a gradient
+        """Fill the buffer that is pushed with the model, or with its difference to the pulled one."""
+        if self._wire.mixes:
+            self._flat.gather_weights()
+        else:
+            self._flat.gather_difference()
 
 
 def _repeat(batches: Iterable[Batch]) -> Iterator[Batch]:

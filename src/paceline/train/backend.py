@@ -68,6 +68,10 @@ class Backend(Protocol):
         """Whether the server mixes models. A worker then steps its own optimizer and pushes weights."""
 
     @property
+    def steps_here(self) -> bool:
+        """Whether the worker steps its own optimizer. Otherwise the server does, and has the optimizer's state."""
+
+    @property
     def granted_batch(self) -> int | None:
         """The number of samples that the policy wants in this process's next gradient; None: the script's own."""
 
@@ -142,6 +146,7 @@ class LocalBackend(PushAfterBackward):
     has_trained = False
     alone = True
     mixes = False
+    steps_here = True
     granted_batch = None
 
     def sample_source(self) -> SampleSource:
@@ -200,9 +205,9 @@ class JobBackend(PushAfterBackward):
 
     def sample_source(self) -> SampleSource:
         def take(batch_size: int, size: int, epochs: int, planned: int | None) -> AssignedSamples | None:
-            if not self._client.mixes and self._loading.found_early():
+            if self._may_have_loaded() and self._loading.found_early():
                 self._offer_weights()
-            samples = self._client.take(self._client.granted.batch_size or batch_size, size, epochs, planned)
+            samples = self._client.take(self.granted_batch or batch_size, size, epochs, planned)
             self._notice_rejoin()
             if samples.start == samples.stop:
                 return None
@@ -210,6 +215,10 @@ class JobBackend(PushAfterBackward):
             return AssignedSamples(samples.number, self.joins, samples.epoch, samples.start, samples.stop, count)
 
         return take
+
+    def _may_have_loaded(self) -> bool:
+        """Return whether a model that differs from the pulled one was loaded by the script."""
+        return not self._client.mixes
 
     def end_samples(self, size: int) -> None:
         self._client.end_samples(size)
@@ -255,6 +264,10 @@ class JobBackend(PushAfterBackward):
     @property
     def mixes(self) -> bool:
         return self._client.mixes
+
+    @property
+    def steps_here(self) -> bool:
+        return self.mixes
 
     def load_weights(self) -> None:
         if self.worker == 0 and not self._client.mixes:

@@ -145,6 +145,16 @@ class FlatModel:
             _copy(parameter.detach(), view)
         self._fill_statistics(self._gradient_views, self.gradient)
 
+    def gather_difference(self) -> None:
+        """Copy the pulled weights less the present ones to the buffer that is pushed: the server subtracts them.
+
+        Statistics are copied as values, because the server averages them.
+        """
+        self.gather_weights()
+        pulled, _ = self.split(self.weights)
+        pushed, _ = self.split(self.gradient)
+        torch.sub(pulled, pushed, out=pushed)
+
     def gather_into(self, flat: torch.Tensor) -> None:
         """Copy gradients and statistics to a float32 tensor of this size on `device`, to be summed over the ranks."""
         self._fill(self._views(flat), flat)

@@ -143,7 +143,7 @@ class PacedOptimizer(JobProcess, torch.optim.Optimizer):
     @property
     def _steps_on_server(self) -> bool:
         """Whether the server makes the steps, and has the optimizer's state."""
-        return not (self._backend.alone or self._backend.mixes)
+        return not self._backend.steps_here
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not self._backend.alone:

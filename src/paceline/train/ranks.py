@@ -282,6 +282,10 @@ class RankedBackend(PushAfterBackward):
     def mixes(self) -> bool:
         return False  # such a policy was refused at the start
 
+    @property
+    def steps_here(self) -> bool:
+        return False
+
     def load_weights(self) -> None:
         """Give the job the weights of rank 0. All ranks of the main worker must call this together."""
         if self.worker == 0:

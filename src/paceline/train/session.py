@@ -37,6 +37,7 @@ from paceline.train.data import EpochBatches, PacedLoader, batches_of, loader_of
 from paceline.train.flat_model import FlatModel
 from paceline.train.job_epochs import JobEpochs
 from paceline.train.loading import Loading
+from paceline.train.local_steps import LocalRounds, LocalStepsBackend, local_rounds
 from paceline.train.optimizer import PacedOptimizer
 from paceline.train.overlap import OverlappedBackend
 from paceline.train.processes import JobProcess, check_process
@@ -51,6 +52,8 @@ def join(
     gradients: str | None = None,
     buffers: bool = True,
     overlap: bool = False,
+    local_steps: int | None = None,
+    outer: str | None = None,
 ) -> Session:
     """Join the job whose server is at `connect` ("host:port") or in PACELINE_CONNECT. Without either, train alone.
 
@@ -60,13 +63,18 @@ def join(
         its own.
     overlap: where updates are streamed, push gradients while the backward pass computes them. Each backward() must
         then be followed by step(), without clipping, scaling or accumulating gradients in between.
+    local_steps: make this number of steps with the worker's own optimizer, then exchange how far they moved the model.
+        The default is to exchange every gradient, and to let the server make the steps.
+    outer: the optimizer that the server steps by these differences, such as "sgd:lr=0.7,momentum=0.9,nesterov=true".
+        By default it adds their mean to the model.
     """
     server = _server("join", model, optimizer, connect)
+    local = local_rounds(local_steps, outer, overlap)
     if profile.wanted():
         return _profiled(model, optimizer, buffers)
     if not server:
         return Session(model, optimizer, LocalBackend())
-    return Session(model, optimizer, _connect(model, optimizer, server, token, gradients, buffers, overlap))
+    return Session(model, optimizer, _connect(model, optimizer, server, token, gradients, buffers, overlap, local))
 
 
 def wrap(
@@ -78,6 +86,8 @@ def wrap(
     gradients: str | None = None,
     buffers: bool = True,
     overlap: bool = False,
+    local_steps: int | None = None,
+    outer: str | None = None,
 ) -> PacedOptimizer:
     """Join a job and return only the optimizer, for code that has its own training loop.
 
@@ -85,7 +95,15 @@ def wrap(
     """
     _server("wrap", model, optimizer, connect)
     return join(
-        model, optimizer, connect=connect, token=token, gradients=gradients, buffers=buffers, overlap=overlap
+        model,
+        optimizer,
+        connect=connect,
+        token=token,
+        gradients=gradients,
+        buffers=buffers,
+        overlap=overlap,
+        local_steps=local_steps,
+        outer=outer,
     ).optimizer
 
 
@@ -118,14 +136,19 @@ def _connect(
     gradients: str | None,
     buffers: bool,
     overlap: bool,
+    local: LocalRounds | None,
 ) -> Backend:
     """Join the job at this address and return the backend that fits it."""
     check_process(model)
     server_address = address(server)
     rank, rank_count = ranks.from_environment()
+    if local and rank_count > 1:
+        raise ValueError("A worker of several ranks cannot make local steps; use --ranks-per-worker 1.")
     overlap = overlap and rank_count == 1
-    flat = FlatModel(model, optimizer, gradients or os.environ.get(GRADIENTS) or "float32", buffers, apart=overlap)
-    description = Description(flat.layout, spec_of(optimizer), flat.fixed).as_json()
+    on_server = local.optimizer_on_server(optimizer) if local else optimizer
+    apart = overlap or local is not None
+    flat = FlatModel(model, on_server, gradients or os.environ.get(GRADIENTS) or "float32", buffers, apart)
+    description = Description(flat.layout, spec_of(on_server), flat.fixed).as_json()
     secret = token.encode() if token is not None else job_token()
     if token:
         check_token(secret, "the argument token")
@@ -136,7 +159,9 @@ def _connect(
 
     if rank_count > 1:
         return ranks.RankedBackend(connect, flat, Loading(flat, optimizer), rank, rank_count)
-    client, loading = connect(Departure.at_sigterm()), Loading(flat, optimizer)
+    client, loading = connect(Departure.at_sigterm()), Loading(flat, on_server)
+    if local:
+        return LocalStepsBackend(client, flat, loading, local, optimizer.step)
     if overlap and client.streamed:
         return OverlappedBackend(client, flat, loading)
     return JobBackend(client, flat, loading)

@@ -1,0 +1,143 @@
+"""A worker that makes several steps of its own between two exchanges (local SGD, DiLoCo).
+
+After every `local_steps` steps it pushes how far they have moved the model. The server averages these differences, or
+steps an outer optimizer by them. Under BSP this is local SGD. Under R²SP the workers exchange in turns, so a thin link
+carries one model at a time. A worker that is lost loses its steps since its last exchange, and no more: the job hands
+out the samples of these steps again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from paceline.model.optimizer_spec import SUMS, OptimizerSpec
+from paceline.model.optimizer_text import parse
+from paceline.serve.worker.client import Client
+from paceline.train.backend import AssignedSamples, ComputedGradient, JobBackend, SampleSource
+from paceline.train.flat_model import FlatModel
+from paceline.train.loading import Loading
+
+
+@dataclass(frozen=True)
+class LocalRounds:
+    """How often a worker exchanges, and the server's optimizer."""
+
+    steps: int  # H: of the worker's own optimizer, between two exchanges
+    outer: OptimizerSpec
+
+    def optimizer_on_server(self, inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return an optimizer with the server's settings, for the parameters of the worker's own. It is never stepped.
+
+        It has one group of parameters, however many the worker's own has: their settings are the worker's business.
+        """
+        parameters = [parameter for group in inner.param_groups for parameter in group["params"]]
+        (settings,) = self.outer.settings_of_groups
+        made: torch.optim.Optimizer = getattr(torch.optim, self.outer.name)(parameters, **settings)
+        return made
+
+
+def local_rounds(local_steps: int | None, outer: str | None, overlap: bool) -> LocalRounds | None:
+    """Return what these arguments of `join` ask for, or None without local steps.
+
+    Raise ValueError with one sentence if they do not fit together.
+    """
+    if local_steps is None:
+        if outer is not None:
+            raise ValueError("outer= is the server's optimizer for local steps; pass local_steps= with it.")
+        return None
+    if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
+        raise ValueError(f"local_steps must be a whole number of at least 1; got {local_steps!r:.80}.")
+    if overlap:
+        raise ValueError("overlap=True pushes gradients, and with local_steps= there are none to push; leave one out.")
+    return LocalRounds(local_steps, SUMS if outer is None else parse(outer))
+
+
+class LocalStepsBackend(JobBackend):
+    """A worker of a job that steps its own optimizer, and exchanges once a round of local steps."""
+
+    def __init__(
+        self, client: Client, flat: FlatModel, loading: Loading, local: LocalRounds, step: Callable[[], Any]
+    ) -> None:
+        """flat: a model whose parameters are apart from the pulled weights. step: that of the worker's optimizer."""
+        self._local, self._step = local, step
+        self._made: list[ComputedGradient] = []  # steps since the last pull
+        super().__init__(client, flat, loading)
+
+    @property
+    def mixes(self) -> bool:
+        return False  # whether the server mixes models or adds differences, `exchange` makes the steps
+
+    @property
+    def steps_here(self) -> bool:
+        return True
+
+    @property
+    def granted_batch(self) -> int | None:
+        """The number of samples that the policy wants in the next step: a part of those in the next exchange."""
+        granted = self._client.granted.batch_size
+        return granted and max(1, granted // self._local.steps)
+
+    def _may_have_loaded(self) -> bool:
+        return not self._made and super()._may_have_loaded()
+
+    def sample_source(self) -> SampleSource:
+        """Return a function that assigns samples. When they run out, the steps so far are pushed: a shorter round.
+
+        So an update that is discarded is noticed while the training loop can still repeat its samples.
+        """
+        assign = super().sample_source()
+
+        def take(batch_size: int, size: int, epochs: int, planned: int | None) -> AssignedSamples | None:
+            samples = assign(batch_size, size, epochs, planned)
+            if samples is None and self._made:
+                self._push()
+                samples = assign(batch_size, size, epochs, planned)
+            return samples
+
+        return take
+
+    def exchange(self, computed: ComputedGradient) -> bool:
+        """Make a step, and exchange if it is the last one of its round. Return False if the gradient is not used."""
+        if computed.overflowed:
+            return False
+        if self._may_have_loaded() and self._loading.found() and (not self._offer_weights() or computed.taken):
+            return False  # the gradient is of other weights
+        self._step()
+        self._made.append(computed)
+        if len(self._made) == self._local.steps:
+            self._push()
+        return True
+
+    def _push(self) -> None:
+        """Push how far the steps since the last pull have moved the model, and pull."""
+        if self._client.mixes:
+            self._flat.gather_weights()
+        else:
+            self._flat.gather_difference()
+        rates = [float(group["lr"]) for group in self._local.outer.settings_of_groups]  # type: ignore[arg-type]
+        self._exchange(replace(_together(self._made), rates=rates))
+        self._use_pulled_weights()
+
+    def _use_pulled_weights(self, after_step: bool = True) -> None:
+        self._made = []  # they were pushed, or they are lost
+        super()._use_pulled_weights(after_step)
+
+    def finish(self) -> None:
+        if self._made:
+            self._push()
+        super().finish()
+
+
+def _together(steps: Sequence[ComputedGradient]) -> ComputedGradient:
+    """Return one description of several steps: all their samples, and the mean of their losses."""
+    known = [(step.loss, step.batch_size) for step in steps if step.loss is not None]
+    return ComputedGradient(
+        batch_size=sum(step.batch_size for step in steps),
+        rates=steps[-1].rates,
+        loss=sum(loss * size for loss, size in known) / sum(size for _, size in known) if known else None,
+        taken=[number for step in steps for number in step.taken],
+    )

@@ -1,0 +1,260 @@
+"""Workers that make several steps of their own between two exchanges."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import paceline
+from paceline.observe.trace import Applied, Arrived
+from paceline.serve.wire.frames import WireError
+from train.generations import served
+from train.jobs import job
+from train.lessons import OPTIMIZERS, alone, data, loss_on, model, weights
+
+F = torch.nn.functional
+ROUNDS = 4
+
+
+def cross_entropy_steps(trained: Any, optimizer: Any, batches: list[tuple[Any, Any]]) -> None:
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(trained(x), y).backward()
+        optimizer.step()
+
+
+def local_sgd(inner: str, batches: list[list[tuple[Any, Any]]], local_steps: int, outer: Any = None) -> Any:
+    """Return the weights after local SGD in plain torch: every worker steps alone, then all average their models."""
+    shared = model()
+    step = outer(shared.parameters()) if outer else torch.optim.SGD(shared.parameters(), lr=1.0)
+    workers = [copy.deepcopy(shared) for _ in batches]
+    inners = [OPTIMIZERS[inner](worker.parameters()) for worker in workers]
+    for start in range(0, len(batches[0]), local_steps):
+        for worker, optimizer, its in zip(workers, inners, batches, strict=True):
+            worker.load_state_dict(shared.state_dict())
+            cross_entropy_steps(worker, optimizer, its[start : start + local_steps])
+        with torch.no_grad():
+            for parameter, *theirs in zip(
+                shared.parameters(), *(worker.parameters() for worker in workers), strict=True
+            ):
+                parameter.grad = sum((parameter - each) * (1 / len(theirs)) for each in theirs)
+        step.step()
+    return weights(shared)
+
+
+def worker_of(inner: str, batches: list[tuple[Any, Any]], **options: Any) -> Callable[[str], Any]:
+    """Return a worker that trains on these batches, and returns its weights."""
+    mine = model()  # not created in the thread, because all threads share torch's random numbers
+
+    def run(address: str) -> Any:
+        with paceline.join(mine, OPTIMIZERS[inner](mine.parameters()), connect=address, **options) as session:
+            for x, y in batches:
+                loss = F.cross_entropy(mine(x), y)
+                loss.backward()
+                session.step(loss, batch_size=len(x))
+        return weights(mine)
+
+    return run
+
+
+def batches_of(worker: int, count: int) -> list[tuple[Any, Any]]:
+    x, y = data(96)
+    return [(x[start : start + 4], y[start : start + 4]) for start in range(worker * 4, worker * 4 + 4 * count, 4)]
+
+
+@pytest.mark.parametrize("inner", OPTIMIZERS)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_bsp_is_local_sgd_bit_for_bit(inner: str, shards: int) -> None:
+    """With two workers the order of the sum does not matter, so no bit may differ."""
+    batches = [batches_of(worker, 3 * ROUNDS) for worker in range(2)]
+    with job("bsp:weights=mean", shards, workers=2) as running:
+        found = running.work(*(worker_of(inner, its, local_steps=3) for its in batches))
+    expected = local_sgd(inner, batches, 3)
+    for each in found:
+        assert torch.equal(each, expected)
+
+
+@pytest.mark.parametrize("text", ["sgd:lr=0.7,momentum=0.9,nesterov=true", "adam:lr=0.01"])
+def test_the_server_steps_the_outer_optimizer_by_the_differences(text: str) -> None:
+    batches = [batches_of(worker, 3 * ROUNDS) for worker in range(3)]
+
+    def outer(parameters: Any) -> Any:
+        if text.startswith("adam"):
+            return torch.optim.Adam(parameters, lr=0.01)
+        return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+    with job("bsp:weights=mean", workers=3) as running:
+        found = running.work(*(worker_of("adam", its, local_steps=3, outer=text) for its in batches))
+    expected = local_sgd("adam", batches, 3, outer)
+    for each in found:
+        torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_one_local_step_with_sgd_is_plain_bsp() -> None:
+    x, y = data(24)
+    parts = (slice(0, 8), slice(8, 16), slice(16, 24))
+    with job("bsp:weights=mean", workers=3) as running:
+        found = running.work(*(worker_of("sgd", [(x[part], y[part])] * 10, local_steps=1) for part in parts))
+    for each in found:
+        torch.testing.assert_close(each, alone("sgd", x, y, 10), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "ssp", "r2sp", "r2sp:groups=2", "ksync:k=2"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_samples_of_all_local_steps_count_once_an_epoch(policy: str, streamed: bool) -> None:
+    """The last round of a worker may be shorter: 96 samples are not a multiple of three batches of four workers."""
+    if streamed and policy in ("bsp", "ksync:k=2"):
+        pytest.skip("cannot be streamed")
+    x, y = data(92)
+    dataset = torch.utils.data.TensorDataset(x, y)
+
+    def run(address: str) -> Any:
+        mine = model()
+        inner = torch.optim.AdamW(mine.parameters(), lr=0.01)
+        with paceline.join(mine, inner, connect=address, local_steps=3) as session:
+            for inputs, targets in session.batches(dataset, batch_size=4, epochs=6):
+                loss = F.cross_entropy(mine(inputs), targets)
+                loss.backward()
+                session.step(loss)
+        return loss_on(mine, x, y)
+
+    with job(policy, shards=2, workers=4, streamed=streamed) as running:
+        losses = running.work(*[run] * 4)
+        running.finish()
+        assert running.coordinator.samples is not None
+        assert running.coordinator.samples.all_done
+    assert max(losses) == min(losses) < loss_on(model(), x, y)
+    arrived = [event for event in running.events if isinstance(event, Arrived)]
+    assert {event.batch_size for event in arrived} <= set(range(1, 13))
+    assert max(event.batch_size for event in arrived) == 12
+    assert all(event.loss is not None for event in arrived)
+
+
+def test_a_worker_that_is_lost_loses_only_its_steps_since_its_last_exchange() -> None:
+    x, y = data(96)
+    dataset = torch.utils.data.TensorDataset(x, y)
+
+    def run(address: str, dies_after: int = 10**9) -> None:
+        mine = model()
+        session = paceline.join(mine, torch.optim.SGD(mine.parameters(), lr=0.05), connect=address, local_steps=4)
+        for steps, (inputs, targets) in enumerate(session.batches(dataset, batch_size=4, epochs=4), start=1):
+            loss = F.cross_entropy(mine(inputs), targets)
+            loss.backward()
+            session.step(loss)
+            if steps == dies_after:
+                atexit.unregister(session.close)
+                backend: Any = session._backend
+                backend._client._incarnation.end(WireError("killed"))
+                return
+            time.sleep(0.05)  # the lost worker is given up while the other one still trains
+        session.finish()
+        session.close()
+
+    with job("asp:weights=mean", workers=2, lease=0.5) as running:
+        running.work(lambda address: run(address, dies_after=6), run)
+        assert running.coordinator.samples is not None
+        assert running.coordinator.samples.all_done
+    applied = sum(len(event.workers) for event in running.events if isinstance(event, Applied))
+    assert applied == 4 * 96 // 4 // 4, "four of the six steps of the lost worker count, and two are made again"
+
+
+def test_tuned_batches_are_divided_among_the_local_steps() -> None:
+    x, y = data(96)
+    dataset = torch.utils.data.TensorDataset(x, y)
+    sizes: list[int] = []
+
+    def run(address: str) -> None:
+        mine = model()
+        with paceline.join(mine, OPTIMIZERS["sgd"](mine.parameters()), connect=address, local_steps=2) as session:
+            for inputs, targets in session.batches(dataset, batch_size=8, epochs=2):
+                sizes.append(len(inputs))
+                loss = F.cross_entropy(mine(inputs), targets)
+                loss.backward()
+                session.step(loss)
+
+    with job("r2sp:tune_batches=true", workers=1) as running:
+        running.work(run)
+    assert sizes == [8] * 24
+
+
+def test_weights_that_are_loaded_before_the_first_step_are_those_of_the_job() -> None:
+    loaded = model()
+    torch.nn.init.constant_(loaded[0].weight, 0.5)
+    batches = batches_of(0, 3)
+    mine = model()
+
+    def run(address: str) -> None:
+        with paceline.join(mine, OPTIMIZERS["sgd"](mine.parameters()), connect=address, local_steps=3) as session:
+            mine.load_state_dict(loaded.state_dict())
+            for x, y in batches:
+                F.cross_entropy(mine(x), y).backward()
+                session.step(batch_size=len(x))
+
+    with served("bsp:weights=mean") as running:
+        running.work(run)
+    cross_entropy_steps(loaded, OPTIMIZERS["sgd"](loaded.parameters()), batches)
+    torch.testing.assert_close(weights(mine), weights(loaded), rtol=1e-6, atol=1e-7)
+
+
+def test_an_own_loop_and_several_groups_of_parameters() -> None:
+    mine = model()
+    groups = [{"params": mine[0].parameters(), "lr": 0.05}, {"params": mine[2].parameters(), "weight_decay": 0.01}]
+    same = copy.deepcopy(mine)
+    theirs = [{"params": same[0].parameters(), "lr": 0.05}, {"params": same[2].parameters(), "weight_decay": 0.01}]
+    batches = batches_of(0, 5)
+
+    def run(address: str) -> Any:
+        optimizer = paceline.wrap(mine, torch.optim.AdamW(groups, lr=0.01), connect=address, local_steps=2)
+        optimizer.batch_size = 4
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for x, y in batches:
+            cross_entropy_steps(mine, optimizer, [(x, y)])
+            schedule.step()
+        state = optimizer.state_dict()
+        optimizer.finish()
+        optimizer.close()
+        return state
+
+    with job("bsp:weights=mean") as running:
+        (state,) = running.work(run)
+    plain = torch.optim.AdamW(theirs, lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    for batch in batches:
+        cross_entropy_steps(same, plain, [batch])
+        schedule.step()
+    torch.testing.assert_close(weights(mine), weights(same), rtol=1e-6, atol=1e-6)
+    assert state["state"][0]["step"] == 5, "the state of the worker's own optimizer is its own"
+    assert [event.batch_size for event in running.events if isinstance(event, Arrived)] == [8, 8, 4]
+
+
+def test_without_a_server_the_steps_are_those_of_plain_torch() -> None:
+    mine, same, batches = model(), model(), batches_of(0, 4)
+    with paceline.join(mine, OPTIMIZERS["adam"](mine.parameters()), local_steps=3) as session:
+        cross_entropy_steps(mine, session.optimizer, batches)
+    cross_entropy_steps(same, OPTIMIZERS["adam"](same.parameters()), batches)
+    assert torch.equal(weights(mine), weights(same))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"local_steps": 0}, "local_steps must be a whole number of at least 1; got 0."),
+        ({"local_steps": 2.5}, "local_steps must be a whole number of at least 1; got 2.5."),
+        ({"local_steps": True}, "local_steps must be a whole number of at least 1; got True."),
+        ({"outer": "sgd:lr=1"}, "outer= is the server's optimizer for local steps; pass local_steps= with it."),
+        ({"local_steps": 2, "outer": "sdg:lr=1"}, "There is no optimizer 'sdg'; there are SGD, "),
+        ({"local_steps": 2, "overlap": True}, "overlap=True pushes gradients, and with local_steps= there are none"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
+    mine = model()
+    with pytest.raises(ValueError) as refused:
+        paceline.join(mine, OPTIMIZERS["sgd"](mine.parameters()), **options)
+    assert str(refused.value).startswith(said)
