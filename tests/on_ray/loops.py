@@ -144,7 +144,7 @@ def never_close(config: dict[str, Any]) -> None:
 
 
 def exchange(config: dict[str, Any]) -> None:
-    """Push ones and wait instead of computing, until all workers together have made `goal` updates.
+    """Push ones and wait instead of computing, until all workers together have made `goal` exchanges.
 
     config: seconds (of computing, one entry for each worker), goal, seed and notes (a folder).
     """
