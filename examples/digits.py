@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--local-steps", type=int, help="steps of a worker between two exchanges; see docs/training.md")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(1)
@@ -52,7 +53,7 @@ def main() -> None:
         model.train()
         return (predicted == digits.test_labels).float().mean().item()
 
-    with paceline.join(model, optimizer) as session:
+    with paceline.join(model, optimizer, local_steps=arguments.local_steps) as session:
         batches = session.batches(training, arguments.batch_size, arguments.epochs, arguments.seed)
         for step, (x, y) in enumerate(batches, start=1):
             loss = F.cross_entropy(model(x), y)
