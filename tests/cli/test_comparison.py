@@ -11,7 +11,10 @@ import pytest
 pytest.importorskip("torch")
 
 from observe.test_final_report import REPORT
+from paceline.cli import job
 from paceline.cli.comparison import conclude
+from paceline.cli.interruption import Interrupted
+from paceline.launch import local
 from paceline.observe.final_report import FinishedRun
 from paceline.observe.metric_history import Target
 from paceline.serve.wire import link
@@ -78,10 +81,36 @@ def test_a_system_without_record_locks_is_refused(shell: Shell, monkeypatch: pyt
     assert ran.err == "--link 200Mbit: links cannot be emulated on this system, which has no record locks.\n"
 
 
+@pytest.mark.parametrize(
+    ("stop", "code", "last_line"),
+    [
+        (Interrupted(code=130), 130, "Interrupted. The model was not saved; "),
+        (local.JobError("The script failed."), 1, "The script failed."),
+    ],
+)
+def test_the_policies_that_finished_before_the_comparison_stopped_are_shown(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, stop: Exception, code: int, last_line: str
+) -> None:
+    outcomes: list[local.JobOutcome | Exception] = [local.JobOutcome(REPORT, 12.3), stop]
+
+    async def run_job(*_: object) -> local.JobOutcome:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(job, "_run", run_job)
+    ran = shell("--policy", "bsp,asp", "train.py")
+    assert ran.code == code
+    rows = [line.split() for line in ran.out.splitlines()]
+    assert [row[:2] for row in rows if row[:1] in (["bsp"], ["asp"])] == [["bsp", "12.3"]]
+    assert ran.err.splitlines()[-1].startswith(last_line)
+
+
 def test_a_metric_that_nobody_reported_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = Target("accuracy", 0.97)
     runs = [FinishedRun(policy, REPORT, 1.0, target=target) for policy in ("bsp", "r2sp")]
-    conclude(runs, "a title", target, tmp_path / "curve.png")
+    conclude(runs, "a title", target, tmp_path / "curve.png", compares=True)
     printed = capsys.readouterr()
     assert "sooner" not in printed.out and "never reached" not in printed.out
     assert "No worker has reported accuracy; call session.log(accuracy=…)." in printed.err
@@ -91,5 +120,5 @@ def test_a_metric_that_nobody_reported_is_named(tmp_path: Path, capsys: pytest.C
 
 def test_a_metric_with_a_misspelt_name_is_answered_with_the_reported_ones(capsys: pytest.CaptureFixture[str]) -> None:
     target, curves = Target("acuracy", 0.9), {"accuracy": [(1.0, 0.95)], "val_loss": [(1.0, 0.2)]}
-    conclude([FinishedRun("bsp", REPORT, 1.0, curves=curves, target=target)], "a title", target, None)
+    conclude([FinishedRun("bsp", REPORT, 1.0, curves=curves, target=target)], "a title", target, None, compares=False)
     assert "No worker has reported acuracy; reported were: accuracy, val_loss." in capsys.readouterr().err

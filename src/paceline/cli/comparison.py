@@ -71,10 +71,17 @@ def check_plot(path: Path | None) -> None:
     check_target(path, "--plot")
 
 
-def conclude(runs: Sequence[FinishedRun], title: str, target: Target | None, plot: Path | None) -> None:
-    """Print the table of several runs, compare when they reached the target, and draw the metric."""
+def conclude(
+    runs: Sequence[FinishedRun], title: str, target: Target | None, plot: Path | None, *, compares: bool
+) -> None:
+    """Print the table of a comparison, compare when its runs reached the target, and draw the metric.
+
+    compares: whether several runs were asked for. Fewer may have finished; then the table holds those.
+    """
+    if not runs:
+        return
     console = Console(highlight=False, soft_wrap=True)
-    if len(runs) > 1:
+    if compares:
         Console(highlight=False).print(side_by_side(runs, title))
         if target and any(run.curves.get(target.metric) for run in runs):
             console.print()

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.launch import local
+    from paceline.observe.final_report import FinishedRun
     from paceline.serve.job_options import JobOptions
     from paceline.serve.serve_job import ServedJob
     from paceline.serve.wire.endpoint import Endpoint
@@ -173,7 +174,10 @@ def run(
         tls=certificate,
         insecure=insecure,
     )
-    runs = []
+    runs: list[FinishedRun] = []
+    over = f", over {link} links" if link else ""
+    title = f"{Path(script[0]).name} with {workers} workers{over}"
+    show_runs = partial(conclude, runs, title, goal, plot, compares=len(specs) > 1)
     with job_page(page_place(page, None, certificate, insecure), Path(script[0]).name) as show:
         for spec in specs:
             job = options.with_policy(spec)
@@ -185,13 +189,14 @@ def run(
                 except local.JobError as error:
                     if error.code == UNSAVED:
                         display.keep_trace()  # the job was trained to its end
+                    show_runs()
                     display.fail("" if error.said else str(error), error.code)
                 except Interrupted as stopped:
+                    show_runs()
                     raise Interrupted(stopped_job(job, display.keep_trace()), stopped.code) from None
                 alone = len(specs) == 1
                 runs.append(display.finish(outcome.report, outcome.seconds, is_done=True, is_saved=True, show=alone))
-    over = f", over {link} links" if link else ""
-    conclude(runs, f"{Path(script[0]).name} with {workers} workers{over}", goal, plot)
+    show_runs()
 
 
 async def _run(
