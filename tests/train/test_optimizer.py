@@ -392,6 +392,7 @@ def test_a_scheduler_that_changes_momentum_is_reported_once(wrap: Wrap) -> None:
             steps(net, optimizer, 1)
             schedule.step()
     assert len(caught) == 1
+    assert caught[0].filename == __file__
 
 
 def steps(net: Any, optimizer: Any, count: int = 2) -> None:

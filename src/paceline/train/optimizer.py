@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -235,7 +236,7 @@ class PacedOptimizer(JobProcess, torch.optim.Optimizer):
         if not (self._samples or batch_size or self.batch_size or backend.knows_its_part):
             backend.knows_its_part = True
             if backend.workers * backend.ranks > 1 and backend.worker == backend.rank == 0:
-                warnings.warn(UNDIVIDED, stacklevel=4)
+                warnings.warn(UNDIVIDED, stacklevel=_level_of_script())
         if (
             self._settings is not None
             and self._steps_on_server
@@ -244,7 +245,7 @@ class PacedOptimizer(JobProcess, torch.optim.Optimizer):
             pairs = (zip(ours, theirs, strict=True) for ours, theirs in zip(settings, self._settings, strict=True))
             changed = sorted({now[0] for pair in pairs for now, before in pair if now != before})
             self._settings = None
-            warnings.warn(CHANGED_SETTINGS.format(", ".join(changed)), stacklevel=4)
+            warnings.warn(CHANGED_SETTINGS.format(", ".join(changed)), stacklevel=_level_of_script())
 
     def _describe(self, batch_size: int | None = None) -> ComputedGradient:
         """Return what is known of a gradient before it is complete: all but its loss and whether it overflowed."""
@@ -276,6 +277,17 @@ class PacedOptimizer(JobProcess, torch.optim.Optimizer):
         """Return the identity and the version of every gradient. The result changes with each backward()."""
         found = (parameter.grad for group in self.param_groups for parameter in group["params"])
         return [(id(gradient), gradient._version) for gradient in found if gradient is not None]
+
+
+def _level_of_script() -> int:
+    """Return the `stacklevel` with which a warning of the calling function names the script's own line.
+
+    A step may come through the session, a scaler or a library, so the number of frames in between is not known.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("paceline", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _fixed_settings(optimizer: torch.optim.Optimizer) -> list[list[tuple[str, Any]]]:
