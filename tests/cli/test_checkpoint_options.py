@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -24,8 +25,15 @@ def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_folder_that_cannot_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
-    expected = f"--checkpoint: the folder {str(tmp_path)!r} cannot be written to.\n"
+    make = os.mkdir
+
+    def mkdir(path: str, mode: int = 0o777) -> None:
+        if Path(path).parent == tmp_path:  # root may write everywhere
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    expected = f"--checkpoint: the folder {str(tmp_path)!r} cannot be written to; name another one.\n"
     assert refusal(tmp_path, capsys) == expected
     assert refusal(tmp_path / "new" / "folder", capsys) == expected, "it could not be made"
 
@@ -33,7 +41,7 @@ def test_a_folder_that_cannot_be_written_is_refused(
 def test_a_folder_below_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert refusal(tmp_path / "file", capsys).endswith("is not a folder.\n")
-    assert refusal(tmp_path / "file" / "runs", capsys).endswith("file' cannot be written to.\n")
+    assert refusal(tmp_path / "file" / "runs", capsys).endswith("file' cannot be written to; name another one.\n")
 
 
 def test_a_folder_that_does_not_exist_yet_will_do(tmp_path: Path) -> None:

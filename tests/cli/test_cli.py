@@ -419,7 +419,7 @@ def test_a_folder_that_may_not_be_written_to(shell: Shell) -> None:
     locked = shell.folder / "locked"
     locked.mkdir(mode=0o500)
     outcome = shell("simulate", "small.toml", "--trace", "locked/t.jsonl")
-    assert (outcome.code, outcome.err) == (2, "--trace: the folder 'locked' cannot be written to.\n")
+    assert (outcome.code, outcome.err) == (2, "--trace: the folder 'locked' cannot be written to; name another one.\n")
 
 
 def test_a_wrong_command(shell: Shell) -> None:

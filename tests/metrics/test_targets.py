@@ -53,8 +53,15 @@ def test_a_tracking_server_that_does_not_answer_is_refused_at_once() -> None:
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     targets.CHECKS["tensorboard"](str(tmp_path / "new" / "folder"))
-    with pytest.raises(MetricsError, match="cannot be written to"):
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(MetricsError, match="cannot be written to; name another one"):
         targets.CHECKS["tensorboard"](str(tmp_path / "file"))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc")
+def test_a_folder_that_cannot_be_made_is_refused_even_for_root() -> None:
+    with pytest.raises(MetricsError, match=r"^--log tensorboard: the folder '/proc/x' cannot be written to; "):
+        targets.CHECKS["tensorboard"]("/proc/x")
 
 
 def test_wandb_needs_a_key_unless_it_is_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

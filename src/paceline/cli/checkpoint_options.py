@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.shared import refuse
+from paceline.cli.shared import check_folder, refuse
 
 if TYPE_CHECKING:
     from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
@@ -63,7 +62,7 @@ def checkpoint_plan(
             if value:
                 refuse(f"--checkpoint-{option} needs --checkpoint, the folder to write to.")
         return None
-    _check_folder(folder)
+    check_folder(folder, "--checkpoint")
     waits = _seconds(patience) if patience else PATIENCE
     if waits is None:
         refuse(f"--checkpoint-patience must be a time (30s, 10m, 1h), not {patience!r}.")
@@ -74,15 +73,6 @@ def checkpoint_plan(
     if seconds is None:
         refuse(f"--checkpoint-every must be a number of updates (500) or a time (30s, 10m, 1h), not {text!r}.")
     return CheckpointPlan(folder, seconds=seconds, patience=waits)
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written to, or cannot be made, before hours of training depend on it."""
-    if folder.exists() and not folder.is_dir():
-        refuse(f"--checkpoint: {str(folder)!r} is not a folder.")
-    nearest = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        refuse(f"--checkpoint: the folder {str(nearest)!r} cannot be written to.")
 
 
 def _folder_of(resume: Path | None) -> Path | None:

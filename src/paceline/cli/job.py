@@ -62,7 +62,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.page import PageOption, job_page, page_place
 from paceline.cli.reports import Log, Metrics, Reports
-from paceline.cli.shared import check_script, check_target, errors, need_torch, refuse
+from paceline.cli.shared import check_folder, check_script, check_target, errors, need_torch, refuse
 from paceline.observe.observer import Tee
 from paceline.observe.summary import Summary
 from paceline.policies import split_list
@@ -143,6 +143,7 @@ def run(
         check_max_norm(max_norm, spec, apply)
     check_script(script[0])
     check_target(trace, "--trace")
+    check_folder(record, "--record-updates")
     if len(specs) > 1 and any((checkpoint, resume, record, trace)):
         refuse("Several policies run one after the other; write files with one policy at a time.")
     begins_from = resumed(resume, checkpoint)
@@ -288,6 +289,7 @@ def serve(
     check_replicas(replicas, policy, apply, record)
     check_max_norm(max_norm, policy, apply)
     check_target(trace, "--trace")
+    check_folder(record, "--record-updates")
     begins_from = resumed(resume, checkpoint)
     certificate = server_tls(tls, tls_cert, tls_key, tls_ca)
     parameters: dict[str, object] = {"workers": wanted, "servers": wanted if colocate else servers}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -75,8 +75,24 @@ def check_target(path: Path | None, option: str) -> None:
         return
     if (path.exists() and not path.is_file()) or not path.parent.is_dir():
         refuse(f"{option}: {str(path)!r} cannot be written; name a plain file in a folder that exists.")
-    if not os.access(path.parent, os.W_OK):
-        refuse(f"{option}: the folder {str(path.parent)!r} cannot be written to.")
+    _check_writable(path.parent, option)
+
+
+def check_folder(folder: Path | None, option: str) -> None:
+    """Refuse the command if an option names a folder that cannot be made or written to. The folder is not made yet."""
+    if folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        refuse(f"{option}: {str(folder)!r} is not a folder.")
+    _check_writable(next(each for each in (folder, *folder.absolute().parents) if each.exists()), option)
+
+
+def _check_writable(folder: Path, option: str) -> None:
+    """Refuse the command if nothing can be made in a folder. Its permissions do not say so everywhere (/proc)."""
+    try:
+        tempfile.TemporaryDirectory(prefix=".paceline-", dir=folder).cleanup()
+    except OSError:
+        refuse(f"{option}: the folder {str(folder)!r} cannot be written to; name another one.")
 
 
 def check_script(path: str) -> None:

@@ -9,6 +9,7 @@ import netrc
 import os
 import re
 import socket
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,10 @@ class LogTarget:
 def _check_folder(place: str) -> None:
     folder = Path(place)
     existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise MetricsError(f"--log tensorboard: the folder {place!r} cannot be written to.")
+    try:
+        tempfile.TemporaryDirectory(prefix=".paceline-", dir=existing).cleanup()
+    except OSError:
+        raise MetricsError(f"--log tensorboard: the folder {place!r} cannot be written to; name another one.") from None
 
 
 def _check_tracking_server(uri: str) -> None:
