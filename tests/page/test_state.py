@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import tracemalloc
+from collections.abc import Callable, Iterator
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -26,22 +28,26 @@ from paceline.observe.trace import (
     Turned,
     Used,
 )
+from paceline.page.advice import advice
 from paceline.page.curves import MAX_POINTS, ThinnedCurve, histogram
 from paceline.page.happenings import MAX_HAPPENINGS
 from paceline.page.recent import MAX_ITERATIONS, MAX_LINK_POINTS, MAX_STEPS
-from paceline.page.state import MAX_CHANGES, MAX_ROWS, MAX_SNAPSHOT, PageState
+from paceline.page.state import LEAST_TYPICAL, MAX_CHANGES, MAX_ROWS, MAX_SNAPSHOT, PageState
 from page.viewing import recorded, report_of, state_of
 
 
-def one_iteration(worker: int, iteration: int, at: float, staleness: int = 0, loss: float | None = None) -> list[Event]:
+def one_iteration(
+    worker: int, iteration: int, at: float, staleness: int = 0, loss: float | None = None, computing: float = 0.5
+) -> list[Event]:
     """An iteration as a server sees it: 0.2 s to pull, 0.5 s to compute, 0.1 s to wait and 0.2 s to push."""
+    computed = at + 0.2 + computing
     return [
         Granted(at, worker, None, 0),
-        Pulled(at + 0.7, worker, iteration),
-        Computed(at + 0.7, worker, 0.5),
-        Turned(at + 0.8, worker),
-        Arrived(at + 1.0, worker, iteration, 32, loss),
-        Applied(at + 1.0, iteration, (worker,), (iteration,), (staleness,), (1,)),
+        Pulled(computed, worker, iteration),
+        Computed(computed, worker, computing),
+        Turned(computed + 0.1, worker),
+        Arrived(computed + 0.3, worker, iteration, 32, loss),
+        Applied(computed + 0.3, iteration, (worker,), (iteration,), (staleness,), (1,)),
     ]
 
 
@@ -230,6 +236,43 @@ def test_the_workers_of_a_federation_are_called_clients() -> None:
     assert texts[0] == "Client 8 was excluded: its updates are noise."
     assert texts[1].startswith("Client 7 was lost")
     assert not any("orker" in each for each in texts + [text for _, text in state.snapshot()["sentences"].values()])
+
+
+def advice_after(iterations: int, computing: Callable[[int], float], workers: int = 2) -> Iterator[str]:
+    """The advice after each iteration of a job under ASP. computing: the seconds that a worker computes."""
+    state = state_of([Began(0.0, "", "asp", "whole", 0), *(Joined(0.0, worker) for worker in range(workers))])
+    at = [0.0] * workers
+    for _ in range(iterations * workers):
+        worker = at.index(min(at))
+        events = one_iteration(
+            worker, state.recent.workers[worker].iteration + 1, at[worker], 0, 0.5, computing(worker)
+        )
+        at[worker] = events[-1].time
+        for event in events:
+            state.tell(event)
+        yield advice(state.situation()).text
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_noise_makes_no_worker_slow(workers: int) -> None:
+    """Equal workers of a busy machine: one iteration in ten takes six times as long."""
+    noise = random.Random(0)
+    said = advice_after(40, lambda _: noise.lognormvariate(-1.0, 0.2) * noise.choice([1] * 9 + [6]), workers)
+    assert not [each for each in said if "as long as the others" in each]
+
+
+def test_a_small_difference_makes_no_worker_slow() -> None:
+    said = advice_after(20, lambda worker: 0.5 if worker else 0.7)
+    assert not [each for each in said if "as long as the others" in each]
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_a_slow_worker_is_told_after_some_iterations(workers: int) -> None:
+    noise = random.Random(0)
+    said = list(advice_after(30, lambda worker: noise.uniform(0.99, 1.01) * (0.5 if worker else 1.5), workers))
+    first = next(number for number, each in enumerate(said) if "as long as the others" in each)
+    assert first >= LEAST_TYPICAL * workers, "each has had some iterations, and the slow worker the fewest"
+    assert said[-1] == "Worker 0 computes 3.0 × as long as the others: r2sp:tune_batches=true gives it less."
 
 
 def test_a_loss_that_is_no_number_is_told() -> None:

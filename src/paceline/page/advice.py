@@ -13,7 +13,7 @@ Level = Literal["good", "warn", "bad", "idle"]
 EARLY = 2  # rounds before which nothing is said about the speed
 NEAR = 1.05  # times the floor that count as having reached it
 MOST = 0.7  # the share of computing above which there is little to gain
-SLOW = 1.5  # times the median of the compute times that make a worker slow
+SLOW = 1.5  # times the compute time of the others that make a worker slow
 FULL = 0.9  # the use of a link that counts as full
 RECENTLY = 60.0  # seconds during which a lost worker is news
 
@@ -54,7 +54,7 @@ class Situation:
     shares: dict[str, float] = field(default_factory=dict)  # of the workers' time, by activity
     staleness: float | None = None
     links: dict[str, float] = field(default_factory=dict)  # the mean use of the links, by direction
-    slowest: tuple[Any, float] | None = None  # a worker, and its compute time as a multiple of the median
+    slowest: tuple[Any, float] | None = None  # a worker, and its compute time as a multiple of that of the others
 
     @property
     def scheme(self) -> str:

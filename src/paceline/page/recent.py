@@ -89,12 +89,11 @@ class WorkerNow:
 
     __slots__ = (
         *("activity", "since", "began", "granted", "pulling", "computing", "computed", "pushing"),
-        *("iteration", "pull_seconds", "batch", "loss", "staleness", "compute_seconds"),
+        *("iteration", "pull_seconds", "batch", "loss", "staleness"),
     )
 
     def __init__(self) -> None:
         self.pull_seconds = 0.0  # of its last iteration
-        self.compute_seconds = 0.0  # of its last iteration
         self.batch = 0
         self.loss: float | None = None
         self.staleness: int | None = None
@@ -152,6 +151,15 @@ class RecentActivity(Observer):
         """Return the last `count` iterations."""
         size = len(self.iterations)
         return [self.iterations[index] for index in range(max(0, size - count), size)]
+
+    def compute_seconds(self, count: int) -> dict[Any, list[float]]:
+        """Return the compute times of each worker's last `count` iterations, as far as they are remembered."""
+        times: dict[Any, list[float]] = {}
+        for record in reversed(self.iterations):
+            own = times.setdefault(record.worker, [])
+            if len(own) < count:
+                own.append(record.share("computing"))
+        return times
 
     # Events
 
@@ -213,7 +221,7 @@ class RecentActivity(Observer):
         self._number += 1
         record = IterationRecord(self._number, worker, iteration, now, batch_size, time)
         now.iteration, now.batch = iteration, batch_size
-        now.pull_seconds, now.compute_seconds = record.share("pulling"), record.share("computing")
+        now.pull_seconds = record.share("pulling")
         if loss is not None:
             record.loss = now.loss = loss
         now.begin(time)

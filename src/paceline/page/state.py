@@ -29,6 +29,8 @@ MAX_RUNS = 20  # earlier runs that are remembered
 MAX_TEXT = 200  # characters of a name
 ROUNDS = 8  # over which recent figures are means
 LEAST_RECENT = 32  # iterations that recent figures cover at least
+TYPICAL = 20  # last iterations of a worker that tell how long it usually computes
+LEAST_TYPICAL = 9  # iterations of a worker without which it is not compared with others
 
 
 @dataclass
@@ -263,17 +265,23 @@ class PageState:
         return use
 
     def _slowest(self) -> tuple[Any, float] | None:
-        """Return the worker that computes longest, and its time as a multiple of the median."""
+        """Return the worker that computes longest, and its usual time as a multiple of that of the others.
+
+        The usual time is a median, because single iterations of equal workers differ much on a busy machine.
+        """
+        if self.has_clients:
+            return None  # nothing is said of a single client
         times = {
-            each: now.compute_seconds
-            for each, now in self.recent.workers.items()
-            if now.activity != "left" and now.batch
+            worker: median(each)
+            for worker, each in self.recent.compute_seconds(TYPICAL).items()
+            if len(each) >= LEAST_TYPICAL and self.recent.workers[worker].activity != "left"
         }
         if len(times) < 2:
             return None
-        usual = median(times.values())
         worker = max(times, key=lambda each: times[each])
-        return (worker, times[worker] / usual) if usual > 0 else None
+        longest = times.pop(worker)
+        others = median(times.values())
+        return (worker, longest / others) if others > 0 else None
 
     def _rows(self) -> list[Any]:
         """Return the workers in the order of their rows: by number, then those with other names."""
