@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.job_checks import note_links
+from paceline.cli.shared import check_script
 from shell import Shell
 
 
@@ -44,3 +45,9 @@ def test_what_cannot_be_written_is_refused_before_the_job(
     shell = Shell(tmp_path, capsys, monkeypatch, (command,))
     ended = shell(option, value, *(["train.py"] if command == "run" else []))
     assert (ended.code, ended.out, ended.err) == (2, "", said + "\n")
+
+
+def test_a_folder_in_place_of_the_script_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        check_script(str(tmp_path))
+    assert capsys.readouterr().err == f"{str(tmp_path)!r} is a folder; name the training script.\n"

@@ -40,7 +40,9 @@ def paceline(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     return Shell(tmp_path, capsys, monkeypatch)
 
 
-@pytest.mark.parametrize("text", ["many", "localhost", "localhost:", ":8787", "8787.5", "²", "127.0.0.1:70000"])
+@pytest.mark.parametrize(
+    "text", ["many", "localhost", "localhost:", ":8787", "8787.5", "²", "127.0.0.1:70000", "80000:1", "0:8787"]
+)
 def test_a_wrong_address_is_refused(paceline: Shell, text: str) -> None:
     outcome = paceline("simulate", "rlp-10", "--policy", "bsp", "--page", text)
     assert outcome.code == 2
@@ -55,6 +57,23 @@ def test_a_port_that_is_taken_is_refused(paceline: Shell) -> None:
     assert outcome.code == 2
     assert f"--page cannot listen on 127.0.0.1:{port}" in outcome.err
     assert "choose another port" in outcome.err
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    def find(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        if host == "192.0.2.1":
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
+    with pytest.raises(SystemExit):
+        page.page_place(f"{host}:0", None, None)
+    said = capsys.readouterr().err
+    assert said.startswith(f"--page cannot listen on {host}:0 (")
+    assert said.endswith("): choose an address of this machine.\n")
 
 
 def test_the_extra_is_named(paceline: Shell) -> None:
@@ -95,7 +114,16 @@ def test_files_that_cannot_be_watched(paceline: Shell, options: tuple[str, ...],
     outcome = paceline("watch", "run.jsonl", *options)
     assert outcome.code == 2
     assert text in outcome.err
-    assert "Traceback" not in outcome.err
+    assert len(outcome.err.splitlines()) == 1, "no page is announced"
+
+
+@pytest.mark.parametrize("name", ["nope.jsonl", "runs/nope"])
+def test_a_trace_that_does_not_exist(paceline: Shell, name: str) -> None:
+    outcome = paceline("watch", name, "--page", "0")
+    assert outcome.code == 2
+    assert outcome.err == (
+        f"There is no file {name!r}; name a trace that exists, or the address of a server as host:port.\n"
+    )
 
 
 def test_the_speed_of_a_running_job_cannot_be_chosen(paceline: Shell) -> None:

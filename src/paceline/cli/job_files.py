@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,8 @@ def watch(
         if place := page_place(page, None, None):
             show_recorded(place, Path(connect), Path(connect).name, speed)
         return
+    if ":" not in connect and (Path(connect).suffix in (".json", ".jsonl") or os.sep in connect):
+        refuse(f"There is no file {connect!r}; name a trace that exists, or the address of a server as host:port.")
     if speed is not None:
         refuse("--speed is for a recorded run; a running job is shown at its own speed.")
     check_target(trace, "--trace")

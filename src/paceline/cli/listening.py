@@ -19,7 +19,8 @@ def host_and_port(text: str, option: str, example: int) -> tuple[str, int]:
     Refuse any other text. example: a port for the error.
     """
     host, colon, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit()) or int(port) >= 1 << 16 or (colon and not host):
+    is_port = port.isascii() and port.isdigit() and int(port) < 1 << 16
+    if not is_port or (colon and not host) or host.isdigit():
         refuse(f"{option} must be a port or HOST:PORT, such as {example} or 0.0.0.0:{example}; got {text!r}.")
     return host.strip("[]") or "127.0.0.1", int(port)
 

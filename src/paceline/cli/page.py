@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,8 @@ PageOption = Annotated[
     typer.Option(
         "--page",
         metavar="[HOST:]PORT",
-        help="Show the job as a live page in a browser. On any host but loopback, the page asks for the job's token.",
+        help="Show the job as a live page in a browser. On any host but loopback, the page asks for a password: "
+        "the job's token, or one that the command prints.",
     ),
 ]
 SpeedOption = Annotated[
@@ -104,7 +106,9 @@ def page_place(
             listening.close()
             raise
     except OSError as error:
-        refuse(f"--page cannot listen on {host}:{port} ({error.strerror}): choose another port.")
+        is_elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        remedy = "choose an address of this machine" if is_elsewhere else "choose another port"
+        refuse(f"--page cannot listen on {host}:{port} ({error.strerror}): {remedy}.")
     return PagePlace(listening, host, token, is_own_token, tls)
 
 
@@ -135,7 +139,7 @@ def show_recorded(
 ) -> None:
     """Show a recorded run on a page until Ctrl-C. Refuse a file that is not a trace."""
     from paceline.page.serving import serve_page
-    from paceline.page.sources import replay
+    from paceline.page.sources import duration, replay
     from paceline.page.state import PageState, Shown
 
     state = PageState(Shown(title=title, recorded=True, floors=list(floors)))
@@ -144,9 +148,10 @@ def show_recorded(
         await replay(state, trace, speed)
         await asyncio.Event().wait()  # the last picture stays
 
-    place.announce()
-    errors.print("Ctrl-C ends it.")
     try:
+        duration(trace)  # a page of a file that is not a trace is not announced
+        place.announce()
+        errors.print("Ctrl-C ends it.")
         asyncio.run(serve_page(place.listening, state, tell, token=place.token, tls=place.tls, host=place.host))
     except KeyboardInterrupt:
         pass

@@ -97,6 +97,8 @@ def _check_writable(folder: Path, option: str) -> None:
 
 def check_script(path: str) -> None:
     """Refuse the command if the training script does not exist."""
+    if Path(path).is_dir():
+        refuse(f"{path!r} is a folder; name the training script.")
     if not Path(path).is_file():
         refuse(f"There is no script {path!r}.")
 
