@@ -39,6 +39,17 @@ RUNNING = Situation(
         ({"state": "ended"}, "idle", "Done: 800 updates."),
         ({"members": 0, "updates": 0}, "idle", "Waiting for the first worker to join."),
         ({"members": 0}, "idle", "All workers have left, after 800 updates."),
+        (
+            {"members": 0, "joined_early": 1, "missing": 2, "updates": 0},
+            "idle",
+            "Waiting to begin: 1 worker joined, 2 more workers must join.",
+        ),
+        (
+            {"state": "recorded", "members": 0, "joined_early": 1, "missing": 2, "updates": 0},
+            "idle",
+            "This run did not begin: 1 worker joined, 2 more workers did not.",
+        ),
+        ({"state": "recorded", "members": 0, "updates": 0}, "idle", "No worker has joined this run."),
     ],
 )
 def test_health(changed: dict[str, object], level: str, text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.trace import Event, as_line
+from paceline.observe.trace import Awaited, Began, Event, Granted, Joined, Left, as_line
 from paceline.page.process import PageProcess, PageSetup
 from paceline.page.sources import duration, replay
 from paceline.page.state import PageState, Shown
@@ -46,6 +46,26 @@ def test_a_recorded_run_is_shown_at_any_speed(tmp_path: Path, speed: float | Non
     whole = recorded("bsp")[-1].time + recorded("r2sp")[-1].time
     assert duration(path) == pytest.approx(whole)
     assert clock.now == pytest.approx({0.0: 0.0, None: 60.0, 1000.0: whole / 1000}[speed], rel=0.01)
+
+
+def test_a_replay_skips_the_wait_for_the_first_worker(tmp_path: Path, monkeypatch: Any) -> None:
+    """Each run waits five seconds for its workers. Nothing could be seen of it but that it waits."""
+    run: list[Event] = [Began(0.0, "", "asp", "whole", 0), Awaited(0.1, 0, 1), Awaited(5.0, 1, 0)]
+    run += [Joined(5.0, 0), Granted(6.0, 0, None, 0), Left(8.0, 0)]
+    path, state = written(tmp_path / "trace.jsonl", [*run, *run]), PageState(Shown(recorded=True))
+    clock, waiting = SimpleNamespace(now=0.0), [0.0]
+
+    async def sleep(seconds: float) -> None:
+        clock.now += seconds
+        if not state.live.workers:
+            waiting.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    asyncio.run(replay(state, path, None, clock=lambda: clock.now))
+    assert duration(path) == pytest.approx(6.0)
+    assert clock.now == pytest.approx(6.0)
+    assert sum(waiting) == 0.0
+    assert state.replay == {"speed": 0.0, "shown": pytest.approx(6.0), "of": pytest.approx(6.0)}
 
 
 @pytest.mark.parametrize("text", ["", "not json\n", '{"event":"unknown"}\n', '{"event":"joined","when":1}\n', "[]\n"])

@@ -283,7 +283,9 @@ def test_a_loss_that_is_no_number_is_told() -> None:
 
 
 def test_a_job_that_has_not_begun_says_what_it_waits_for() -> None:
-    state = state_of([Began(0.0, "", "bsp", "whole", 0), Awaited(1.0, 1, 2)])
+    state = PageState()
+    for event in (Began(0.0, "", "bsp", "whole", 0), Awaited(1.0, 1, 2)):
+        state.tell(event)
     assert state.snapshot()["sentences"]["health"][1] == "Waiting to begin: 1 worker joined, 2 more workers must join."
 
 

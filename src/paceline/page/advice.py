@@ -92,10 +92,14 @@ def health(of: Situation) -> Sentence:
     if of.missing:
         here = of.members + of.joined_early
         more = of.people(of.missing).replace(" ", " more ", 1)
+        if of.state == "recorded":
+            return Sentence("idle", f"This run did not begin: {of.people(here)} joined, {more} did not.")
         return Sentence("idle", f"Waiting to begin: {of.people(here)} joined, {more} must join.")
     if not of.members:
         if of.updates:
             return Sentence("idle", f"All {of.who.lower()} have left, after {of.updates:,} updates.")
+        if of.state == "recorded":
+            return Sentence("idle", f"No {of.noun} has joined this run.")
         return Sentence("idle", f"Waiting for the first {of.noun} to join.")
     limit = max(LEAST_SECONDS, TIMES * (of.gap or 0.0))  # as in the terminal
     if of.state == "running" and of.quiet is not None and of.quiet > limit and of.updates:

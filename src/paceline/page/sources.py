@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-from paceline.observe.trace import Began, Event, from_line
+from paceline.observe.trace import Began, Event, Joined, from_line
 from paceline.page.state import PageState
 from paceline.serve.watch import inspect, watch
 from paceline.serve.wire.endpoint import Endpoint
@@ -71,21 +72,28 @@ def events_of(path: Path) -> Iterator[Event]:
                 raise ValueError(f"{path} is not a trace: line {number} is not an event of paceline.") from None
 
 
+def timed(path: Path) -> Iterator[tuple[Event, float]]:
+    """Yield every event of a trace, and the seconds that its runs have taken by then, one after another.
+
+    The time of a run begins when its first worker joins. What it waited before is left out.
+    """
+    before, at, joined = 0.0, 0.0, None
+    for event in events_of(path):
+        if isinstance(event, Began):
+            before, joined = at, None
+        elif isinstance(event, Joined) and joined is None:
+            joined = event.time
+        if joined is not None:
+            at = before + event.time - joined
+        yield event, at
+
+
 def duration(path: Path) -> float:
     """Return the seconds that the runs in a trace take one after another. Raise ValueError if it is not a trace."""
-    total, first, last = 0.0, None, 0.0
-    count = 0
-    for event in events_of(path):
-        count += 1
-        if isinstance(event, Began):
-            total += last - (first or 0.0)
-            first = None
-        else:
-            first = event.time if first is None else first
-            last = event.time
-    if not count:
+    last = deque(timed(path), maxlen=1)
+    if not last:
         raise ValueError(f"{path} is empty: it is not a trace.")
-    return total + last - (first or 0.0)
+    return last[0][1]
 
 
 async def replay(
@@ -107,16 +115,7 @@ async def replay(
 async def _paced(path: Path, pace: float, clock: Callable[[], float]) -> AsyncIterator[tuple[Event, float]]:
     """Yield every event when it is due, and the seconds of all runs up to it."""
     begin = clock()
-    before, first, last = 0.0, None, 0.0
-    for number, event in enumerate(events_of(path)):
-        if isinstance(event, Began):
-            before += last - (first or 0.0)
-            first, last = None, 0.0
-            at = before
-        else:
-            first = event.time if first is None else first
-            last = event.time
-            at = before + last - first
+    for number, (event, at) in enumerate(timed(path)):
         if pace > 0:
             while (early := at / pace - (clock() - begin)) > 0:
                 await asyncio.sleep(min(early, 0.5))
