@@ -12,6 +12,7 @@ from paceline.simulate import limit_seconds, load_cluster
 from page.viewing import recorded, report_of, state_of
 
 SHARES = {"computing": 0.3, "pushing": 0.1, "pulling": 0.1, "waiting": 0.5}
+MOSTLY_MOVING = {"computing": 0.1, "pushing": 0.4, "pulling": 0.4, "waiting": 0.1}
 RUNNING = Situation(
     "bsp", members=8, updates=800, quiet=0.1, gap=0.2, loss=0.5, iteration_seconds=0.5, shares=SHARES, staleness=0.0
 )
@@ -61,7 +62,7 @@ def test_health(changed: dict[str, object], level: str, text: str) -> None:
     [
         ({}, "Workers wait 50% of the time at the barrier: try r2sp."),
         (
-            {"shares": {"computing": 0.1, "pushing": 0.4, "pulling": 0.4, "waiting": 0.1}},
+            {"shares": MOSTLY_MOVING},
             "Workers compute only 10% of the time; all send at once: try r2sp.",
         ),
         ({"policy": "ssp:staleness=3"}, "Workers wait 50% of the time for the slowest worker: try r2sp."),
@@ -85,6 +86,22 @@ def test_health(changed: dict[str, object], level: str, text: str) -> None:
             "faster links or more servers would help.",
         ),
         ({"policy": "asp", "staleness": 7.0}, "Updates are 7.0 versions old when they are applied: r2sp bounds that."),
+        (
+            {"policy": "r2sp"},
+            "Workers wait 50% of the time for their turn: "
+            "`paceline advise` measures whether the links or the workers are the limit.",
+        ),
+        ({"policy": "fl-r2sp", "clients": True}, "Clients wait 50% of the time for their group's turn."),
+        (
+            {"policy": "fl-r2sp", "clients": True, "shares": MOSTLY_MOVING},
+            "Sending and receiving take 80% of the time.",
+        ),
+        (
+            {"policy": "fedbuff", "clients": True, "staleness": 7.0},
+            "Updates are 7.0 versions old when they are applied: fl-r2sp bounds that.",
+        ),
+        ({"policy": "asp"}, "Nothing stands out: `paceline advise` compares this policy with the others."),
+        ({"policy": "safa", "clients": True}, "Nothing stands out."),
         ({"updates": 3}, "Come back after a few rounds."),
         ({"loss": float("nan")}, "Lower the learning rate, and continue from a checkpoint."),
     ],

@@ -169,10 +169,15 @@ def advice(of: Situation) -> Sentence:
             why = f"Sending and receiving take {_percent(_moving(of))} of the time"
         if full:
             return Sentence("idle", f"{why}, and the links are full: faster links or more servers would help.")
-        return Sentence("idle", f"{why}: `paceline advise` measures whether the links or the {of.noun}s are the limit.")
+        if of.clients:  # `paceline advise` knows no federations
+            return Sentence("idle", f"{why}.")
+        return Sentence("idle", f"{why}: `paceline advise` measures whether the links or the workers are the limit.")
     if of.staleness is not None and of.staleness > max(2.0, of.members / 2):
-        text = f"Updates are {of.staleness:.1f} versions old when they are applied: r2sp bounds that."
+        other = "fl-r2sp" if of.clients else "r2sp"
+        text = f"Updates are {of.staleness:.1f} versions old when they are applied: {other} bounds that."
         return Sentence("idle", text)
+    if of.clients:
+        return Sentence("idle", "Nothing stands out.")
     return Sentence("idle", "Nothing stands out: `paceline advise` compares this policy with the others.")
 
 
