@@ -275,6 +275,20 @@ def test_a_slow_worker_is_told_after_some_iterations(workers: int) -> None:
     assert said[-1] == "Worker 0 computes 3.0 × as long as the others: r2sp:tune_batches=true gives it less."
 
 
+@pytest.mark.parametrize(
+    ("title", "cluster", "policy", "expected"),
+    [
+        ("train.py", "lab-1mb", "fl-r2sp", "train.py"),
+        ("", "lab-1mb", "fl-r2sp:groups=4", "lab-1mb"),
+        ("", "", "fl-r2sp:groups=4", "Federation"),
+        ("", "", "bsp", ""),
+    ],
+)
+def test_a_job_is_named_by_what_is_known_of_it(title: str, cluster: str, policy: str, expected: str) -> None:
+    state = state_of([Began(0.0, cluster, policy, "whole", 0)], title=title)
+    assert state.snapshot()["job"]["title"] == expected
+
+
 def test_a_loss_that_is_no_number_is_told() -> None:
     state = state_of([*a_job(), *one_iteration(0, 11, 10.0, loss=float("nan"))])
     snapshot = state.snapshot()

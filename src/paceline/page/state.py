@@ -128,9 +128,18 @@ class PageState:
         return len(self.recent.workers) > MAX_ROWS
 
     @property
+    def is_federation(self) -> bool:
+        return self.policy.partition(":")[0] in FEDERATED
+
+    @property
     def has_clients(self) -> bool:
         """Whether to call the workers clients."""
-        return self.is_crowd or self.policy.partition(":")[0] in FEDERATED
+        return self.is_crowd or self.is_federation
+
+    @property
+    def title(self) -> str:
+        """A name for the job, or an empty text if nothing is known of it."""
+        return self.shown.title[:MAX_TEXT] or self.cluster or ("Federation" if self.is_federation else "")
 
     # Frames
 
@@ -191,7 +200,7 @@ class PageState:
         sentences = {"health": health(situation), "speed": speed(situation), "advice": advice(situation)}
         return {
             "job": {
-                "title": self.shown.title[:MAX_TEXT],
+                "title": self.title,
                 "cluster": self.cluster,
                 "policy": self.policy,
                 "apply": self.apply,
