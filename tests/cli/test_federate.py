@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from paceline.cli import job as job_commands
 from paceline.federated.client_data import share_of
 from paceline.model import checkpoint
 from shell import Shell
@@ -34,6 +35,18 @@ def test_a_client_takes_part_and_says_what_came_of_it(federate: Shell) -> None:
     assert "client 0: round 3 of 3, loss" in ended.err
     assert ended.out.startswith("Client 0: 3 rounds in ")
     assert float(ended.out.split(";")[1].split("%")[0]) > 50
+
+
+@pytest.mark.parametrize(
+    ("options", "is_noted"), [((), True), (("--checkpoint", "kept"), False), (("--resume", "kept"), False)]
+)
+def test_a_server_that_saves_no_model_says_so_at_the_start(
+    federate: Shell, options: tuple[str, ...], is_noted: bool
+) -> None:
+    federate.monkeypatch.setattr(job_commands, "serve", lambda **_: None)
+    ended = federate("serve", "--clients", 8, *options)
+    assert ended.code == 0
+    assert ("the model is not saved" in ended.err) is is_noted, ended.err
 
 
 def test_the_blacklist_of_a_running_server_is_read_and_cleared(federate: Shell) -> None:

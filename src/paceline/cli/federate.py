@@ -64,6 +64,8 @@ def serve(
 ) -> None:
     """Serve a federation until all clients have left, or until Ctrl-C."""
     check_policy(policy, clients, "whole", "none", option="--clients")
+    if not (checkpoint or resume):
+        errors.print("Note: the model is not saved when the federation ends; give --checkpoint FOLDER to keep it.")
     job.serve(
         workers=clients,
         policy=policy,
