@@ -41,7 +41,7 @@ def test_every_figure() -> None:
     report = replace(REPORT, discarded=3, lost=2, returned=1, clipped={0: 1, 3: 1_200})
     assert lines(FinishedRun("r2sp", report, 12.34, loss=0.4312, accuracy=0.975)) == [
         "policy     r2sp",
-        "updates    1,480, and 3 discarded",
+        "updates    1,480, and 3 discarded by the policy",
         "by worker  0: 1,000  1: 480",
         "clipped    1,201 updates: 1 of worker 0, 1,200 of worker 3",
         "seconds    12.3",

@@ -86,9 +86,10 @@ def side_by_side(runs: Sequence[FinishedRun], title: str | None = None) -> Table
 def _figures(run: FinishedRun) -> list[tuple[str, str]]:
     """Return the name and the value of each figure that is known."""
     report = run.report
+    discarded = f", and {report.discarded:,} discarded by the policy" if report.discarded else ""
     figures = [
         ("policy", run.policy),
-        ("updates", f"{report.updates:,}" + (f", and {report.discarded:,} discarded" if report.discarded else "")),
+        ("updates", f"{report.updates:,}{discarded}"),
     ]
     if 1 < len(report.updates_by_worker) <= FEW:
         each = (f"{worker}: {count:,}" for worker, count in report.updates_by_worker.items())
