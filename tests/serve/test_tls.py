@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,37 @@ def test_a_streamed_job_over_mutual_tls(policy: str, tmp_path: Path, monkeypatch
         assert running.work(lambda where: work(where, 60, updates=0, token=b"secret", tls=tls)) == [60.0]
     assert drained
     assert all(isinstance(sock, TlsSocket) for sock in drained)
+
+
+def test_a_connection_that_is_reset_ends_a_send(tmp_path: Path) -> None:
+    """Both threads of a worker use one socket. A send that OpenSSL calls an end of file was repeated for ever."""
+    tls = made(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepted: list[ssl.SSLSocket] = []
+
+        def accept() -> None:
+            accepted.append(tls.listening().wrap_socket(listener.accept()[0], server_side=True))
+
+        answering = threading.Thread(target=accept)
+        answering.start()
+        ours = TlsSocket(tls.calling().wrap_socket(socket.create_connection(listener.getsockname())))
+        answering.join()
+    ours.settimeout(5.0)
+    (theirs,) = accepted
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    socket.socket.close(theirs)  # a reset, without the farewell of TLS
+    reached = threading.Event()
+
+    def send() -> None:
+        for _ in range(3):  # the first may end up in a buffer; the last finds nothing but a closed connection
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
+                ours.sendall(bytes(100_000))
+        reached.set()
+
+    threading.Thread(target=send, daemon=True).start()
+    assert reached.wait(10.0), "the send never ends"
+    with contextlib.closing(ours), pytest.raises(OSError, match=r".+"):
+        ours.sendall(bytes(100_000))
 
 
 def test_a_peer_without_a_certificate_is_refused_before_the_handshake(tmp_path: Path) -> None:

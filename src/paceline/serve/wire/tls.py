@@ -209,7 +209,10 @@ class TlsSocket:
         return self._ssl.getpeercert(True)
 
     def recv_into(self, buffer: memoryview, count: int = 0) -> int:
-        return int(self._retry_when_ready(lambda: self._ssl.recv_into(buffer, count or len(buffer))))
+        try:
+            return int(self._retry_when_ready(lambda: self._ssl.recv_into(buffer, count or len(buffer))))
+        except ssl.SSLEOFError:  # the peer has closed the connection without the farewell of TLS
+            return 0
 
     def send(self, data: memoryview) -> int:
         """Send a part of the data without waiting. Raise BlockingIOError if nothing can be sent now."""
@@ -257,8 +260,6 @@ class TlsSocket:
                     wanted = select.POLLIN
                 except ssl.SSLWantWriteError:
                     wanted = select.POLLOUT
-                except ssl.SSLEOFError:
-                    return 0
             poll = select.poll()
             with contextlib.suppress(ValueError):  # closed by another thread: the next attempt raises
                 poll.register(self._ssl, wanted)
