@@ -624,6 +624,12 @@ def test_a_federation_with_too_few_clients_is_answered_in_its_own_words(shell: S
     assert outcome.err == "ksync:k=3 needs at least 3 clients, and there are 2; use --clients 3.\n"
 
 
+def test_a_job_with_too_few_workers_is_refused_without_notes_about_it(shell: Shell) -> None:
+    outcome = shell("serve", "--workers", "2", "-p", "r2sp:groups=3")
+    assert outcome.code == 2
+    assert outcome.err == "r2sp:groups=3 needs at least 3 workers, and there are 2; use --workers 3.\n"
+
+
 @pytest.mark.parametrize("policy", ["asp", "bsp", "ssp:staleness=3"])
 def test_a_correction_of_staleness_that_nobody_knows_gives_a_note(shell: Shell, policy: str, tmp_path: Path) -> None:
     outcome = shell("serve", "-p", policy, "--correct", "full", "--resume", str(tmp_path / "none"))

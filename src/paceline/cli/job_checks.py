@@ -21,15 +21,15 @@ def check_policy(policy: str, workers: int, apply: str, correct: str, option: st
         refuse(f"--apply must be whole or streamed, not {apply!r}.")
     asked = correction(correct)
     made = make(policy)
+    least = made.least_workers
+    if least > workers:
+        whom = option.removeprefix("--")
+        refuse(f"{policy} needs at least {least} {whom}, and there are {workers}; use {option} {least}.")
     if made.mixes and asked not in ("auto", "none"):
         errors.print(f"Note: --correct has no effect, since workers make their own steps under {policy}.")
     elif not made.takes_turns and asked not in ("auto", "none"):
         errors.print(f"Note: --correct has no effect, since {policy} does not know in advance how stale updates are.")
     note_effects(policy, made, workers, apply == "streamed")
-    least = made.least_workers
-    if least > workers:
-        whom = option.removeprefix("--")
-        refuse(f"{policy} needs at least {least} {whom}, and there are {workers}; use {option} {least}.")
 
 
 def note_links(share: float) -> None:
