@@ -1,11 +1,12 @@
-"""The cost of the live page for a job: without it, with one viewer, and with twenty of which one never reads.
+"""The cost of the live page for a job: with one viewer, with twenty of which one never reads, and with metrics too.
 
 python benchmarks/page.py [--repeats 3] [--iterations 30] [--policy r2sp]        (needs root: the job runs in the lab)
 
 The job is `lab-1mb`: eight synthetic workers and a server with links of 400 Mbit/s, and a model of 1 MB. The page is a
 process of its own, as with `paceline lab --page`. The viewers are another process: they read the stream of frames as
-fast as it comes, and decode nothing. The ways alternate in one run. The ratio of each repeat compares it with the run
-without the page before it, and the median counts.
+fast as it comes, and decode nothing. The metrics are a third process, on the host of the server: it watches the job,
+logs to TensorBoard, and answers Prometheus, which asks every second here. The ways alternate in one run. The ratio of
+each repeat compares it with the run without the page before it, and the median counts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the package `benchmarks`
 
@@ -27,6 +29,7 @@ from paceline.lab.hosts import hosts, server_host
 from paceline.lab.namespaces import Lab
 from paceline.lab.plan import LabPlan
 from paceline.page.process import PageProcess, PageSetup
+from paceline.serve.wire.endpoint import Endpoint
 from paceline.simulate import load_cluster
 
 #: Opens the stream for some viewers that read it, and for some that never do.
@@ -49,8 +52,43 @@ while waiting.get_map():
         if not key.fileobj.recv(1 << 20):
             waiting.unregister(key.fileobj)
 """
-#: For each way: the viewers that read, and those that never do. None: no page at all.
-WAYS = {"no page": None, "1 viewer": (1, 0), "20 viewers, one stuck": (19, 1)}
+#: Watches a job as the launcher does, with the metrics of Prometheus and TensorBoard, and asks for them every second.
+METRICS = """
+import asyncio, contextlib, sys, threading, time, urllib.request
+from paceline.metrics.background import BackgroundTracker
+from paceline.metrics.job_metrics import JobMetrics
+from paceline.metrics.prometheus import MetricsServer
+from paceline.metrics.targets import LogTarget
+from paceline.observe.observer import Tee, replay
+from paceline.serve.watch import watch
+from paceline.serve.wire.endpoint import Endpoint
+
+host, port, token = sys.argv[1:4]
+metrics = JobMetrics()
+tracker = BackgroundTracker(LogTarget.parse("tensorboard:" + sys.argv[4]).tracker(), "lab", {}, print)
+url = f"http://127.0.0.1:{MetricsServer(metrics).port}/metrics"
+
+def ask():
+    while True:
+        urllib.request.urlopen(url).read()
+        time.sleep(1)
+
+threading.Thread(target=ask, daemon=True).start()
+
+async def follow():
+    async for event in watch(Endpoint(host, int(port), bytes.fromhex(token))):
+        replay([event], Tee(metrics, tracker))
+
+with contextlib.suppress(OSError):
+    asyncio.run(follow())
+"""
+#: For each way: the viewers that read, those that never do, and whether metrics are served. None: nothing at all.
+WAYS = {
+    "no page": None,
+    "1 viewer": (1, 0, False),
+    "1 viewer, metrics": (1, 0, True),
+    "20 viewers, one stuck, metrics": (19, 1, True),
+}
 
 
 def main() -> None:
@@ -71,16 +109,27 @@ def main() -> None:
                     continue
                 listening = socket.create_server(("127.0.0.1", 0))
                 port = listening.getsockname()[1]
-                looking = subprocess.Popen([sys.executable, "-c", VIEWERS, str(port), *map(str, viewers)])
+                readers, stuck, has_metrics = viewers
+                watching = [subprocess.Popen([sys.executable, "-c", VIEWERS, f"{port}", f"{readers}", f"{stuck}"])]
                 began = time.monotonic()
-                try:
-                    wrap = partial(lab.command, server_host(spec, 0))
-                    with PageProcess(listening, PageSetup(title="lab-1mb"), wrap) as page:
-                        report = run.run(lab, spec, plan, None, page.follow).report
+                wrap = partial(lab.command, server_host(spec, 0))
+                with TemporaryDirectory() as logs, PageProcess(listening, PageSetup(title="lab-1mb"), wrap) as page:
+
+                    def show(job: Endpoint) -> None:
+                        page.follow(job)  # called in this pass of the loop
+                        if has_metrics:  # noqa: B023
+                            told = [job.host, f"{job.port}", job.token.hex(), logs]
+                            watching.append(subprocess.Popen(wrap([sys.executable, "-c", METRICS, *told])))  # noqa: B023
+
+                    try:
+                        report = run.run(lab, spec, plan, None, show).report
                         shares[way].append(cpu(page.pid) / (time.monotonic() - began))
-                finally:
-                    looking.kill()
-                    looking.wait()
+                        if has_metrics and not any(Path(logs).rglob("events.*")):
+                            raise SystemExit("No metrics were logged, so their cost was not measured.")
+                    finally:
+                        for each in watching:
+                            each.kill()
+                            each.wait()
                 seconds[way].append(report.mean_iteration_seconds)
     rows = []
     for way, times in seconds.items():

@@ -1,4 +1,4 @@
-"""The option --page of the commands: what it refuses, and a recorded run in a command of its own."""
+"""The option --page of the commands: values that are refused, and a recorded run in a command of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trackers against the real libraries: what was logged is read back with the library's own reader.
+"""The trackers against the real libraries: the logged values are read back with the library's own reader.
 
 A library that is not installed is skipped. `make test-metrics` runs all of these tests in an environment of their own.
 """

@@ -1,4 +1,4 @@
-"""A page at a socket: what it shows, whom it answers, and how it bears slow viewers."""
+"""A page at a socket: its frames, the viewers that it refuses, and slow viewers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of the page: what it tells of a job, and how much it remembers."""
+"""The state of the page: its figures and sentences, and the bound of its memory."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Tracker(Protocol):
 class BackgroundTracker(JobScalars):
     """An observer that has a thread write the scalars of a job to a tracker. An error ends the writing with a warning.
 
-    At most MAX_ROWS rows wait. The job never waits: what a slow tracker cannot take is left out, and counted.
+    At most MAX_ROWS rows wait. The job never waits: rows that a slow tracker cannot take are left out, and counted.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""The live page of a job: what its workers do, how healthy and how fast it is, and what would help."""
+"""The live page of a job: the activity of its workers, its health and its speed, and advice."""

@@ -1,4 +1,4 @@
-"""Frames for the viewers of a page: what has changed, ten times a second at most.
+"""Frames for the viewers of a page: the changes since the last frame, ten times a second at most.
 
 A viewer asks for its next frame when it has sent the one before. If it is slow, it misses frames, and then gets one
 frame with everything. So nothing is kept for a viewer but the one frame that is being sent to it.

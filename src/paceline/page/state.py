@@ -1,4 +1,4 @@
-"""The state of the page: what the page shows of a job, computed from the job's trace events in bounded memory."""
+"""The state of the page: the figures and pictures of a job, computed from its trace events in bounded memory."""
 
 from __future__ import annotations
 
