@@ -106,11 +106,20 @@ def test_one_local_step_with_sgd_is_plain_bsp() -> None:
         torch.testing.assert_close(each, alone("sgd", x, y, 10), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["bsp", "asp", "ssp", "r2sp", "r2sp:groups=2", "ksync:k=2"])
+def test_a_policy_that_mixes_models_gets_models() -> None:
+    """The only worker's model is the mixture, so this is plain training."""
+    batches, same = batches_of(0, 3 * ROUNDS), model()
+    with job("safa") as running:
+        (found,) = running.work(worker_of("adam", batches, local_steps=3))
+    cross_entropy_steps(same, OPTIMIZERS["adam"](same.parameters()), batches)
+    torch.testing.assert_close(found, weights(same), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "ssp", "r2sp", "r2sp:groups=2", "ksync:k=2", "safa"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_samples_of_all_local_steps_count_once_an_epoch(policy: str, streamed: bool) -> None:
     """The last round of a worker may be shorter: 96 samples are not a multiple of three batches of four workers."""
-    if streamed and policy in ("bsp", "ksync:k=2"):
+    if streamed and policy in ("bsp", "ksync:k=2", "safa"):
         pytest.skip("cannot be streamed")
     x, y = data(92)
     dataset = torch.utils.data.TensorDataset(x, y)
