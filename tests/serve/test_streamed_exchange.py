@@ -1,22 +1,18 @@
-"""The worker's side of streaming: the order of pushes, and what is sent again when a connection is lost."""
+"""The worker's side of streaming: what is sent again when a connection is lost."""
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("msgspec")
 
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import ConnectionClosed
 from paceline.serve.wire.messages import Push, Refused, UpdatedPiece
-from paceline.serve.worker.streamed_exchange import ELEMENT, ShardLink, StreamedExchange, push_order
-from tries import tries
+from paceline.serve.worker.streamed_exchange import ELEMENT, ShardLink, StreamedExchange
 
 PIECES = ((0, 2), (2, 5), (8, 9), (9, 12))
 SIZE = 12
@@ -24,33 +20,6 @@ SIZE = 12
 
 def new_shard(number: int = 0, pieces: tuple[tuple[int, int], ...] = PIECES) -> ShardLink:
     return ShardLink(number, Endpoint("", 1), pieces)
-
-
-# Order
-
-
-@tries(60, 200)
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 12), st.booleans(), st.booleans())
-def test_every_piece_is_pushed_once(sizes: list[int], worker: int, from_the_end: bool, together: bool) -> None:
-    """Shard after shard, beginning after the worker's own; or row after row; or from the end of the model."""
-    elements = iter(range(sum(sizes)))
-    shards = [new_shard(number, tuple((k, k + 1) for k in islice(elements, size))) for number, size in enumerate(sizes)]
-    order = push_order(shards, worker, from_the_end, together)
-    assert len(set(order)) == len(order) == sum(sizes)
-    starts = [shard.pieces[piece][0] for shard, piece in order]
-    if from_the_end:
-        assert starts == sorted(starts, reverse=True)
-    elif together:
-        rows = [piece for _, piece in order]
-        assert rows == sorted(rows)
-        for row in set(rows):
-            numbers = [shard.number for shard, piece in order if piece == row]
-            assert numbers == sorted(numbers, key=lambda number: (number - worker - 1) % len(shards))
-    else:
-        numbers = [shard.number for shard, _ in order]
-        assert list(dict.fromkeys(numbers)) == [(worker + 1 + k) % len(shards) for k in range(len(shards))]
-        assert numbers == sorted(numbers, key=numbers.index)
-        assert all(starts[k] < starts[k + 1] for k in range(len(starts) - 1) if numbers[k] == numbers[k + 1])
 
 
 # Lost connections

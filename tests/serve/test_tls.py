@@ -40,9 +40,13 @@ def test_a_job_over_mutual_tls(tmp_path: Path) -> None:
         assert running.coordinator.samples.all_done
 
 
-@pytest.mark.parametrize("policy", ["r2sp:patience=10000", "bsp:pipeline=true"])
-def test_a_streamed_job_over_mutual_tls(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One connection carries both directions at once, and `drain` works over it."""
+@pytest.mark.parametrize(
+    ("policy", "visits"), [("r2sp:patience=10000", False), ("bsp:pipeline=true", False), ("r2sp:patience=10000", True)]
+)
+def test_a_streamed_job_over_mutual_tls(
+    policy: str, visits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One connection carries both directions at once, and `drain` works over it, with which a visit ends."""
     drained: list[Any] = []
 
     def unacknowledged(sock: Any) -> tuple[int, float]:
@@ -53,13 +57,13 @@ def test_a_streamed_job_over_mutual_tls(policy: str, tmp_path: Path, monkeypatch
     monkeypatch.setattr(frames, "_unacknowledged", unacknowledged)
     monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 1)
     tls = authority(tmp_path, "ours")
-    with job(policy, shards=2, workers=3, token=b"secret", tls=tls, streamed=True) as running:
+    with job(policy, shards=2, workers=3, token=b"secret", tls=tls, streamed=True, visits=visits) as running:
         running.work(*[lambda where: work(where, 60, token=b"secret", tls=tls)] * 3)
         running.finish()
         assert running.coordinator.samples is not None
         assert running.coordinator.samples.all_done
         assert running.work(lambda where: work(where, 60, updates=0, token=b"secret", tls=tls)) == [60.0]
-    assert drained
+    assert bool(drained) == visits
     assert all(isinstance(sock, TlsSocket) for sock in drained)
 
 

@@ -22,8 +22,7 @@ from typing import NamedTuple
 MIN_PARTS, MAX_PARTS = 4, 16  # of a shard; each is visited on its own
 #: Visits of all workers in a round, about. Each costs CPU time on two machines and on the coordinator.
 MAX_VISITS = 256
-#: With more shards there are no visits: workers push to the shards in a fixed order, which is at most 1/8 above the
-#: floor then, simulated.
+#: With more shards there are no visits: workers push to all shards at once.
 MAX_SHARDS = 8
 AT_ONCE = 2  # visits of one machine
 

@@ -12,6 +12,7 @@ from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 #: time does not depend on its size: with 1 << 15, 4 workers and 8 MB take 1.6 times as much (docs/benchmarks.md).
 PIECE_ELEMENTS = 1 << 17
 MIN_PIECES, MAX_PIECES = 16, 64  # limits of the number of pieces in that case
+MAX_ROWS = 16  # the largest number of pieces of a shard in that case, if there are several shards
 MIN_PIECE_ELEMENTS = 1 << 13  # in a smaller piece, the header and the optimizer step cost more than the bytes
 
 
@@ -35,7 +36,8 @@ class Description:
         pieces: None chooses a number for streaming, from the size of the model. each: the least pieces of a shard then.
         """
         if pieces is None:
-            pieces = max(min(max(MIN_PIECES, self.layout.size // PIECE_ELEMENTS), MAX_PIECES), each * shards)
+            most = max(MAX_PIECES, MAX_ROWS * shards if shards > 1 else 0)
+            pieces = max(min(max(MIN_PIECES, self.layout.size // PIECE_ELEMENTS), most), each * shards)
         anywhere = is_elementwise(self.optimizer.name)
         rows = max(1, min(-(-pieces // shards), self.layout.size // (shards * MIN_PIECE_ELEMENTS)))
         while True:

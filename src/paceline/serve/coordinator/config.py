@@ -13,8 +13,11 @@ from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 
-#: Pieces of a shard if several workers push them together. A piece is returned when all of them have pushed it.
-ROWS = 8
+#: The least pieces of a shard if there are several shards. All shards return their last piece at the same time, when no
+#: push is on its way, so few pieces would leave the links idle for long.
+ROWS = 4
+#: The same if several workers push together. A piece is returned when all of them have pushed it.
+ROWS_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,11 @@ class ServerConfig:
 
     def pieces_each(self, policy: Policy) -> int:
         """Return the least pieces of a shard, if the number of pieces is not configured and updates are streamed."""
-        return (
-            parts_of(self.shards) if self.has_visits(policy) else ROWS if policy.streams_together(self.workers) else 1
-        )
+        if self.has_visits(policy):
+            return parts_of(self.shards)
+        if policy.streams_together(self.workers):
+            return ROWS_TOGETHER
+        return ROWS if self.shards > 1 else 1
 
     def job_config(self, policy: Policy, generation: str) -> JobConfig:
         """Return the options that concern the job's state machine."""

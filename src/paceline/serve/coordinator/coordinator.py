@@ -238,7 +238,7 @@ class Coordinator:
         gated, asks = policy.streamed and policy.takes_turns, self._max_transfers > 0
         how = (self.config.lease, gated, handshake.ticket(self._key, worker, incarnation), policy.mixes, asks)
         job = (self._streams, self.config.workers, self.state.missing, self.shards.certificates)
-        peer.send(Welcome(worker, incarnation, shards, *how, *job, policy.streams_together(self.config.workers)))
+        peer.send(Welcome(worker, incarnation, shards, *how, *job))
         self.shards.inform(welcome.to, peer)
 
     def _send_to_shards(self, instruction: Any) -> None:

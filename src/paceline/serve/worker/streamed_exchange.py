@@ -1,20 +1,12 @@
 """The worker's side of a streamed update: it pushes pieces of a gradient while the shards return pieces of the model.
 
-A worker pushes to one shard after the other, so each shard receives at the full rate of the link. Worker i begins with
-shard i+1. Where a shard runs beside each worker, a worker's pushes then do not compete with what its own shard returns
-to other workers, and workers that follow one another in the ring also follow one another at every shard.
-
-Workers whose updates are applied together push the first piece of every shard, then the second, and so on. A piece is
-returned when all of them have pushed it. If each pushed to one shard after the other, every piece would wait until one
-of them comes to its last shard.
-
-A gradient that is still being computed is pushed from its end to its beginning, as the backward pass produces it.
+`push_to_all` says in which order pieces are pushed, or the coordinator does (`visited_push`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from paceline.serve.wire.endpoint import Endpoint
@@ -22,7 +14,7 @@ from paceline.serve.wire.frames import Channel
 from paceline.serve.wire.messages import Push, Ranges, UpdatedPiece
 
 ELEMENT = 4  # bytes of a weight
-NEARLY_DRAINED = 1 << 17  # bytes still on their way to one shard when the worker begins to push to the next
+NEARLY_DRAINED = 1 << 17  # bytes still on their way to one shard when a worker may go on to the next
 
 
 class Backward(Protocol):
@@ -62,27 +54,6 @@ class ShardLink:
         if self.channel:
             self.channel.close()
             self.channel = None
-
-
-def push_order(
-    shards: Sequence[ShardLink], worker: int, from_the_end: bool, together: bool = False
-) -> list[tuple[ShardLink, int]]:
-    """Return all pieces in the order in which a worker pushes them.
-
-    from_the_end: in the order in which a backward pass computes them, the last piece of the model first.
-    together: the first piece of every shard, then the second, and so on.
-    """
-    first = (worker + 1) % len(shards)
-    in_turn = [*shards[first:], *shards[:first]]
-    order = [(shard, piece) for shard in in_turn for piece in range(len(shard.pieces))]
-    if from_the_end:
-        return sorted(order, key=_start, reverse=True)
-    return sorted(order, key=lambda place: place[1]) if together else order
-
-
-def _start(place: tuple[ShardLink, int]) -> int:
-    shard, piece = place
-    return shard.pieces[piece][0]
 
 
 class StreamedExchange:

@@ -41,7 +41,8 @@ from paceline.serve.wire.messages import (
 from paceline.serve.wire.tls import TlsRefused
 from paceline.serve.wire.transfer_messages import NEARLY_DONE
 from paceline.serve.worker.gradient import OutgoingGradient
-from paceline.serve.worker.streamed_exchange import Backward, ShardLink, StreamedExchange, push_order
+from paceline.serve.worker.push_to_all import push_order, push_to_all
+from paceline.serve.worker.streamed_exchange import Backward, ShardLink, StreamedExchange
 from paceline.serve.worker.visited_push import VisitedPush
 
 FROM_SHARD = MessageDecoder(
@@ -219,16 +220,7 @@ class Transfers:
         if next_visit and end_visit:
             VisitedPush(self.parts, self._welcome.worker, parts, exchange).run(next_visit, end_visit)
             return receiving
-        last: ShardLink | None = None
-        mine, together = self._welcome.worker, self._welcome.together
-        for shard, piece in push_order(self.parts, mine, backward is not None, together):
-            if last is not None and last is not shard and not backward:
-                exchange.drain(last)
-            last = shard
-            if backward:
-                backward.wait(shard.pieces[piece][0])
-            self._ending.check()
-            exchange.send(shard, piece)
+        push_to_all(self.parts, self._welcome.worker, exchange, self._ending.check, backward)
         return receiving
 
     def await_first_piece(self, backward: Backward) -> None:
