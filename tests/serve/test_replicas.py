@@ -45,12 +45,21 @@ def train(where: str, worker: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", ["asp", "r2sp", "fedbuff:k=2,discount=0", "filtered:policy=bsp", "fl-r2sp:groups=1,as_printed=true"]
+    ("policy", "updates"),
+    [
+        ("asp", ""),
+        ("r2sp", ""),
+        ("r2sp", "int4"),
+        ("asp", "topk:0.1"),
+        ("fedbuff:k=2,discount=0", ""),
+        ("filtered:policy=bsp", ""),
+        ("fl-r2sp:groups=1,as_printed=true", ""),
+    ],
 )
-def test_a_backup_holds_the_same_state_bit_for_bit(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_holds_the_same_state_bit_for_bit(policy: str, updates: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[ThreadOfShard] = []
     monkeypatch.setattr(ThreadOfShard, "started", started)
-    with served(policy, shards=2, workers=WORKERS, replicas=1) as running:
+    with served(policy, shards=2, workers=WORKERS, replicas=1, updates=updates) as running:
         running.work(*(lambda where, worker=worker: train(where, worker) for worker in range(WORKERS)))
     for thread in started:
         thread.join(30.0)

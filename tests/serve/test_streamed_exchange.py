@@ -12,6 +12,7 @@ pytest.importorskip("msgspec")
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import ConnectionClosed
 from paceline.serve.wire.messages import Push, Refused, UpdatedPiece
+from paceline.serve.worker.gradient import OutgoingGradient
 from paceline.serve.worker.streamed_exchange import ELEMENT, ShardLink, StreamedExchange
 
 PIECES = ((0, 2), (2, 5), (8, 9), (9, 12))
@@ -59,9 +60,8 @@ class Setting:
         self.gradient = bytes(range(SIZE * ELEMENT))
         self.weights = bytearray(SIZE * ELEMENT)
         self.exchange = StreamedExchange(
-            lambda piece: Push(7, (1.0,), "float32", piece),
-            memoryview(self.gradient),
-            ELEMENT,
+            7,
+            OutgoingGradient(memoryview(self.gradient), (1.0,), "float32", 1),
             memoryview(self.weights),
             self._raise_if_over,
         )
@@ -163,5 +163,6 @@ def test_a_visit_ends_while_its_own_pieces_are_on_their_way(all_but: int, spare:
     """Four pieces of 1,000 bytes. At least a quarter of what the shard holds may always be on its way."""
     shard = new_shard(0, tuple((start, start + 250) for start in range(0, 1000, 250)))
     shard.channel = Mock()
-    StreamedExchange(Mock(), memoryview(b""), 4, memoryview(b""), Mock()).drain(shard, all_but)
+    gradient = OutgoingGradient(memoryview(b""), (1.0,), "float32", 1)
+    StreamedExchange(7, gradient, memoryview(b""), Mock()).drain(shard, all_but)
     shard.channel.drain.assert_called_once_with(spare)

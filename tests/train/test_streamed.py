@@ -20,9 +20,10 @@ from paceline.model import checkpoint
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.serve.environment import address
 from paceline.serve.wire.frames import WireError
-from paceline.serve.wire.messages import GradientReady, Push
+from paceline.serve.wire.messages import GradientReady
 from paceline.serve.worker.client import Client
-from paceline.serve.worker.streamed_exchange import ELEMENT, StreamedExchange
+from paceline.serve.worker.gradient import OutgoingGradient
+from paceline.serve.worker.streamed_exchange import StreamedExchange
 from serve import workers
 from train.jobs import Job, job
 from train.lessons import OPTIMIZERS, alone, check_equals_one_process, check_trains, data, student
@@ -141,9 +142,8 @@ class Doomed:
         if joins.welcome.gated:
             joins._await(lambda: joins._state.turn(iteration) == "now")
         exchange = StreamedExchange(
-            lambda piece: Push(iteration, (1.0,), "float32", piece),
-            self.gradient.data.cast("B"),
-            ELEMENT,
+            iteration,
+            OutgoingGradient(self.gradient.data.cast("B"), (1.0,), "float32", 1),
             self.weights.data.cast("B"),
             lambda message: None,
         )

@@ -32,6 +32,7 @@ from paceline.cli.options import (
     TlsKey,
     TokenFile,
     Trace,
+    Updates,
 )
 from paceline.cli.page import PageOption
 from paceline.cli.reports import Log, Metrics
@@ -56,6 +57,7 @@ def serve(
     metrics: Metrics = None,
     log: Log = None,
     page: PageOption = None,
+    updates: Updates = "",
     tls: ServerTls = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -70,6 +72,7 @@ def serve(
         workers=clients,
         policy=policy,
         correct="none",
+        updates=updates,
         host=host,
         port=port,
         token_file=token_file,

@@ -23,6 +23,7 @@ from paceline.cli.job_checks import (
     check_replicas,
     check_server_hosts,
     check_shards_join,
+    check_updates,
     correction,
     names_of,
     note_tasks,
@@ -58,6 +59,7 @@ from paceline.cli.options import (
     TlsKey,
     TokenFile,
     Trace,
+    Updates,
     restart_limit,
 )
 from paceline.cli.page import PageOption, job_page, page_place
@@ -92,6 +94,7 @@ def run(
     colocate: Colocated = False,
     replicas: Replicas = 0,
     max_norm: MaxNorm = None,
+    updates: Updates = "",
     lease: Lease = 30.0,
     restarts: Restarts = RESTARTS,
     ranks_per_worker: Ranks = 1,
@@ -141,6 +144,7 @@ def run(
         check_policy(spec, workers, apply, correct)
         check_replicas(replicas, spec, apply, record, link)
         check_max_norm(max_norm, spec, apply)
+        check_updates(updates, spec, servers)
     check_script(script[0])
     check_target(trace, "--trace")
     check_folder(record, "--record-updates")
@@ -167,6 +171,7 @@ def run(
         shards_join=bool(places),
         replicas=replicas,
         max_norm=max_norm,
+        updates=updates,
         lease=lease,
         saving=saving,
         resume=begins_from,
@@ -244,6 +249,7 @@ def serve(
     shards_join: ShardsJoin = False,
     replicas: Replicas = 0,
     max_norm: MaxNorm = None,
+    updates: Updates = "",
     host: Host = "127.0.0.1",
     port: Port = 0,
     token_file: TokenFile = None,
@@ -288,6 +294,7 @@ def serve(
     check_policy(policy, wanted, apply, correct)
     check_replicas(replicas, policy, apply, record)
     check_max_norm(max_norm, policy, apply)
+    check_updates(updates, policy, servers)
     check_target(trace, "--trace")
     check_folder(record, "--record-updates")
     begins_from = resumed(resume, checkpoint)
@@ -306,6 +313,7 @@ def serve(
         shards_join=shards_join,
         replicas=replicas,
         max_norm=max_norm,
+        updates=updates,
         lease=lease,
         absence=absence_seconds(absence),
         saving=checkpoint_plan(checkpoint, every, begins_from, patience),

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from paceline.cli.shared import errors, refuse
+from paceline.model.codecs import codec
 from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy, make
 
@@ -101,6 +102,22 @@ def check_max_norm(max_norm: float | None, policy: str, apply: str) -> None:
         refuse("Streamed updates are applied before they are whole; leave --max-norm out, or apply updates whole.")
     if made.mixes:
         refuse(f"Workers push whole models under {policy}; leave --max-norm out, and use the policy's own filter.")
+
+
+def check_updates(updates: str, policy: str, servers: int | None) -> None:
+    """Refuse --updates if it names no codec, or if workers push no gradients."""
+    if not updates:
+        return
+    try:
+        codec(updates)
+    except ValueError as error:
+        refuse(f"--updates: {error}.")
+    if make(policy).mixes:
+        refuse(
+            f"Workers push whole models under {policy}, and --updates is for gradients and differences; leave it out."
+        )
+    if servers == 0:
+        refuse("--servers 0 starts no shards that receive updates; leave it or --updates out.")
 
 
 def _streams(policy: Policy, apply: str) -> bool:

@@ -34,6 +34,13 @@ MaxNorm = Annotated[
         "10 leaves usual training alone. Off if left out.",
     ),
 ]
+Updates = Annotated[
+    str,
+    typer.Option(
+        help="Send workers' updates as int8, int4 or topk:F (the fraction F of the numbers, such as topk:0.02). What "
+        "that leaves out is added to a worker's next update. As they are if left out."
+    ),
+]
 JitterOption = Annotated[
     float | None, typer.Option("--jitter", help="Add log-normal jitter to every compute time; 0.05 is 5%.")
 ]

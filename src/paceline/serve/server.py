@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.model.checkpoint import Checkpoint
+from paceline.model.codecs import codec
 from paceline.observe.observer import Observer
 from paceline.policies import Policy
 from paceline.serve import cores, open_files
@@ -113,6 +114,8 @@ class Server:
             _check_replicas(config, made)
         if config.max_norm is not None:
             _check_max_norm(config, made)
+        if config.updates:
+            _check_updates(config, made)
         if config.record and config.streams(made):
             raise ServerError(f"Streamed updates cannot be recorded yet: {_how_to_apply_whole(made)}.")
         self._make_policy, self._observer, self._tls = make_policy, observer, tls.serving() if tls else None
@@ -311,6 +314,20 @@ def _check_max_norm(config: ServerConfig, policy: Policy) -> None:
         )
     if not config.shards:
         raise ServerError("--max-norm needs shards that receive the updates: give --servers 1 or more.")
+
+
+def _check_updates(config: ServerConfig, policy: Policy) -> None:
+    """Raise ServerError if workers cannot push in the codec of this job."""
+    try:
+        codec(config.updates)
+    except ValueError as error:
+        raise ServerError(f"--updates: {error}.") from None
+    if policy.mixes:
+        raise ServerError(
+            "--updates is for gradients and differences, and workers push whole models under this policy: leave it out."
+        )
+    if not config.shards:
+        raise ServerError("--updates needs shards that receive the updates: give --servers 1 or more.")
 
 
 def _describe_exit(code: int) -> str:

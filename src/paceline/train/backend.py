@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.gradient import Backward
 from paceline.serve.worker.samples_alone import SamplesAlone
-from paceline.serve.worker.streamed_exchange import Backward
 from paceline.train.flat_model import FlatModel
 from paceline.train.loading import Loading
 

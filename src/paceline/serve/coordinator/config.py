@@ -42,6 +42,7 @@ class ServerConfig:
     visits: bool = False  # whether a shard runs beside each worker, so that workers that take turns visit shards
     replicas: int = 0  # backups of each shard: 0 or 1
     max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: any update counts
+    updates: str = ""  # the codec in which workers push (`model.codecs`); empty: none
     correct: CorrectionOption = "auto"  # how to correct for known staleness; auto: as the optimizer allows
     absence: float = EXPECTED_BACK  # seconds to wait for a worker that was lost, or whose machine was taken away
 

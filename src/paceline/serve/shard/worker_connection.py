@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.job.saving import MAX_STALENESS
-from paceline.model.half_precision import WIDTH, widen
+from paceline.model.codecs import NAMES, decode, encoded_size
+from paceline.model.half_precision import WIDTH
 from paceline.model.slice import is_bounded
 from paceline.serve.shard.admission import AdmittedTransfer
 from paceline.serve.shard.store import HeldUpdate
@@ -59,7 +60,7 @@ class WorkerConnection:
         self._piece = 0  # that is being received
         self._part = bytearray()  # of a checkpoint, that is being received
         self._buffer: torch.Tensor | None = None  # that the piece is received into
-        self._half_precision: memoryview | None = None  # that two-byte elements are received into
+        self._encoded: memoryview | None = None  # that a body in another form than float32 is received into
         # The sum of the squares of the elements received so far. NaN: it is not computed.
         self._summed, self._squares = 0, math.nan
         self._size = self._received = 0  # bytes of the body, and how many of them have arrived
@@ -199,10 +200,12 @@ class WorkerConnection:
         if not 0 <= message.piece < len(self._elements):
             raise WireError(f"There are {len(self._elements)} pieces here, and no number {message.piece}.")
         dtype = message.dtype if isinstance(message, Push) else "float32"
-        if dtype not in WIDTH:
-            raise WireError(f"A gradient is sent as {', '.join(WIDTH)}, not as {dtype!r:.80}.")
         self._piece, elements = message.piece, self._elements[message.piece]
-        expected = elements * WIDTH[dtype]
+        try:
+            expected = encoded_size(dtype, elements)
+        except ValueError:
+            known = f"{', '.join(WIDTH)}, {NAMES}"
+            raise WireError(f"A gradient is sent as {known}, not as {dtype!r:.80}.") from None
         if size != expected:
             raise WireError(f"{elements} elements of {dtype} are {expected} bytes, not {size}.")
         if isinstance(message, Push) and not self._transfer:
@@ -212,9 +215,9 @@ class WorkerConnection:
         self._size, self._received = expected, 0
         if dtype == "float32":
             return self._buffer.numpy().data.cast("B")
-        if self._half_precision is None or len(self._half_precision) < expected:
-            self._half_precision = memoryview(bytearray(expected))
-        return self._half_precision[:expected]
+        if self._encoded is None or len(self._encoded) < expected:
+            self._encoded = memoryview(bytearray(expected))
+        return self._encoded[:expected]
 
     def _buffer_for_state(self, size: int) -> memoryview:
         largest = WIDTH["float32"] * sum(self._elements) * (1 + MAX_STATES) + MAX_HEADER
@@ -247,12 +250,21 @@ class WorkerConnection:
             raise WireError(f"A message of type {name} must have a body.")
         return buffer
 
+    def _decode(self, push: Push, buffer: torch.Tensor) -> None:
+        """Decode the body of a push. Raise WireError if it is damaged."""
+        assert self._encoded is not None
+        try:
+            decode(self._encoded[: self._size], push.dtype, buffer.numpy())
+        except ValueError as error:
+            self._updates.return_buffer(push.piece, buffer)
+            raise WireError(f"A push is damaged: {error}.") from None
+
     def _on_push(self, push: Push) -> None:
         if self._shard.push_admission:
             self._end_transfer()
         buffer = self._take_body("Push")
-        if push.dtype != "float32" and self._half_precision is not None:
-            widen(self._half_precision[: buffer.numel() * WIDTH[push.dtype]], push.dtype, buffer.numpy())
+        if push.dtype != "float32" and self._encoded is not None:
+            self._decode(push, buffer)
         update = Identity(self.hello.worker, self.hello.incarnation, push.iteration)
         held = HeldUpdate(buffer, push.rates)
         self._updates.check(held, push.piece, is_checked=is_bounded(self._squares))

@@ -69,7 +69,7 @@ class Push(Message, frozen=True):
 
     iteration: int
     rates: tuple[float, ...]  # the learning rate of each parameter group
-    dtype: str = "float32"  # of the body: float32, bfloat16 or float16
+    dtype: str = "float32"  # of the body: float32, bfloat16, float16, or a codec (`model.codecs`)
     piece: int = 0  # of this shard's
 
 

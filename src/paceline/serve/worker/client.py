@@ -19,6 +19,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from paceline.model.codecs import Encoder, codec
+from paceline.model.half_precision import WIDTH
 from paceline.serve.environment import JOINED, UPDATED, tell_launcher
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import WireError
@@ -26,9 +28,8 @@ from paceline.serve.wire.messages import GrantIteration, OfferWeights, ReportMet
 from paceline.serve.wire.tls import Tls
 from paceline.serve.wire.tokens import token_for
 from paceline.serve.worker.departure import Departure
-from paceline.serve.worker.gradient import OutgoingGradient
+from paceline.serve.worker.gradient import Backward, OutgoingGradient
 from paceline.serve.worker.incarnation import LEAVE_SECONDS, Incarnation
-from paceline.serve.worker.streamed_exchange import Backward
 from paceline.serve.worker.transfers import IncarnationOver, PartOf, Refusal, retry_pauses
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Client:
         self._taken: RequestSamples | None = None  # the request whose samples were taken last
         self._ahead: RequestSamples | None = None  # a request that was sent before its samples are needed
         self._weights: memoryview = memoryview(b"")
+        self._encoder: Encoder | None = None
         self._end: tuple[int, str] | None = None  # `end_samples`: the size of the data, and the generation it was told
         #: Makes a shard's part of a checkpoint, if this worker has loaded the optimizer's state. It is sent, together
         #: with the weights, if the coordinator asks this worker for the weights.
@@ -166,8 +168,9 @@ class Client:
         dtype: of the gradient's elements: float32, bfloat16 or float16.
         backward: the backward pass that is still computing the gradient. It tells how long it took, and the loss.
         """
+        encoder = self._encoder_for(len(gradient) // WIDTH[dtype])
         outgoing = OutgoingGradient(
-            gradient, tuple(rates), dtype, batch_size, compute_seconds, loss, tuple(taken), backward
+            gradient, tuple(rates), dtype, batch_size, compute_seconds, loss, tuple(taken), backward, encoder
         )
         try:
             self._incarnation.push(outgoing, weights)
@@ -182,6 +185,15 @@ class Client:
             self._has_updated = True
             tell_launcher(UPDATED)
         return granted
+
+    def _encoder_for(self, elements: int) -> Encoder | None:
+        """Return what encodes this worker's updates, or None. It keeps what it leaves out, from one to the next."""
+        name = self._incarnation.welcome.updates
+        if not name or self.mixes:
+            return None
+        if self._encoder is None or self._encoder.codec is not codec(name):
+            self._encoder = Encoder(name, elements)
+        return self._encoder
 
     def take(self, count: int, size: int, epochs: int, planned: int | None = None) -> SampleRange:
         """Return samples to train on, now or later; an empty range if the first `epochs` epochs have no more.

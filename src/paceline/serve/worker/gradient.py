@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from paceline.model.codecs import Encoder, encoded_size
+from paceline.model.half_precision import WIDTH
 from paceline.serve.wire.messages import GradientReady, GradientStarted, Push
-from paceline.serve.worker.streamed_exchange import Backward
+
+
+class Backward(Protocol):
+    """A gradient that is pushed while it is computed, from its end to its beginning."""
+
+    def wait(self, start: int) -> None:
+        """Wait until all elements of the gradient from `start` on are computed."""
+
+    def outcome(self) -> tuple[float, float | None]:
+        """Wait until the gradient is complete. Return the seconds that it took, and the loss."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +32,26 @@ class OutgoingGradient:
     loss: float | None = None
     taken: tuple[int, ...] = ()  # the numbers of the sample ranges that it was computed from
     backward: Backward | None = None  # the backward pass that is still computing it; None: it is computed
+    encoder: Encoder | None = None  # with which it is encoded; None: its elements are sent as they are
+    _encoded: dict[tuple[int, int], memoryview] = field(default_factory=dict)  # range of elements → its code
 
     def push(self, iteration: int, piece: int = 0) -> Push:
         """Return the message with which a piece of the gradient is pushed."""
-        return Push(iteration, self.rates, self.dtype, piece)
+        return Push(iteration, self.rates, self.encoder.codec.name if self.encoder else self.dtype, piece)
+
+    def size(self, start: int, stop: int) -> int:
+        """Return the number of bytes in which the elements from `start` to `stop` are sent."""
+        return encoded_size(self.encoder.codec.name if self.encoder else self.dtype, stop - start)
+
+    def body(self, start: int, stop: int) -> memoryview:
+        """Return the bytes in which the elements from `start` to `stop` are sent: the same in every call."""
+        if self.encoder is None:
+            width = WIDTH[self.dtype]
+            return self.buffer[start * width : stop * width]
+        body = self._encoded.get((start, stop))
+        if body is None:  # encoded once: what the code leaves out is added to the next gradient
+            body = self._encoded[start, stop] = self.encoder.encode(self.buffer, self.dtype, start, stop)
+        return body
 
     def started(self, iteration: int, version: int) -> GradientStarted:
         """Return the message that announces that the gradient is being computed."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from paceline.serve.worker.streamed_exchange import Backward, ShardLink, StreamedExchange
+from paceline.serve.worker.gradient import Backward
+from paceline.serve.worker.streamed_exchange import ShardLink, StreamedExchange
 
 SENDERS = 8  # threads that push; with more shards, each serves several of them
 

@@ -7,24 +7,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import Channel
-from paceline.serve.wire.messages import Push, Ranges, UpdatedPiece
+from paceline.serve.wire.messages import Ranges, UpdatedPiece
+from paceline.serve.worker.gradient import OutgoingGradient
 
 ELEMENT = 4  # bytes of a weight
 NEARLY_DRAINED = 1 << 17  # bytes still on their way to one shard when a worker may go on to the next
-
-
-class Backward(Protocol):
-    """A gradient that is pushed while it is computed, from its end to its beginning."""
-
-    def wait(self, start: int) -> None:
-        """Wait until all elements of the gradient from `start` on are computed."""
-
-    def outcome(self) -> tuple[float, float | None]:
-        """Wait until the gradient is complete. Return the seconds that it took, and the loss."""
 
 
 class ShardLink:
@@ -37,10 +28,10 @@ class ShardLink:
         self.version = -1  # of the weights that were last pulled from this shard
         self.moved = threading.Event()  # set when the shard's backup has taken over at a new endpoint
 
-    def piece_of(self, flat: memoryview, piece: int, width: int = ELEMENT) -> memoryview:
-        """Return the bytes of a piece in a flat buffer of the whole model. width: bytes of an element."""
+    def piece_of(self, flat: memoryview, piece: int) -> memoryview:
+        """Return the bytes of a piece in a flat float32 buffer of the whole model."""
         start, stop = self.pieces[piece]
-        return flat[start * width : stop * width]
+        return flat[start * ELEMENT : stop * ELEMENT]
 
     def move(self, endpoint: Endpoint) -> None:
         """Use another endpoint from now on. A thread that uses the old connection wakes with an error."""
@@ -61,18 +52,14 @@ class StreamedExchange:
 
     def __init__(
         self,
-        push: Callable[[int], Push],
-        gradient: memoryview,
-        width: int,
+        iteration: int,
+        gradient: OutgoingGradient,
         weights: memoryview,
         raise_if_over: Callable[[Any], None],
     ) -> None:
-        """push: returns the Push message of a piece. width: bytes of an element of the gradient.
-
-        raise_if_over: raises an error if an answer of a shard ends the exchange.
-        """
-        self._push, self._raise_if_over = push, raise_if_over
-        self._gradient, self._width, self._weights = gradient, width, weights
+        """raise_if_over: raises an error if an answer of a shard ends the exchange."""
+        self._iteration, self._raise_if_over = iteration, raise_if_over
+        self._gradient, self._weights = gradient, weights
         self._queued: dict[ShardLink, list[int]] = {}  # the pieces that `send` was called for
         self._returned: dict[ShardLink, set[int]] = {}  # the pieces that have come back
         self._complete: dict[ShardLink, Channel] = {}  # the connection over which all queued pieces were sent
@@ -98,13 +85,12 @@ class StreamedExchange:
         """
         channel = shard.channel
         if channel:
-            elements = sum(stop - start for start, stop in shard.pieces)
-            spare = elements * self._width * all_but // len(shard.pieces)
-            channel.drain(max(min(NEARLY_DRAINED, elements * self._width // 4), spare))
+            size = sum(self._gradient.size(start, stop) for start, stop in shard.pieces)
+            channel.drain(max(min(NEARLY_DRAINED, size // 4), size * all_but // len(shard.pieces)))
 
     def receive(self, shard: ShardLink, channel: Channel) -> None:
         """Receive updated pieces from a shard until all its pieces are back."""
-        iteration, returned = self._push(0).iteration, self._returned.setdefault(shard, set())
+        iteration, returned = self._iteration, self._returned.setdefault(shard, set())
 
         def place(message: Any, size: int) -> memoryview:
             if isinstance(message, UpdatedPiece) and message.iteration == iteration and message.piece not in returned:
@@ -126,4 +112,4 @@ class StreamedExchange:
                 returned.add(message.piece)
 
     def _send(self, channel: Channel, shard: ShardLink, piece: int) -> None:
-        channel.send(self._push(piece), shard.piece_of(self._gradient, piece, self._width))
+        channel.send(self._gradient.push(self._iteration, piece), self._gradient.body(*shard.pieces[piece]))

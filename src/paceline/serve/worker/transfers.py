@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from paceline.model.half_precision import WIDTH
 from paceline.serve.wire.endpoint import Endpoint, is_loopback
 from paceline.serve.wire.frames import Channel, ConnectionClosed, MessageDecoder, WireError
 from paceline.serve.wire.link import worker_to_shard
@@ -40,9 +39,9 @@ from paceline.serve.wire.messages import (
 )
 from paceline.serve.wire.tls import TlsRefused
 from paceline.serve.wire.transfer_messages import NEARLY_DONE
-from paceline.serve.worker.gradient import OutgoingGradient
+from paceline.serve.worker.gradient import Backward, OutgoingGradient
 from paceline.serve.worker.push_to_all import push_order, push_to_all
-from paceline.serve.worker.streamed_exchange import Backward, ShardLink, StreamedExchange
+from paceline.serve.worker.streamed_exchange import ShardLink, StreamedExchange
 from paceline.serve.worker.visited_push import VisitedPush
 
 FROM_SHARD = MessageDecoder(
@@ -162,10 +161,10 @@ class Transfers:
 
     def push(self, iteration: int, gradient: OutgoingGradient) -> None:
         """Push a whole gradient to all shards."""
-        push, width = gradient.push(iteration), WIDTH[gradient.dtype]
+        push = gradient.push(iteration)
 
         def send(shard: ShardLink) -> None:
-            piece = shard.piece_of(gradient.buffer, 0, width)
+            piece = gradient.body(*shard.pieces[0])
             self._send(shard, push, piece, ask_first=self._welcome.asks and self._shares_link(shard, len(piece)))
 
         self._on_all_shards(send)
@@ -206,9 +205,7 @@ class Transfers:
         next_visit: waits for the next visit (`job.visits`), and returns its shard and part, or None if the rest is to
         be pushed at once. parts: of each shard. end_visit: called at the end of each visit.
         """
-        exchange = StreamedExchange(
-            partial(gradient.push, iteration), gradient.buffer, WIDTH[gradient.dtype], weights, raise_if_over
-        )
+        exchange = StreamedExchange(iteration, gradient, weights, raise_if_over)
         backward = gradient.backward
         try:
             receiving = [

@@ -1,0 +1,155 @@
+"""Updates that are sent in few bits: the server applies what was decoded, and nothing is lost in the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import paceline
+from paceline.model.codecs import Encoder, decode, encoded_size
+from paceline.policies import make
+from paceline.serve.coordinator.config import ServerConfig
+from paceline.serve.environment import address
+from paceline.serve.server import Server, ServerError
+from paceline.serve.worker import gradient as gradients
+from paceline.serve.worker.client import Client
+from serve.workers import described, work
+from train.jobs import job
+from train.lessons import OPTIMIZERS, data, loss_on, model
+
+SIZE = 5000
+UPDATES = 6
+CODECS = ["int8", "int4", "topk:0.02"]
+every_codec = pytest.mark.parametrize("codec", CODECS)
+
+
+def gradient_of(update: int) -> Any:
+    return np.random.default_rng(update).standard_normal(SIZE, dtype=np.float32)
+
+
+def one_worker(where: str) -> tuple[Any, list[tuple[int, int]]]:
+    """Push UPDATES gradients. Return the weights, and the pieces in which they were pushed."""
+    weights = np.zeros(SIZE, np.float32)
+    client = Client(address(where), described(SIZE))
+    try:
+        client.begin(weights.data.cast("B"))
+        for update in range(UPDATES):
+            client.exchange(
+                gradient_of(update).data.cast("B"), weights.data.cast("B"), batch_size=1, rates=(1.0,), loss=0.0
+            )
+        return weights, [piece for shard in client._incarnation._transfers.parts for piece in shard.pieces]
+    finally:
+        client.close()
+
+
+@every_codec
+@pytest.mark.parametrize(("shards", "streamed"), [(1, False), (2, False), (2, True)])
+def test_the_server_applies_what_was_decoded(
+    codec: str, shards: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 100)
+    with job("r2sp", shards, updates=codec, streamed=streamed) as running:
+        ((found, pieces),) = running.work(one_worker)
+    assert len(pieces) == shards or (streamed and len(pieces) > 2 * shards)
+    encoder, expected = Encoder(codec, SIZE), np.zeros(SIZE, np.float32)
+    for update in range(UPDATES):
+        its = gradient_of(update)
+        for start, stop in pieces:
+            decoded = np.empty(stop - start, np.float32)
+            decode(encoder.encode(its.data, "float32", start, stop), codec, decoded)
+            expected[start:stop] -= decoded
+    assert np.array_equal(found, expected)
+    assert not np.allclose(found, -sum(gradient_of(update) for update in range(UPDATES)), atol=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "r2sp", "bsp:pipeline=true"])
+def test_every_sample_counts_once(policy: str) -> None:
+    """Gradients whose numbers are all equal are encoded exactly by topk:1, so the sum shows every sample."""
+    with job(policy, shards=2, workers=3, updates="topk:1") as running:
+        running.work(*[lambda where: work(where, 60)] * 3)
+        running.finish()
+        assert running.work(lambda where: work(where, 60, updates=0)) == [60.0]
+
+
+@every_codec
+@pytest.mark.parametrize("options", [{}, {"local_steps": 3}], ids=["each step", "local steps"])
+def test_training_reaches_the_loss_of_plain_training(codec: str, options: dict[str, Any]) -> None:
+    """topk sends 1 number of 50 here. What it leaves out comes later, so it learns more slowly, but it learns."""
+    x, y = data(96)
+    mine = model()
+    before = loss_on(mine, x, y)
+
+    def run(where: str) -> None:
+        optimizer = OPTIMIZERS["sgd"](mine.parameters())
+        with paceline.join(mine, optimizer, connect=where, **options) as session:
+            for start in [*range(0, 96, 8)] * 6:
+                loss = torch.nn.functional.cross_entropy(mine(x[start : start + 8]), y[start : start + 8])
+                loss.backward()
+                session.step(loss, batch_size=8)
+
+    with job("bsp", updates=codec) as running:
+        running.work(run)
+    plain = model()
+    optimizer = OPTIMIZERS["sgd"](plain.parameters())
+    for start in [*range(0, 96, 8)] * 6:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(plain(x[start : start + 8]), y[start : start + 8]).backward()
+        optimizer.step()
+    share = (before - loss_on(mine, x, y)) / (before - loss_on(plain, x, y))
+    assert share > (0.9 if codec.startswith("int") else 0.3)
+
+
+def test_a_gradient_is_encoded_once_however_often_it_is_sent() -> None:
+    encoder = Encoder("int4", SIZE)
+    outgoing = gradients.OutgoingGradient(gradient_of(0).data.cast("B"), (1.0,), "float32", 1, encoder=encoder)
+    first = bytes(outgoing.body(0, 1000))
+    left = encoder.left.copy()
+    assert bytes(outgoing.body(0, 1000)) == first
+    assert np.array_equal(encoder.left, left)
+    assert outgoing.push(3).dtype == "int4"
+    assert outgoing.size(0, 1000) == len(first) == encoded_size("int4", 1000)
+
+
+def test_a_number_that_is_not_finite_is_refused_as_without_a_codec() -> None:
+    def run(where: str) -> None:
+        weights, spoiled = np.zeros(SIZE, np.float32), gradient_of(0)
+        spoiled[7] = np.nan
+        client = Client(address(where), described(SIZE))
+        try:
+            client.begin(weights.data.cast("B"))
+            client.exchange(spoiled.data.cast("B"), weights.data.cast("B"), batch_size=1, rates=(1.0,))
+        finally:
+            client.close()
+
+    for codec in ("", *CODECS):
+        with job("bsp", updates=codec) as running, pytest.raises(ConnectionError, match=r"not finite|NaN"):
+            running.work(run)
+
+
+def test_a_damaged_push_is_refused_with_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(self: Encoder, update: memoryview, dtype: str, start: int, stop: int) -> memoryview:
+        return memoryview(b"\xff" * self.codec.size(stop - start))
+
+    monkeypatch.setattr(Encoder, "encode", damaged)
+    with (
+        job("bsp", updates="topk:0.02") as running,
+        pytest.raises(ConnectionError, match=r"damaged: a position .* lies outside"),
+    ):
+        running.work(one_worker)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "why"),
+    [
+        ("bsp", {"updates": "int3"}, "--updates: updates are encoded as int8, int4 or topk:F"),
+        ("fl-r2sp:as_printed=true", {}, "workers push whole models"),
+        ("bsp", {"shards": 0}, "--servers 1 or more"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused(policy: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ServerError, match=why):
+        Server(lambda: make(policy), ServerConfig(**{"updates": "int8", "policy": policy, **options}))
