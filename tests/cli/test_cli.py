@@ -605,9 +605,13 @@ def test_replicas_that_cannot_be_had_are_refused(shell: Shell, command: list[str
         (["--max-norm", "inf"], "a number from 1 up"),
         (["--max-norm", "nan"], "max-norm"),
         (["--max-norm", "0.5"], "max-norm"),
+        (["--updates", "int3"], "updates are encoded as int8, int4 or topk:F, such as topk:0.02, not as 'int3'"),
+        (["--updates", "topk:2"], "from 0.0001 to 1"),
+        (["--updates", "int8", "-p", "safa"], "Workers push whole models under safa"),
+        (["--updates", "int8", "--servers", "0"], "no shards"),
     ],
 )
-def test_updates_that_cannot_be_clipped_are_refused(
+def test_updates_that_cannot_be_clipped_or_encoded_are_refused(
     shell: Shell, options: list[str], reason: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"

@@ -88,6 +88,15 @@ def test_pushing_models_instead_of_differences_gives_the_same_result_for_one_gro
     assert torch.allclose(models, compared, atol=5e-5), "comparing the models changes none of them"
 
 
+@pytest.mark.parametrize(("updates", "away"), [("int8", 0.02), ("int4", 0.2), ("topk:0.2", 0.9)])
+def test_clients_may_send_small_updates(updates: str, away: float) -> None:
+    """The model moves nearly as it does without a codec, or at least in the same direction."""
+    policy = "fl-r2sp:groups=1,fraction=1,filter=false"
+    begin = torch.nn.utils.parameters_to_vector(model().parameters()).detach()
+    whole, small = federated(policy, 3) - begin, federated(policy, 3, updates=updates) - begin
+    assert 0 < (whole - small).norm() < away * whole.norm()
+
+
 def test_groups_take_turns_on_a_real_server(tmp_path: Path) -> None:
     federated("fl-r2sp:groups=2", 4, saving=CheckpointPlan(tmp_path, updates=1))
     found = checkpoint.newest(tmp_path)

@@ -103,6 +103,26 @@ def test_training_reaches_the_loss_of_plain_training(codec: str, options: dict[s
     assert share > (0.9 if codec.startswith("int") else 0.3)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_running_statistics_are_sent_as_they_are(shards: int) -> None:
+    """The server averages their values. topk would send most of them as 0."""
+    torch.manual_seed(0)
+    mine = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 3))
+    x, y = data(32)
+
+    def run(where: str) -> None:
+        with paceline.join(mine, torch.optim.SGD(mine.parameters(), lr=0.01), connect=where) as session:
+            for _ in range(3):
+                loss = torch.nn.functional.cross_entropy(mine(x), y)
+                loss.backward()
+                seen = [buffer.clone().float() for buffer in mine.buffers()]
+                session.step(loss, batch_size=32)
+                assert all(torch.equal(a, b.float()) for a, b in zip(seen, mine.buffers(), strict=True))
+
+    with job("bsp", shards, updates="topk:0.02") as running:
+        running.work(run)
+
+
 def test_a_gradient_is_encoded_once_however_often_it_is_sent() -> None:
     encoder = Encoder("int4", SIZE)
     outgoing = gradients.OutgoingGradient(gradient_of(0).data.cast("B"), (1.0,), "float32", 1, encoder=encoder)

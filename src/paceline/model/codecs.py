@@ -252,21 +252,29 @@ def codec(name: str) -> Codec:
     raise ValueError(f"updates are encoded as {NAMES}, not as {name!r:.40}")
 
 
-def encoded_size(dtype: str, elements: int) -> int:
-    """Return the bytes of this many elements of an element type or a codec. Raise ValueError if it is neither."""
-    return elements * WIDTH[dtype] if dtype in WIDTH else codec(dtype).size(elements)
+def encoded_size(dtype: str, elements: int, exact: int = 0) -> int:
+    """Return the bytes of a body. dtype: an element type or a codec. Raise ValueError if it is neither.
+
+    exact: more elements, behind the others, that a codec leaves in float32: running statistics are values, and what is
+    left out of a value cannot be added to the next one.
+    """
+    if dtype in WIDTH:
+        return (elements + exact) * WIDTH[dtype]
+    return codec(dtype).size(elements) + exact * WIDTH["float32"]
 
 
-def decode(source: Any, dtype: str, into: Floats) -> None:
-    """Decode a buffer of an element type or a codec into an existing array. Raise ValueError if its size is wrong."""
+def decode(source: Any, dtype: str, into: Floats, exact: int = 0) -> None:
+    """Decode a body into an existing array. Raise ValueError if its size is wrong. exact: as in `encoded_size`."""
     if dtype in WIDTH:
         widen(source, dtype, into)
         return
     body = np.frombuffer(source, np.uint8)
-    chosen = codec(dtype)
-    if body.size != (due := chosen.size(into.size)):
+    trained = into.size - exact
+    if body.size != (due := encoded_size(dtype, trained, exact)):
         raise ValueError(f"{into.size} elements of {dtype} are {due} bytes, not {body.size}")
-    chosen.decode(body, into)
+    border = codec(dtype).size(trained)
+    codec(dtype).decode(body[:border], into[:trained])
+    widen(body[border:], "float32", into[trained:])
 
 
 class Encoder:
@@ -277,20 +285,28 @@ class Encoder:
     """
 
     def __init__(self, name: str, elements: int) -> None:
-        """elements: of the whole model."""
+        """elements: of the whole model, without its running statistics, which are not encoded."""
         self.codec = codec(name)
         self.left = np.zeros(elements, np.float32)
 
+    def size(self, start: int, stop: int) -> int:
+        """Return the bytes in which the elements from `start` to `stop` are encoded."""
+        trained = min(stop, max(start, self.left.size)) - start
+        return encoded_size(self.codec.name, trained, stop - start - trained)
+
     def encode(self, update: memoryview, dtype: str, start: int, stop: int) -> memoryview:
         """Encode the elements from `start` to `stop` of an update of element type `dtype`. Call this once for each."""
-        left = self.left[start:stop]
-        width = WIDTH[dtype]
+        left, width = self.left[start:stop], WIDTH[dtype]
         source = update.cast("B")[start * width : stop * width]
-        whole = np.empty(stop - start, np.float32) if dtype != "float32" else np.frombuffer(source, np.float32)
-        if dtype != "float32":
-            widen(source, dtype, whole)
-        body = np.empty(self.codec.size(stop - start), np.uint8)
-        self.codec.encode(whole, body, left)
+        if dtype == "float32":
+            values = np.frombuffer(source, np.float32)
+        else:
+            values = np.empty(stop - start, np.float32)
+            widen(source, dtype, values)
+        body = np.empty(self.size(start, stop), np.uint8)
+        border = self.codec.size(left.size)
+        self.codec.encode(values[: left.size], body[:border], left)
+        body[border:] = values[left.size :].view(np.uint8)
         return body.data
 
 

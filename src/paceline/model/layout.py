@@ -89,6 +89,14 @@ class Layout:
         """The number of elements in the buffer."""
         return self.offsets[-1]
 
+    @cached_property
+    def trained(self) -> int:
+        """The number of elements before the running statistics, which lie at the end."""
+        end = len(self.tensors)
+        while end and self.tensors[end - 1].group == STATISTICS:
+            end -= 1
+        return self.offsets[end]
+
     @property
     def groups(self) -> int:
         """The number of parameter groups that the optimizer needs at least."""

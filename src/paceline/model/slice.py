@@ -58,6 +58,11 @@ class Slice:
         self._combiner = Combiner(spec.name)
 
     @property
+    def trained(self) -> int:
+        """The number of elements before the running statistics, which lie at the end."""
+        return min(self.stop, max(self.start, self.layout.trained)) - self.start
+
+    @property
     def buffer(self) -> memoryview:
         """The bytes of the weights, to send from and to receive into."""
         return self.weights.numpy().data.cast("B")

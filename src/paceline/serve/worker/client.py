@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from paceline.model.codecs import Encoder, codec
-from paceline.model.half_precision import WIDTH
+from paceline.model.description import Description
 from paceline.serve.environment import JOINED, UPDATED, tell_launcher
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import WireError
@@ -168,9 +168,16 @@ class Client:
         dtype: of the gradient's elements: float32, bfloat16 or float16.
         backward: the backward pass that is still computing the gradient. It tells how long it took, and the loss.
         """
-        encoder = self._encoder_for(len(gradient) // WIDTH[dtype])
         outgoing = OutgoingGradient(
-            gradient, tuple(rates), dtype, batch_size, compute_seconds, loss, tuple(taken), backward, encoder
+            gradient,
+            tuple(rates),
+            dtype,
+            batch_size,
+            compute_seconds,
+            loss,
+            tuple(taken),
+            backward,
+            self._encoder_now(),
         )
         try:
             self._incarnation.push(outgoing, weights)
@@ -186,13 +193,13 @@ class Client:
             tell_launcher(UPDATED)
         return granted
 
-    def _encoder_for(self, elements: int) -> Encoder | None:
+    def _encoder_now(self) -> Encoder | None:
         """Return what encodes this worker's updates, or None. It keeps what it leaves out, from one to the next."""
         name = self._incarnation.welcome.updates
         if not name or self.mixes:
             return None
         if self._encoder is None or self._encoder.codec is not codec(name):
-            self._encoder = Encoder(name, elements)
+            self._encoder = Encoder(name, Description.from_json(self._description).layout.trained)
         return self._encoder
 
     def take(self, count: int, size: int, epochs: int, planned: int | None = None) -> SampleRange:

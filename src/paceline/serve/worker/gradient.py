@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.model.codecs import Encoder, encoded_size
+from paceline.model.codecs import Encoder
 from paceline.model.half_precision import WIDTH
 from paceline.serve.wire.messages import GradientReady, GradientStarted, Push
 
@@ -41,7 +41,7 @@ class OutgoingGradient:
 
     def size(self, start: int, stop: int) -> int:
         """Return the number of bytes in which the elements from `start` to `stop` are sent."""
-        return encoded_size(self.encoder.codec.name if self.encoder else self.dtype, stop - start)
+        return self.encoder.size(start, stop) if self.encoder else WIDTH[self.dtype] * (stop - start)
 
     def body(self, start: int, stop: int) -> memoryview:
         """Return the bytes in which the elements from `start` to `stop` are sent: the same in every call."""
