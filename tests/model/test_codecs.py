@@ -194,3 +194,24 @@ def test_an_unknown_name_is_refused_with_one_sentence(name: str, reason: str) ->
 def test_names() -> None:
     assert isinstance(codec("int8"), Integers)
     assert codec("topk:0.020").name == "topk:0.02"
+
+
+@tries(60, 400)
+@given(st.floats(1e-4, 1), st.integers(0, 9000))
+def test_a_name_gives_the_same_codec_again(fraction: float, elements: int) -> None:
+    """The shard knows the codec by its name alone, and must compute the same sizes."""
+    ours = codec(f"topk:{fraction!r}")
+    assert codec(ours.name).size(elements) == ours.size(elements)
+
+
+@every_codec
+def test_an_update_that_is_taken_back_leaves_no_trace(name: str) -> None:
+    rng = np.random.default_rng(5)
+    encoder = Encoder(name, 5000)
+    encoder.encode(rng.standard_normal(5000, dtype=np.float32).data, "float32", 0, 5000)
+    before = encoder.left.copy()
+    update = rng.standard_normal(5000, dtype=np.float32)
+    body = encoder.encode(update.data, "float32", 100, 5000)
+    assert not np.allclose(encoder.left, before, atol=1e-3) or name == "int8"
+    encoder.take_back(update.data, "float32", 100, 5000, body)
+    assert np.allclose(encoder.left, before, atol=1e-5)

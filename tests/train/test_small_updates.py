@@ -17,6 +17,8 @@ from paceline.serve.environment import address
 from paceline.serve.server import Server, ServerError
 from paceline.serve.worker import gradient as gradients
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.incarnation import Incarnation
+from paceline.serve.worker.transfers import IncarnationOver
 from serve.workers import described, work
 from train.jobs import job
 from train.lessons import OPTIMIZERS, data, loss_on, model
@@ -132,6 +134,61 @@ def test_a_gradient_is_encoded_once_however_often_it_is_sent() -> None:
     assert np.array_equal(encoder.left, left)
     assert outgoing.push(3).dtype == "int4"
     assert outgoing.size(0, 1000) == len(first) == encoded_size("int4", 1000)
+
+
+def test_a_gradient_that_is_taken_back_is_encoded_no_more() -> None:
+    """A thread of another shard may be encoding at that moment."""
+    encoder = Encoder("topk:0.02", SIZE)
+    outgoing = gradients.OutgoingGradient(gradient_of(0).data.cast("B"), (1.0,), "float32", 1, encoder=encoder)
+    outgoing.body(0, 1000)
+    outgoing.take_back()
+    with pytest.raises(ConnectionError, match="taken back"):
+        outgoing.body(1000, 2000)
+    assert np.allclose(encoder.left, 0, atol=1e-6)
+
+
+def test_a_worker_that_is_given_up_in_a_push_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its samples are trained on again, and what earlier updates left out is still to be sent."""
+    left: list[Any] = []
+    push = Incarnation.push
+
+    def given_up_once(self: Incarnation, gradient: Any, weights: memoryview) -> None:
+        if gradient.encoder and len(left) == 2:
+            left.append(gradient.encoder.left.copy())
+            gradient.body(0, SIZE)
+            raise IncarnationOver("The lease has ended.")
+        push(self, gradient, weights)
+        left.append(gradient.encoder.left.copy())
+
+    monkeypatch.setattr(Incarnation, "push", given_up_once)
+    with job("asp", updates="topk:0.02") as running:
+        running.work(one_worker)
+    assert np.array_equal(left[1], left[2])
+    encoder = Encoder("topk:0.02", SIZE)
+    for update in (0, 1, 3):  # update 2 was taken back
+        encoder.encode(gradient_of(update).data, "float32", 0, SIZE)
+    assert np.allclose(left[3], encoder.left, atol=1e-3)
+
+
+def test_a_restored_server_finds_workers_with_nothing_left() -> None:
+    """What is left belongs to steps that the checkpoint has undone."""
+    encoders: list[Encoder | None] = []
+
+    def run(where: str) -> None:
+        weights = np.zeros(SIZE, np.float32)
+        client = Client(address(where), described(SIZE))
+        client.begin(weights.data.cast("B"))
+        client.exchange(gradient_of(0).data.cast("B"), weights.data.cast("B"), batch_size=1, rates=(1.0,))
+        encoders.append(client._encoder)
+        client._incarnation.generation = "another"  # as if the server had been restored
+        client._join_again()
+        encoders.append(client._encoder)
+        client.close()
+
+    with job("asp", updates="int4") as running:
+        running.work(run)
+    assert encoders[0] is not None
+    assert encoders[1] is None
 
 
 def test_a_number_that_is_not_finite_is_refused_as_without_a_codec() -> None:

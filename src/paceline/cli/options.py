@@ -38,7 +38,7 @@ Updates = Annotated[
     str,
     typer.Option(
         help="Send workers' updates as int8, int4 or topk:F (the fraction F of the numbers, such as topk:0.02). What "
-        "that leaves out is added to a worker's next update. As they are if left out."
+        "that leaves out is added to a worker's next update. Without this option, updates are sent in full."
     ),
 ]
 JitterOption = Annotated[

@@ -5,7 +5,8 @@
   magnitudes. All other numbers are decoded as 0.
 
 What an encoding leaves out is not lost if the sender adds it to its next update (`Encoder`). The number of bytes
-follows from the number of elements alone. Of a block with a number that is not finite, some number is decoded so too.
+follows from the number of elements alone. If a number of a block is not finite, at least one of its decoded numbers is
+not finite.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class Largest(Codec):
     CHUNK = 1 << 18  # elements that are encoded together
 
     def __init__(self, fraction: float) -> None:
-        self.name, self._fraction = f"topk:{fraction:g}", fraction
+        self.name, self._fraction = f"topk:{fraction!r}", fraction  # exactly: both sides compute sizes from it
 
     def _kept(self, elements: int) -> int:
         """Return how many numbers of a block are sent."""
@@ -209,13 +210,17 @@ class Largest(Codec):
         return int(at + count * size)
 
     def decode(self, body: Bytes, into: Floats) -> None:
-        into[:] = 0
-        full = into.size - into.size % self.BLOCK
-        border = full // self.BLOCK * self._block_size(self.BLOCK)
-        if full:
-            self._decode_blocks(body[:border], into[:full].reshape(-1, self.BLOCK))
-        if full < into.size:
-            self._decode_blocks(body[border:], into[full:].reshape(1, -1))
+        at = 0
+        for start in range(0, into.size, self.CHUNK):
+            part = into[start : start + self.CHUNK]
+            part[:] = 0
+            full = part.size - part.size % self.BLOCK
+            if full:
+                size = self.size(full)
+                self._decode_blocks(body[at : at + size], part[:full].reshape(-1, self.BLOCK))
+                at += size
+            if full < part.size:
+                self._decode_blocks(body[at:], part[full:].reshape(1, -1))
 
     def _decode_blocks(self, body: Bytes, blocks: Floats) -> None:
         count, elements = blocks.shape
@@ -292,22 +297,39 @@ class Encoder:
     def size(self, start: int, stop: int) -> int:
         """Return the bytes in which the elements from `start` to `stop` are encoded."""
         trained = min(stop, max(start, self.left.size)) - start
-        return encoded_size(self.codec.name, trained, stop - start - trained)
+        return self.codec.size(trained) + (stop - start - trained) * WIDTH["float32"]
 
     def encode(self, update: memoryview, dtype: str, start: int, stop: int) -> memoryview:
         """Encode the elements from `start` to `stop` of an update of element type `dtype`. Call this once for each."""
-        left, width = self.left[start:stop], WIDTH[dtype]
-        source = update.cast("B")[start * width : stop * width]
-        if dtype == "float32":
-            values = np.frombuffer(source, np.float32)
-        else:
-            values = np.empty(stop - start, np.float32)
-            widen(source, dtype, values)
+        left, values = self.left[start:stop], _values(update, dtype, start, stop)
         body = np.empty(self.size(start, stop), np.uint8)
         border = self.codec.size(left.size)
         self.codec.encode(values[: left.size], body[:border], left)
         body[border:] = values[left.size :].view(np.uint8)
         return body.data
+
+    def take_back(self, update: memoryview, dtype: str, start: int, stop: int, body: memoryview) -> None:
+        """Undo `encode`, which returned `body`: this update is not applied, and its samples are trained on again.
+
+        What an earlier update left out may have travelled with it, and must be sent again.
+        """
+        left = self.left[start:stop]
+        decoded = np.empty(left.size, np.float32)
+        self.codec.decode(np.frombuffer(body, np.uint8)[: self.codec.size(left.size)], decoded)
+        if np.isfinite(decoded).all():
+            left += decoded
+            left -= _values(update, dtype, start, stop)[: left.size]
+
+
+def _values(update: memoryview, dtype: str, start: int, stop: int) -> Floats:
+    """Return the elements from `start` to `stop` of an update of element type `dtype`."""
+    width = WIDTH[dtype]
+    source = update.cast("B")[start * width : stop * width]
+    if dtype == "float32":
+        return np.frombuffer(source, np.float32)
+    values = np.empty(stop - start, np.float32)
+    widen(source, dtype, values)
+    return values
 
 
 def _largest_of_rows(rows: Floats) -> Floats:

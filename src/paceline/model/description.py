@@ -11,8 +11,8 @@ from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 #: Elements per piece, if the number of pieces is not configured. Most of a piece's CPU
 #: time does not depend on its size: with 1 << 15, 4 workers and 8 MB take 1.6 times as much (docs/benchmarks.md).
 PIECE_ELEMENTS = 1 << 17
-MIN_PIECES, MAX_PIECES = 16, 64  # limits of the number of pieces in that case
-MAX_ROWS = 16  # the largest number of pieces of a shard in that case, if there are several shards
+MIN_PIECES, MAX_PIECES = 16, 64  # limits of the number of pieces in that case, if there are few shards
+MAX_ROWS = 16  # the largest number of pieces of each shard in that case, if there are several
 MIN_PIECE_ELEMENTS = 1 << 13  # in a smaller piece, the header and the optimizer step cost more than the bytes
 
 

@@ -31,7 +31,7 @@ class Abandoned(RuntimeError):
 class BackwardPass:
     """One backward pass, for the thread that pushes its gradient.
 
-    It implements `paceline.serve.worker.streamed_exchange.Backward`.
+    It implements `paceline.serve.worker.gradient.Backward`.
     """
 
     def __init__(self, flat: FlatModel, announced: ComputedGradient, pulled_at: float) -> None:

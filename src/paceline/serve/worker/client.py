@@ -183,6 +183,7 @@ class Client:
             self._incarnation.push(outgoing, weights)
         except IncarnationOver:
             self.departure.check()
+            outgoing.take_back()
             self._join_again()
         except WireError:
             self.departure.check()  # the server may be asked to end too
@@ -313,7 +314,7 @@ class Client:
                 self._join(self.worker, LEAVE_SECONDS, self._incarnation.generation).leave()
 
     def _join_again(self) -> None:
-        worker, was_lost = self.worker, self._incarnation.is_lost
+        worker, was_lost, generation = self.worker, self._incarnation.is_lost, self._incarnation.generation
         self._incarnation.end(WireError("This incarnation is over."))
         try:
             self._incarnation = self._join(worker)
@@ -323,6 +324,8 @@ class Client:
             self._incarnation = self._join(None)  # another worker has this number now
         self.joins += 1
         self._taken = self._ahead = None
+        if self._incarnation.generation != generation:  # the model is another one, and samples are handed out again
+            self._encoder = None
         if was_lost:
             log.warning("The server is back, and worker %d has joined again.", self.worker)
 

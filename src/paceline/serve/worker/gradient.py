@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +21,15 @@ class Backward(Protocol):
         """Wait until the gradient is complete. Return the seconds that it took, and the loss."""
 
 
+class _Codes:
+    """The encoded parts of one gradient. Several threads add to them, one for each shard."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.of_range: dict[tuple[int, int], memoryview] = {}  # range of elements → its code
+        self.are_void = False
+
+
 @dataclass(frozen=True)
 class OutgoingGradient:
     """A gradient to push, and what the worker reports about it to the coordinator."""
@@ -33,7 +43,7 @@ class OutgoingGradient:
     taken: tuple[int, ...] = ()  # the numbers of the sample ranges that it was computed from
     backward: Backward | None = None  # the backward pass that is still computing it; None: it is computed
     encoder: Encoder | None = None  # with which it is encoded; None: its elements are sent as they are
-    _encoded: dict[tuple[int, int], memoryview] = field(default_factory=dict)  # range of elements → its code
+    _codes: _Codes = field(init=False, default_factory=_Codes)
 
     def push(self, iteration: int, piece: int = 0) -> Push:
         """Return the message with which a piece of the gradient is pushed."""
@@ -48,10 +58,24 @@ class OutgoingGradient:
         if self.encoder is None:
             width = WIDTH[self.dtype]
             return self.buffer[start * width : stop * width]
-        body = self._encoded.get((start, stop))
+        body = self._codes.of_range.get((start, stop))
         if body is None:  # encoded once: what the code leaves out is added to the next gradient
-            body = self._encoded[start, stop] = self.encoder.encode(self.buffer, self.dtype, start, stop)
+            body = self.encoder.encode(self.buffer, self.dtype, start, stop)
+            with self._codes.lock:
+                if not self._codes.are_void:
+                    self._codes.of_range[start, stop] = body
+                    return body
+            self.encoder.take_back(self.buffer, self.dtype, start, stop, body)
+            raise ConnectionError("This gradient was taken back.")
         return body
+
+    def take_back(self) -> None:
+        """Let the encoder forget this gradient, which is not applied. No more of it is encoded."""
+        if self.encoder:
+            with self._codes.lock:
+                self._codes.are_void = True
+            for (start, stop), body in self._codes.of_range.items():
+                self.encoder.take_back(self.buffer, self.dtype, start, stop, body)
 
     def started(self, iteration: int, version: int) -> GradientStarted:
         """Return the message that announces that the gradient is being computed."""
