@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,21 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for function in RANK_ZERO_FUNCTIONS:
         function.rank = 0
+
+
+@pytest.fixture(autouse=True)
+def one_patch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a Trainer asks for data, Lightning patches DataLoader for its whole process. Our workers are threads."""
+    from pytorch_lightning.trainer.connectors import data_connector
+
+    patch, patching = data_connector._replace_dunder_methods, threading.RLock()
+
+    @contextmanager
+    def alone(*arguments: Any) -> Iterator[None]:
+        with patching, patch(*arguments):
+            yield
+
+    monkeypatch.setattr(data_connector, "_replace_dunder_methods", alone)
 
 
 @contextmanager
