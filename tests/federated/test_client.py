@@ -93,7 +93,7 @@ def test_clients_may_send_small_updates(updates: str, away: float) -> None:
     """The model moves nearly as it does without a codec, or at least in the same direction."""
     policy = "fl-r2sp:groups=1,fraction=1,filter=false"
     begin = torch.nn.utils.parameters_to_vector(model().parameters()).detach()
-    whole, small = federated(policy, 3) - begin, federated(policy, 3, updates=updates) - begin
+    whole, small = federated(policy, 3) - begin, federated(policy, 3, update_codec=updates) - begin
     assert 0 < (whole - small).norm() < away * whole.norm()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.model.codecs import CHUNK, Encoder, Integers, Largest, codec, decode, encoded_size
+from paceline.model.codecs import CHUNK, Encoder, Integers, TopK, codec, decode, encoded_size
 from paceline.model.half_precision import narrow
 from tries import tries
 
@@ -66,8 +66,8 @@ def test_integers_are_off_by_half_a_step_at_most(values: Floats, how: tuple[str,
 @given(updates(), st.sampled_from([0.02, 0.3]))
 def test_top_k_sends_the_largest_of_each_block(values: Floats, fraction: float) -> None:
     decoded, _ = coded(values, f"topk:{fraction}")
-    for start in range(0, values.size, Largest.BLOCK):
-        theirs, ours = values[start : start + Largest.BLOCK], decoded[start : start + Largest.BLOCK]
+    for start in range(0, values.size, TopK.BLOCK):
+        theirs, ours = values[start : start + TopK.BLOCK], decoded[start : start + TopK.BLOCK]
         kept = math.ceil(fraction * theirs.size)
         sent = ours != 0
         assert sent.sum() <= kept

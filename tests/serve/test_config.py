@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("msgspec")
 
 from paceline.policies import make
-from paceline.serve.coordinator.config import ROWS, ROWS_TOGETHER, ServerConfig
+from paceline.serve.coordinator.config import LEAST_PIECES, PIECES_IF_TOGETHER, ServerConfig
 
 
 @pytest.mark.parametrize(
@@ -17,12 +17,12 @@ from paceline.serve.coordinator.config import ROWS, ROWS_TOGETHER, ServerConfig
     [
         ("r2sp", 4, 16, 16),
         ("r2sp", 8, 4, 4),
-        ("r2sp", 9, 0, ROWS),
+        ("r2sp", 9, 0, LEAST_PIECES),
         ("r2sp", 1, 0, 1),
-        ("r2sp:groups=2", 4, 0, ROWS_TOGETHER),
+        ("r2sp:groups=2", 4, 0, PIECES_IF_TOGETHER),
         ("r2sp:groups=4", 4, 16, 16),
-        ("bsp:pipeline=true", 4, 0, ROWS_TOGETHER),
-        ("asp", 4, 0, ROWS),
+        ("bsp:pipeline=true", 4, 0, PIECES_IF_TOGETHER),
+        ("asp", 4, 0, LEAST_PIECES),
     ],
 )
 def test_visits_and_pieces_follow_from_the_policy_and_the_shards(

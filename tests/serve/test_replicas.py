@@ -45,7 +45,7 @@ def train(where: str, worker: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "updates"),
+    ("policy", "codec"),
     [
         ("asp", ""),
         ("r2sp", ""),
@@ -56,10 +56,10 @@ def train(where: str, worker: int) -> None:
         ("fl-r2sp:groups=1,as_printed=true", ""),
     ],
 )
-def test_a_backup_holds_the_same_state_bit_for_bit(policy: str, updates: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_holds_the_same_state_bit_for_bit(policy: str, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[ThreadOfShard] = []
     monkeypatch.setattr(ThreadOfShard, "started", started)
-    with served(policy, shards=2, workers=WORKERS, replicas=1, updates=updates) as running:
+    with served(policy, shards=2, workers=WORKERS, replicas=1, update_codec=codec) as running:
         running.work(*(lambda where, worker=worker: train(where, worker) for worker in range(WORKERS)))
     for thread in started:
         thread.join(30.0)

@@ -29,7 +29,7 @@ class Served:
             ours, _ = listener.accept()
         self.worker = Channel(caller, MessageDecoder(UpdatedPiece))
         self.channel = Channel(ours, FROM_WORKER)
-        slices = [SimpleNamespace(weights=torch.zeros(ELEMENTS), trained=ELEMENTS)]
+        slices = [SimpleNamespace(weights=torch.zeros(ELEMENTS), trained_elements=ELEMENTS)]
         updates = SimpleNamespace(
             store=SimpleNamespace(slices=slices), full_duplex=True, connected=lambda *_: None, pull=self._began
         )

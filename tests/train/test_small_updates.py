@@ -54,7 +54,7 @@ def test_the_server_applies_what_was_decoded(
     codec: str, shards: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 100)
-    with job("r2sp", shards, updates=codec, streamed=streamed) as running:
+    with job("r2sp", shards, update_codec=codec, streamed=streamed) as running:
         ((found, pieces),) = running.work(one_worker)
     assert len(pieces) == shards or (streamed and len(pieces) > 2 * shards)
     encoder, expected = Encoder(codec, SIZE), np.zeros(SIZE, np.float32)
@@ -71,7 +71,7 @@ def test_the_server_applies_what_was_decoded(
 @pytest.mark.parametrize("policy", ["bsp", "asp", "r2sp", "bsp:pipeline=true"])
 def test_every_sample_counts_once(policy: str) -> None:
     """Gradients whose numbers are all equal are encoded exactly by topk:1, so the sum shows every sample."""
-    with job(policy, shards=2, workers=3, updates="topk:1") as running:
+    with job(policy, shards=2, workers=3, update_codec="topk:1") as running:
         running.work(*[lambda where: work(where, 60)] * 3)
         running.finish()
         assert running.work(lambda where: work(where, 60, updates=0)) == [60.0]
@@ -93,7 +93,7 @@ def test_training_reaches_the_loss_of_plain_training(codec: str, options: dict[s
                 loss.backward()
                 session.step(loss, batch_size=8)
 
-    with job("bsp", updates=codec) as running:
+    with job("bsp", update_codec=codec) as running:
         running.work(run)
     plain = model()
     optimizer = OPTIMIZERS["sgd"](plain.parameters())
@@ -121,7 +121,7 @@ def test_running_statistics_are_sent_as_they_are(shards: int) -> None:
                 session.step(loss, batch_size=32)
                 assert all(torch.equal(a, b.float()) for a, b in zip(seen, mine.buffers(), strict=True))
 
-    with job("bsp", shards, updates="topk:0.02") as running:
+    with job("bsp", shards, update_codec="topk:0.02") as running:
         running.work(run)
 
 
@@ -161,7 +161,7 @@ def test_a_worker_that_is_given_up_in_a_push_takes_it_back(monkeypatch: pytest.M
         left.append(gradient.encoder.left.copy())
 
     monkeypatch.setattr(Incarnation, "push", given_up_once)
-    with job("asp", updates="topk:0.02") as running:
+    with job("asp", update_codec="topk:0.02") as running:
         running.work(one_worker)
     assert np.array_equal(left[1], left[2])
     encoder = Encoder("topk:0.02", SIZE)
@@ -185,7 +185,7 @@ def test_a_restored_server_finds_workers_with_nothing_left() -> None:
         encoders.append(client._encoder)
         client.close()
 
-    with job("asp", updates="int4") as running:
+    with job("asp", update_codec="int4") as running:
         running.work(run)
     assert encoders[0] is not None
     assert encoders[1] is None
@@ -203,7 +203,7 @@ def test_a_number_that_is_not_finite_is_refused_as_without_a_codec() -> None:
             client.close()
 
     for codec in ("", *CODECS):
-        with job("bsp", updates=codec) as running, pytest.raises(ConnectionError, match=r"not finite|NaN"):
+        with job("bsp", update_codec=codec) as running, pytest.raises(ConnectionError, match=r"not finite|NaN"):
             running.work(run)
 
 
@@ -213,7 +213,7 @@ def test_a_damaged_push_is_refused_with_one_sentence(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Encoder, "encode", damaged)
     with (
-        job("bsp", updates="topk:0.02") as running,
+        job("bsp", update_codec="topk:0.02") as running,
         pytest.raises(ConnectionError, match=r"damaged: a position .* lies outside"),
     ):
         running.work(one_worker)
@@ -222,11 +222,36 @@ def test_a_damaged_push_is_refused_with_one_sentence(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("policy", "options", "why"),
     [
-        ("bsp", {"updates": "int3"}, "--updates: updates are encoded as int8, int4 or topk:F"),
+        ("bsp", {"update_codec": "int3"}, "--updates: updates are encoded as int8, int4 or topk:F"),
         ("fl-r2sp:as_printed=true", {}, "workers push whole models"),
         ("bsp", {"shards": 0}, "--servers 1 or more"),
     ],
 )
 def test_what_cannot_be_encoded_is_refused(policy: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(ServerError, match=why):
-        Server(lambda: make(policy), ServerConfig(**{"updates": "int8", "policy": policy, **options}))
+        Server(lambda: make(policy), ServerConfig(**{"update_codec": "int8", "policy": policy, **options}))
+
+
+def test_pushing_while_computing_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece is encoded when it is computed. Some of the pieces hold statistics."""
+    monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 8)
+    x, y = data(32)
+    results = []
+    for overlap in (False, True):
+        torch.manual_seed(0)
+        mine = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 3))
+
+        def run(where: str, mine: Any = mine, overlap: bool = overlap) -> Any:
+            optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+            with paceline.join(mine, optimizer, connect=where, overlap=overlap) as session:
+                session.optimizer.batch_size = 32
+                for _ in range(8):
+                    loss = torch.nn.functional.cross_entropy(mine(x), y)
+                    loss.backward()
+                    session.step(loss)
+            return torch.cat([value.flatten().float() for value in mine.state_dict().values()])
+
+        with job("r2sp", 2, update_codec="int4", streamed=True) as running:
+            results += running.work(run)
+    assert torch.equal(*results)
+    assert results[0].isfinite().all()

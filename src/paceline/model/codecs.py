@@ -149,7 +149,7 @@ def _pairs_of_int4() -> npt.NDArray[np.float64]:
 PAIRS = _pairs_of_int4()
 
 
-class Largest(Codec):
+class TopK(Codec):
     """The numbers of each block with the largest magnitudes: a position, a sign, and one of two magnitudes."""
 
     BLOCK = 4096
@@ -250,32 +250,32 @@ def codec(name: str) -> Codec:
         except ValueError:
             fraction = math.nan
         if 1e-4 <= fraction <= 1:
-            return Largest(fraction)
+            return TopK(fraction)
         raise ValueError(
             f"topk needs the fraction of the numbers to send, from 0.0001 to 1, such as topk:0.02, not {name!r:.40}"
         )
     raise ValueError(f"updates are encoded as {NAMES}, not as {name!r:.40}")
 
 
-def encoded_size(dtype: str, elements: int, exact: int = 0) -> int:
+def encoded_size(dtype: str, elements: int, unencoded: int = 0) -> int:
     """Return the bytes of a body. dtype: an element type or a codec. Raise ValueError if it is neither.
 
-    exact: more elements, behind the others, that a codec leaves in float32: running statistics are values, and what is
-    left out of a value cannot be added to the next one.
+    unencoded: more elements, behind the others, that a codec leaves in float32: running statistics are values, and what
+    is left out of a value cannot be added to the next one.
     """
     if dtype in WIDTH:
-        return (elements + exact) * WIDTH[dtype]
-    return codec(dtype).size(elements) + exact * WIDTH["float32"]
+        return (elements + unencoded) * WIDTH[dtype]
+    return codec(dtype).size(elements) + unencoded * WIDTH["float32"]
 
 
-def decode(source: Any, dtype: str, into: Floats, exact: int = 0) -> None:
-    """Decode a body into an existing array. Raise ValueError if its size is wrong. exact: as in `encoded_size`."""
+def decode(source: Any, dtype: str, into: Floats, unencoded: int = 0) -> None:
+    """Decode a body into an existing array. Raise ValueError if its size is wrong. unencoded: as in `encoded_size`."""
     if dtype in WIDTH:
         widen(source, dtype, into)
         return
     body = np.frombuffer(source, np.uint8)
-    trained = into.size - exact
-    if body.size != (due := encoded_size(dtype, trained, exact)):
+    trained = into.size - unencoded
+    if body.size != (due := encoded_size(dtype, trained, unencoded)):
         raise ValueError(f"{into.size} elements of {dtype} are {due} bytes, not {body.size}")
     border = codec(dtype).size(trained)
     codec(dtype).decode(body[:border], into[:trained])

@@ -12,7 +12,7 @@ from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 #: time does not depend on its size: with 1 << 15, 4 workers and 8 MB take 1.6 times as much (docs/benchmarks.md).
 PIECE_ELEMENTS = 1 << 17
 MIN_PIECES, MAX_PIECES = 16, 64  # limits of the number of pieces in that case, if there are few shards
-MAX_ROWS = 16  # the largest number of pieces of each shard in that case, if there are several
+MAX_PIECES_EACH = 16  # the largest number of pieces of each shard in that case, if there are several
 MIN_PIECE_ELEMENTS = 1 << 13  # in a smaller piece, the header and the optimizer step cost more than the bytes
 
 
@@ -36,7 +36,7 @@ class Description:
         pieces: None chooses a number for streaming, from the size of the model. each: the least pieces of a shard then.
         """
         if pieces is None:
-            most = max(MAX_PIECES, MAX_ROWS * shards if shards > 1 else 0)
+            most = max(MAX_PIECES, MAX_PIECES_EACH * shards if shards > 1 else 0)
             pieces = max(min(max(MIN_PIECES, self.layout.size // PIECE_ELEMENTS), most), each * shards)
         anywhere = is_elementwise(self.optimizer.name)
         rows = max(1, min(-(-pieces // shards), self.layout.size // (shards * MIN_PIECE_ELEMENTS)))

@@ -90,7 +90,7 @@ class Layout:
         return self.offsets[-1]
 
     @cached_property
-    def trained(self) -> int:
+    def trained_elements(self) -> int:
         """The number of elements before the running statistics, which lie at the end."""
         end = len(self.tensors)
         while end and self.tensors[end - 1].group == STATISTICS:

@@ -58,9 +58,9 @@ class Slice:
         self._combiner = Combiner(spec.name)
 
     @property
-    def trained(self) -> int:
+    def trained_elements(self) -> int:
         """The number of elements before the running statistics, which lie at the end."""
-        return min(self.stop, max(self.start, self.layout.trained)) - self.start
+        return min(self.stop, max(self.start, self.layout.trained_elements)) - self.start
 
     @property
     def buffer(self) -> memoryview:

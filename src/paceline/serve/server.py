@@ -114,7 +114,7 @@ class Server:
             _check_replicas(config, made)
         if config.max_norm is not None:
             _check_max_norm(config, made)
-        if config.updates:
+        if config.update_codec:
             _check_updates(config, made)
         if config.record and config.streams(made):
             raise ServerError(f"Streamed updates cannot be recorded yet: {_how_to_apply_whole(made)}.")
@@ -319,7 +319,7 @@ def _check_max_norm(config: ServerConfig, policy: Policy) -> None:
 def _check_updates(config: ServerConfig, policy: Policy) -> None:
     """Raise ServerError if workers cannot push in the codec of this job."""
     try:
-        codec(config.updates)
+        codec(config.update_codec)
     except ValueError as error:
         raise ServerError(f"--updates: {error}.") from None
     if policy.mixes:

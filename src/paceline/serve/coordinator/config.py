@@ -15,9 +15,9 @@ from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 
 #: The least pieces of a shard if there are several shards. All shards return their last piece at the same time, when no
 #: push is on its way, so few pieces would leave the links idle for long.
-ROWS = 4
+LEAST_PIECES = 4
 #: The same if several workers push together. A piece is returned when all of them have pushed it.
-ROWS_TOGETHER = 8
+PIECES_IF_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ServerConfig:
     visits: bool = False  # whether a shard runs beside each worker, so that workers that take turns visit shards
     replicas: int = 0  # backups of each shard: 0 or 1
     max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: any update counts
-    updates: str = ""  # the codec in which workers push (`model.codecs`); empty: none
+    update_codec: str = ""  # the codec in which workers push (`model.codecs`); empty: none
     correct: CorrectionOption = "auto"  # how to correct for known staleness; auto: as the optimizer allows
     absence: float = EXPECTED_BACK  # seconds to wait for a worker that was lost, or whose machine was taken away
 
@@ -63,8 +63,8 @@ class ServerConfig:
         if self.has_visits(policy):
             return parts_of(self.shards)
         if policy.streams_together(self.workers):
-            return ROWS_TOGETHER
-        return ROWS if self.shards > 1 else 1
+            return PIECES_IF_TOGETHER
+        return LEAST_PIECES if self.shards > 1 else 1
 
     def job_config(self, policy: Policy, generation: str) -> JobConfig:
         """Return the options that concern the job's state machine."""

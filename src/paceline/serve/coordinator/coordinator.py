@@ -237,8 +237,8 @@ class Coordinator:
         shards = tuple((*at, pieces) for at, pieces in zip(self.shards.addresses, self.agreement.pieces(), strict=True))
         gated, asks = policy.streamed and policy.takes_turns, self._max_transfers > 0
         how = (self.config.lease, gated, handshake.ticket(self._key, worker, incarnation), policy.mixes, asks)
-        job = (self._streams, self.config.workers, self.state.missing, self.shards.certificates, self.config.updates)
-        peer.send(Welcome(worker, incarnation, shards, *how, *job))
+        job = (self._streams, self.config.workers, self.state.missing, self.shards.certificates)
+        peer.send(Welcome(worker, incarnation, shards, *how, *job, self.config.update_codec))
         self.shards.inform(welcome.to, peer)
 
     def _send_to_shards(self, instruction: Any) -> None:

@@ -58,7 +58,7 @@ class WorkerConnection:
         self._updates = shard.await_setup()
         self._elements = [part.weights.numel() for part in self._updates.store.slices]  # of each piece
         #: Elements at the end of each piece that are running statistics, and are not encoded.
-        self._exact = [part.weights.numel() - part.trained for part in self._updates.store.slices]
+        self._unencoded = [part.weights.numel() - part.trained_elements for part in self._updates.store.slices]
         self._piece = 0  # that is being received
         self._part = bytearray()  # of a checkpoint, that is being received
         self._buffer: torch.Tensor | None = None  # that the piece is received into
@@ -204,7 +204,7 @@ class WorkerConnection:
         dtype = message.dtype if isinstance(message, Push) else "float32"
         self._piece, elements = message.piece, self._elements[message.piece]
         try:
-            expected = encoded_size(dtype, elements - self._exact[message.piece], self._exact[message.piece])
+            expected = encoded_size(dtype, elements - self._unencoded[message.piece], self._unencoded[message.piece])
         except ValueError:
             known = f"{', '.join(WIDTH)}, {NAMES}"
             raise WireError(f"A gradient is sent as {known}, not as {dtype!r:.80}.") from None
@@ -256,7 +256,7 @@ class WorkerConnection:
         """Decode the body of a push. Raise WireError if it is damaged."""
         assert self._encoded is not None
         try:
-            decode(self._encoded[: self._size], push.dtype, buffer.numpy(), self._exact[push.piece])
+            decode(self._encoded[: self._size], push.dtype, buffer.numpy(), self._unencoded[push.piece])
         except ValueError as error:
             self._updates.return_buffer(push.piece, buffer)
             raise WireError(f"A push is damaged: {error}.") from None

@@ -43,7 +43,7 @@ class Welcome(Message, frozen=True):
     workers: int = 1  # that the job starts with; more may join later
     missing: int = 0  # workers that must still join before the job begins
     certificates: tuple[bytes, ...] = ()  # the SHA-256 digest of each shard's certificate; empty without TLS
-    updates: str = ""  # the codec of the worker's pushes (`model.codecs`); empty: none
+    update_codec: str = ""  # the codec of the worker's pushes (`model.codecs`); empty: none
 
 
 class Resumed(Message, frozen=True):

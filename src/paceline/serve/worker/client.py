@@ -196,11 +196,11 @@ class Client:
 
     def _encoder_now(self) -> Encoder | None:
         """Return what encodes this worker's updates, or None. It keeps what it leaves out, from one to the next."""
-        name = self._incarnation.welcome.updates
+        name = self._incarnation.welcome.update_codec
         if not name or self.mixes:
             return None
         if self._encoder is None or self._encoder.codec is not codec(name):
-            self._encoder = Encoder(name, Description.from_json(self._description).layout.trained)
+            self._encoder = Encoder(name, Description.from_json(self._description).layout.trained_elements)
         return self._encoder
 
     def take(self, count: int, size: int, epochs: int, planned: int | None = None) -> SampleRange:
