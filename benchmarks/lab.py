@@ -87,6 +87,36 @@ def colocated(bench: Bench) -> None:
         bench.table(title, ("", "s per iteration", "× floor", "× ddp", "CPU s per GB"), rows)
 
 
+def apart(bench: Bench) -> None:
+    """Compare streamed policies over several shards on links that are always busy: × floor.
+
+    The shards have hosts of their own. In the last cluster a shard runs beside each worker, and there are too many for
+    visits.
+    """
+    base = load_cluster("lab-5mb")
+    rows: list[list[object]] = []
+    for workers, servers, size, link, policies in (
+        (8, 8, 30e6, 12.5e6, PIPELINED),
+        (4, 4, 6e6, 25e6, PIPELINED),
+        (8, 2, 3e6, 25e6, PIPELINED),
+        (12, 0, 3e6, 12.5e6, ("r2sp",)),
+    ):
+        worker = replace(base.workers[0], link=link, samples_per_second=100 * base.workers[0].batch)
+        spec = replace(base, workers=(worker,) * workers, model_bytes=size, servers=servers or 1, server_link=link)
+        spec = spec if servers else spec.colocated()
+        with Lab(hosts(spec)) as lab:
+            share = goodput(lab)
+            floor = limit_seconds(as_built(spec, share, True), True)
+            for policy in policies:
+                seconds = bench.run(lab, spec, policy, streamed=True).report.mean_iteration_seconds
+                rows.append([workers, servers or "beside", size / 1e6, 8e-6 * link, policy, seconds, seconds / floor])
+    headings = ("workers", "shards", "MB", "Mbit/s", "policy", "s per iteration", "× floor")
+    bench.table("Several shards, streamed, 0.01 s of computing", headings, rows)
+
+
+PIPELINED = ("bsp:pipeline=true", "r2sp:groups=3", "r2sp")
+
+
 def grid(bench: Bench) -> None:
     """Compare streamed R²SP, with a shard beside each worker, with DDP over gloo, from network-bound to compute-bound.
 
@@ -393,6 +423,7 @@ ALL = {
     for each in (
         one_server,
         colocated,
+        apart,
         grid,
         unequal,
         rates,

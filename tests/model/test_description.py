@@ -96,11 +96,12 @@ def test_every_element_is_dealt_to_one_shard(sizes: list[int], shards: int, piec
 
 
 def test_a_larger_model_has_more_pieces_up_to_a_limit() -> None:
-    def pieces(size: int) -> int:
+    def pieces(size: int, shards: int = 2) -> int:
         described = Description(Layout((Tensor("w", (size,)),)), OptimizerSpec("SGD", ({"lr": 0.1},)))
-        return sum(map(len, described.deal(2)))
+        return sum(map(len, described.deal(shards)))
 
     assert [pieces(size) for size in (1000, 1 << 17, 1 << 22, 1 << 23, 1 << 25)] == [2, 16, 32, 64, 64]
+    assert [pieces(1 << 25, shards) for shards in (1, 4, 8, 16)] == [64, 64, 128, 256], "16 each, of several shards"
 
 
 def test_an_optimizer_is_shown_with_the_settings_that_matter() -> None:

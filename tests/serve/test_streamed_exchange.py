@@ -1,4 +1,4 @@
-"""The worker's side of streaming: what is sent again when a connection is lost."""
+"""The worker's side of streaming: pieces that are not back are sent again when a connection is lost."""
 
 from __future__ import annotations
 

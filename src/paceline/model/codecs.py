@@ -297,7 +297,7 @@ class Encoder:
     def size(self, start: int, stop: int) -> int:
         """Return the bytes in which the elements from `start` to `stop` are encoded."""
         trained = min(stop, max(start, self.left.size)) - start
-        return self.codec.size(trained) + (stop - start - trained) * WIDTH["float32"]
+        return encoded_size(self.codec.name, trained, stop - start - trained)
 
     def encode(self, update: memoryview, dtype: str, start: int, stop: int) -> memoryview:
         """Encode the elements from `start` to `stop` of an update of element type `dtype`. Call this once for each."""

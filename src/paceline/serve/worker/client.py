@@ -199,7 +199,7 @@ class Client:
         name = self._incarnation.welcome.update_codec
         if not name or self.mixes:
             return None
-        if self._encoder is None or self._encoder.codec is not codec(name):
+        if self._encoder is None or self._encoder.codec.name != codec(name).name:
             self._encoder = Encoder(name, Description.from_json(self._description).layout.trained_elements)
         return self._encoder
 

@@ -59,7 +59,7 @@ class OutgoingGradient:
             width = WIDTH[self.dtype]
             return self.buffer[start * width : stop * width]
         body = self._codes.of_range.get((start, stop))
-        if body is None:  # encoded once: what the code leaves out is added to the next gradient
+        if body is None:  # the encoder keeps the rest for the next gradient, so it must encode each range only once
             body = self.encoder.encode(self.buffer, self.dtype, start, stop)
             with self._codes.lock:
                 if not self._codes.are_void:
