@@ -14,7 +14,7 @@ from paceline.serve.environment import address
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.messages import Pull
 from paceline.serve.worker.client import Client
-from paceline.serve.worker.streamed_exchange import ShardLink
+from paceline.serve.worker.shard_link import ShardLink
 from paceline.serve.worker.transfers import Transfers
 from serve.workers import described
 from train.jobs import job

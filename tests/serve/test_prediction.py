@@ -254,7 +254,7 @@ def test_concurrent_predictions_are_each_of_the_version_that_they_name(twin: Cal
     assert len({version for version, _, _ in counted}) > 3
     for version, steps, weights in counted:
         assert np.array_equal(weights, truth[version, steps]), (version, steps)
-    assert pulls_of(stage)._predicting == 0
+    assert pulls_of(stage)._reading == 0
     until(lambda: not in_use(stage))
 
 

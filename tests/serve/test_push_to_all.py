@@ -15,7 +15,7 @@ pytest.importorskip("msgspec")
 
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.worker.push_to_all import SENDERS, push_order, push_to_all
-from paceline.serve.worker.streamed_exchange import ShardLink
+from paceline.serve.worker.shard_link import ShardLink
 from tries import tries
 
 PATIENCE = 20.0  # seconds after which a test has failed

@@ -26,7 +26,7 @@ from paceline.serve.wire.messages import TraceEvents, Welcome
 from paceline.serve.wire.packed_events import pack, unpack
 from paceline.serve.wire.transfer_messages import NEARLY_DONE
 from paceline.serve.worker.client import Client
-from paceline.serve.worker.streamed_exchange import ShardLink
+from paceline.serve.worker.shard_link import ShardLink
 from paceline.serve.worker.transfers import Ending, Transfers
 from serve.workers import described
 from train.jobs import job

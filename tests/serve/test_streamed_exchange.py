@@ -13,7 +13,8 @@ from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import ConnectionClosed
 from paceline.serve.wire.messages import Push, Refused, UpdatedPiece
 from paceline.serve.worker.gradient import OutgoingGradient
-from paceline.serve.worker.streamed_exchange import ELEMENT, ShardLink, StreamedExchange
+from paceline.serve.worker.shard_link import ELEMENT, ShardLink
+from paceline.serve.worker.streamed_exchange import StreamedExchange
 
 PIECES = ((0, 2), (2, 5), (8, 9), (9, 12))
 SIZE = 12

@@ -31,7 +31,7 @@ class Connection:
     channel: object = field(default_factory=object)
     sent: list[Any] = field(default_factory=list)
 
-    def send(self, message: Any, _body: Any = None, _on_sent: Any = None) -> None:
+    def send_weights(self, message: Any, _weights: Any, _on_sent: Any = None) -> None:
         self.sent.append(message)
 
 

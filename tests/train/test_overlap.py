@@ -14,7 +14,8 @@ pytest.importorskip("msgspec")
 
 from paceline.serve.wire.messages import GradientReady
 from paceline.serve.worker.incarnation import Incarnation
-from paceline.serve.worker.streamed_exchange import ShardLink, StreamedExchange
+from paceline.serve.worker.shard_link import ShardLink
+from paceline.serve.worker.streamed_exchange import StreamedExchange
 from paceline.train.session import Session, join
 from train.jobs import job
 from train.lessons import (

@@ -34,7 +34,7 @@ def gradient_of(update: int) -> Any:
 
 
 def one_worker(where: str) -> tuple[Any, list[tuple[int, int]]]:
-    """Push UPDATES gradients. Return the weights, and the pieces in which they were pushed."""
+    """Push UPDATES gradients. Return the last weights, and the pieces in which they were pushed."""
     weights = np.zeros(SIZE, np.float32)
     client = Client(address(where), described(SIZE))
     try:
@@ -43,6 +43,7 @@ def one_worker(where: str) -> tuple[Any, list[tuple[int, int]]]:
             client.exchange(
                 gradient_of(update).data.cast("B"), weights.data.cast("B"), batch_size=1, rates=(1.0,), loss=0.0
             )
+        client.finish(weights.data.cast("B"))
         return weights, [piece for shard in client._incarnation._transfers.parts for piece in shard.pieces]
     finally:
         client.close()

@@ -37,8 +37,8 @@ MaxNorm = Annotated[
 Updates = Annotated[
     str,
     typer.Option(
-        help="Send workers' updates as int8, int4 or topk:F (the fraction F of the numbers, such as topk:0.02). What "
-        "that leaves out is added to a worker's next update. Without this option, updates are sent in full."
+        help="Send updates, and the changes of the model, as int8, int4 or topk:F (the fraction F of the numbers, such "
+        "as topk:0.02). What that leaves out is sent later. Without this option, both are sent in full."
     ),
 ]
 JitterOption = Annotated[

@@ -7,6 +7,9 @@ delays nobody.
 Where staleness is corrected, a pull is answered with predicted weights (`prediction.py`). These are in a buffer of
 their own. The worker's thread fills that buffer, and updates wait until it is filled.
 
+A worker that wants encoded differences (`model.differences`) is answered from what its connection has read: the
+difference of the weights to what the worker has. Updates wait while it reads them.
+
 Where updates are streamed, `streamed_updates.py` answers pulls.
 """
 
@@ -18,11 +21,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.model.differences import EXACT
 from paceline.serve.shard.admission import Admission, AdmittedTransfer
 from paceline.serve.shard.prediction import PredictedWeights, Predictor
 from paceline.serve.shard.store import WholeStore
 from paceline.serve.wire.frames import ConnectionClosed, PiecedBody
-from paceline.serve.wire.messages import Weights
+from paceline.serve.wire.messages import Pull, Weights
 from paceline.serve.wire.transfer_messages import NEARLY_DONE
 
 if TYPE_CHECKING:
@@ -60,17 +64,21 @@ class PullServer:
         self.store = store
         self._state, self._stopping, self._admission, self._threads = state, stopping, admission, threads
         self._predictor = Predictor(store)
-        self._predicting = 0  # predictions that are being computed
+        self._reading = 0  # predictions and differences that are being computed from the weights
         self._paused = False  # is an update being applied?
         self._pulls: set[PiecedBody] = set()  # that are being answered from the weights themselves
         self._copies: dict[PiecedBody, _Copy] = {}  # pull → the copy that it is being answered from
 
-    def send(self, connection: WorkerConnection, version: int, expected: int | None = None) -> None:
-        """Send the weights to a worker as soon as they are of this version or a newer one.
+    def send(self, connection: WorkerConnection, request: Pull) -> None:
+        """Send a worker the weights that it requests, as soon as they are of that version or a newer one.
 
-        expected: send them as predicted for this number of versions after `version`. Versions that have been applied by
+        If it expects updates to be applied before its own, send them as predicted. Versions that have been applied by
         then need no prediction.
         """
+        if connection.followed:
+            self._send_encoded(connection, request)
+            return
+        version, expected = request.version, request.expected
         transfer: AdmittedTransfer | None = None
         pull: PiecedBody | None = None
         predicted = self._predict(version, expected)  # before the transfer is admitted, or the link would be idle
@@ -98,6 +106,38 @@ class PullServer:
             if pull:
                 self._end(pull)
 
+    def _send_encoded(self, connection: WorkerConnection, request: Pull) -> None:
+        """Send the weights to a worker as an encoded difference to what it has, or in float32 if that must be."""
+        assert connection.followed
+        (model,) = connection.followed
+        is_exact = request.exact or model.next_type == EXACT
+        predicted = self._predict(request.version, request.expected)
+        if predicted is None:
+            with self._state:
+                self._await_version(request.version)
+                self.store.note_pull(connection.hello.worker, connection.hello.incarnation)
+                self._reading += 1
+        newest = predicted.version if predicted else self.store.version
+        try:
+            values = (predicted.buffer if predicted else self.store.slice.weights).numpy()
+            if is_exact:
+                model.set(values)
+            else:
+                difference = model.subtract_from(values)
+        finally:
+            if predicted:
+                self._release(predicted)
+            else:
+                self._end_reading()
+        answer = Weights(newest) if is_exact else Weights(newest, dtype=model.next_type)
+        body = PiecedBody(model.values.data.cast("B") if is_exact else model.encode(difference))
+        transfer = self._admission.enter() if self._admission else None
+        try:
+            connection.channel.send_pieces(answer, body, _progress(transfer, body) if transfer else None)
+        finally:
+            if transfer:
+                transfer.leave()
+
     @property
     def is_paused(self) -> bool:
         """Whether an update is being applied."""
@@ -107,7 +147,7 @@ class PullServer:
         """Let the weights change: no new pull is answered, and pulls that are being answered continue from a copy."""
         with self._state:
             self._paused = True
-            while self._predicting:
+            while self._reading:
                 self._state.wait()
             self._detach_pulls()
             self.store.keep_base()
@@ -133,7 +173,7 @@ class PullServer:
             if not steps:
                 return None
             predicted = self._predictor.take(steps)
-            self._predicting += 1
+            self._reading += 1
         try:
             torch.set_num_threads(self._threads)  # of this thread only
             predicted.compute()
@@ -142,10 +182,14 @@ class PullServer:
             raise
         finally:
             torch.set_num_threads(1)
-            with self._state:
-                self._predicting -= 1
-                self._state.notify_all()
+            self._end_reading()
         return predicted
+
+    def _end_reading(self) -> None:
+        """Let updates be applied again, unless other threads read the weights."""
+        with self._state:
+            self._reading -= 1
+            self._state.notify_all()
 
     def _release(self, predicted: PredictedWeights) -> None:
         """Release a prediction that has been sent or became old."""

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from paceline.serve.shard.store import Fenced
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import Channel, ConnectionClosed, MessageDecoder, WireError
@@ -96,7 +98,7 @@ class Relay:
     """Passes the updates of one worker's connection on to the backup. One thread uses it."""
 
     def __init__(self, backup: Backup, hello: Hello) -> None:
-        self._backup, self._hello = backup, hello
+        self._backup, self._hello = backup, msgspec.structs.replace(hello, codec="")  # the backup sends no weights here
         self._channel: Channel | None = None
         self._message: Any = None
         self._body = memoryview(b"")

@@ -21,6 +21,7 @@ from paceline.serve.wire.messages import (
     DropUpdate,
     Hello,
     Identity,
+    Pull,
     StreamUpdates,
     UpdatedPiece,
     UpdateHeld,
@@ -70,19 +71,19 @@ class StreamedUpdates(Updates):
         self._apply(work)
         return False
 
-    def pull(self, connection: WorkerConnection, version: int, expected: int | None) -> None:
+    def pull(self, connection: WorkerConnection, request: Pull) -> None:
         """Send all pieces, each as it is now or as predicted. They contain every update that the log counts.
 
         A piece may also contain parts of updates that the log does not count yet. Then it is predicted over a few steps
         too many. Only a worker that joins or has lost its turn pulls here. A worker that pushes is returned pieces with
         the right prediction.
         """
-        steps = self.store.steps_ahead(expected)
+        steps = self.store.steps_ahead(request.expected)
         for piece in range(len(self.store.slices)):
             with self._state:
                 self._await_idle(piece)
                 copy = self.store.copy(piece, steps)
-            connection.send(Weights(version, piece), copy)
+            connection.send_weights(Weights(request.version, piece), copy, exact=request.exact)
 
     def carry_out(self, order: Any) -> None:
         held: list[Identity] = []
@@ -116,7 +117,7 @@ class StreamedUpdates(Updates):
                 self._state.notify_all()
             for update, connection in zip(work.updates, connections, strict=True):
                 if connection:
-                    connection.send(UpdatedPiece(update.iteration, work.piece), work.copy, on_sent)
+                    connection.send_weights(UpdatedPiece(update.iteration, work.piece), work.copy, on_sent)
             for update in whole:
                 self._tell(UpdateReceived(update))
             work = following
@@ -142,7 +143,7 @@ class StreamedUpdates(Updates):
         connection = self._connections.get((update.worker, update.incarnation))
         if connection:
             self._await_idle(piece)
-            connection.send(UpdatedPiece(update.iteration, piece), self.store.copy_for(update, piece))
+            connection.send_weights(UpdatedPiece(update.iteration, piece), self.store.copy_for(update, piece))
 
     def _await_idle(self, piece: int) -> None:
         """Wait until no update is being applied to a piece. The state is held."""

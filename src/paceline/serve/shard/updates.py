@@ -19,7 +19,7 @@ from paceline.model import checkpoint
 from paceline.serve.shard.admission import AdmittedTransfer
 from paceline.serve.shard.store import HeldUpdate, Store
 from paceline.serve.wire.frames import Channel, WireError
-from paceline.serve.wire.messages import Hello, Identity, Setup, UpdateReceived
+from paceline.serve.wire.messages import Hello, Identity, Pull, Setup, UpdateReceived
 
 if TYPE_CHECKING:
     from paceline.serve.shard.worker_connection import WorkerConnection
@@ -77,8 +77,8 @@ class Updates(ABC):
         """
 
     @abstractmethod
-    def pull(self, connection: WorkerConnection, version: int, expected: int | None) -> None:
-        """Send the weights to a worker, as predicted for `expected` versions after `version`. None: as they are."""
+    def pull(self, connection: WorkerConnection, request: Pull) -> None:
+        """Send a worker the weights that it requests."""
 
     # The coordinator; each call comes from the shard's main thread
 

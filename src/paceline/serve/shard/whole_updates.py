@@ -19,6 +19,7 @@ from paceline.serve.wire.messages import (
     DropUpdate,
     Hello,
     Identity,
+    Pull,
     Setup,
     UpdateProducts,
     UpdateReceived,
@@ -62,8 +63,8 @@ class WholeUpdates(Updates):
             self._tell(UpdateReceived(update, held.size))
         return True
 
-    def pull(self, connection: WorkerConnection, version: int, expected: int | None) -> None:
-        self.pulls.send(connection, version, expected)
+    def pull(self, connection: WorkerConnection, request: Pull) -> None:
+        self.pulls.send(connection, request)
 
     def record(self, path: Path, setup: Setup, description: bytes) -> None:
         self._recording = Recording(path, setup, description, self.store)

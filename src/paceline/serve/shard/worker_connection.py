@@ -11,10 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
 import torch
 
 from paceline.job.saving import MAX_STALENESS
 from paceline.model.codecs import NAMES, decode, encoded_size
+from paceline.model.differences import EXACT, FollowedModel
 from paceline.model.half_precision import WIDTH
 from paceline.model.slice import is_bounded
 from paceline.serve.shard.admission import AdmittedTransfer
@@ -34,6 +37,8 @@ from paceline.serve.wire.messages import (
     Push,
     PushReceived,
     RequestPush,
+    UpdatedPiece,
+    Weights,
 )
 from paceline.serve.wire.transfer_messages import NEARLY_DONE
 
@@ -59,6 +64,8 @@ class WorkerConnection:
         self._elements = [part.weights.numel() for part in self._updates.store.slices]  # of each piece
         #: Elements at the end of each piece that are running statistics, and are not encoded.
         self._unencoded = [part.weights.numel() - part.trained_elements for part in self._updates.store.slices]
+        #: The pieces of the model as the worker has them, if it wants encoded differences to them.
+        self.followed = self._followed_models(hello.codec) if hello.codec else None
         self._piece = 0  # that is being received
         self._part = bytearray()  # of a checkpoint, that is being received
         self._buffer: torch.Tensor | None = None  # that the piece is received into
@@ -91,9 +98,9 @@ class WorkerConnection:
                 match message:
                     case Push():
                         self._on_push(message)
-                    case Pull(version, expected):
-                        _check_expected(expected)
-                        self._updates.pull(self, version, expected)
+                    case Pull():
+                        _check_expected(message.expected)
+                        self._updates.pull(self, message)
                     case RequestPush():
                         if self._shard.push_admission and not self._transfer:
                             self._transfer = self._shard.push_admission.enter()
@@ -142,6 +149,43 @@ class WorkerConnection:
             self.channel.send(message, data)
         if on_sent:
             on_sent()
+
+    def send_weights(
+        self,
+        message: Weights | UpdatedPiece,
+        weights: torch.Tensor,
+        on_sent: Callable[[], None] | None = None,
+        exact: bool = False,
+    ) -> None:
+        """Send a piece of the model from a buffer that does not change until it is sent, where updates are streamed.
+
+        exact: in float32, although the worker wants encoded differences. The second thread encodes these, so that the
+        pieces for several workers are encoded at the same time.
+        """
+        if self.followed is None:
+            self.send(message, weights, on_sent)
+            return
+        with self._sending:
+            self._unsent += 1
+            self._out.put((partial(self._send_followed, message, weights.numpy(), exact), on_sent))
+
+    def _send_followed(self, message: Weights | UpdatedPiece, values: np.ndarray[Any, Any], exact: bool) -> None:
+        """Send a piece of the model in the form that the worker can use now."""
+        assert self.followed is not None
+        model = self.followed[message.piece]
+        if exact or model.next_type == EXACT:
+            model.set(values)
+            self.channel.send(message, model.values.data.cast("B"))
+        else:
+            message = msgspec.structs.replace(message, dtype=model.next_type)
+            self.channel.send(message, model.encode(model.subtract_from(values)))
+
+    def _followed_models(self, name: str) -> list[FollowedModel]:
+        """Return the pieces of the model as the worker has them: there are no values yet."""
+        try:
+            return [FollowedModel(name, *each) for each in zip(self._elements, self._unencoded, strict=True)]
+        except ValueError as error:
+            raise WireError(f"The model cannot be sent to this worker: {error}.") from None
 
     def _send_at_once(self, message: Any, data: memoryview | None) -> Callable[[], None] | None:
         """Send what the kernel takes, if no frame is queued. Return a function that sends the rest, or None."""

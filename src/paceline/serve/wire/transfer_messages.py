@@ -14,6 +14,7 @@ class Hello(Message, frozen=True):
     worker: int
     incarnation: int
     ticket: bytes  # from the Welcome
+    codec: str = ""  # in which the shard encodes the model for this connection (`model.differences`); empty: none
 
 
 class InitialWeights(Message, frozen=True):
@@ -82,11 +83,12 @@ class PushReceived(Message, frozen=True):
 class UpdatedPiece(Message, frozen=True):
     """A shard that streams sends this to a worker when the piece that it pushed has been applied or dropped.
 
-    The worker copies the body, the piece's weights in float32, into its model.
+    The worker copies the body, the piece's weights in float32, into its model. Or it decodes a difference (Hello).
     """
 
     iteration: int
     piece: int
+    dtype: str = "float32"  # of the body, or the codec of a difference to what this connection has sent before
 
 
 class Pull(Message, frozen=True):
@@ -97,13 +99,18 @@ class Pull(Message, frozen=True):
 
     version: int
     expected: int | None = None  # predict the weights for this many versions after `version`; None: send them as is
+    exact: bool = False  # send the weights in float32, although the connection has a codec
 
 
 class Weights(Message, frozen=True):
-    """A shard sends this to a worker in answer to Pull. The worker copies the body, in float32, into its model."""
+    """A shard sends this to a worker in answer to Pull.
+
+    The worker copies the body, in float32, into its model. Or it decodes a difference (Hello).
+    """
 
     version: int
     piece: int = 0  # of this shard's
+    dtype: str = "float32"  # as in UpdatedPiece
 
 
 class PullState(Message, frozen=True):

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from paceline.job.worker import WorkerState
+from paceline.model.description import Description
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import (
@@ -87,7 +88,8 @@ class Incarnation:
         lease = self.welcome.lease
         self._control.limit_silence(lease)  # the server answers every Heartbeat
         self._ending = Ending()
-        self._transfers = Transfers(endpoint, self.welcome, self.generation, patience, self._ending)
+        trained = Description.from_json(description).layout.trained_elements if self.welcome.update_codec else 0
+        self._transfers = Transfers(endpoint, self.welcome, self.generation, patience, self._ending, trained)
         self._state = WorkerState()
         self._news = threading.Condition()  # guards the state; notified when a message has arrived
         self._sending = threading.Lock()
@@ -227,7 +229,7 @@ class Incarnation:
             self._say(self._state.finish, FinishTraining())
             self._await(lambda: self._state.last_version is not None, may_leave=True)
         assert self._state.last_version is not None
-        self.version = self._transfers.pull(self._state.last_version, weights)
+        self.version = self._transfers.pull(self._state.last_version, weights, exact=True)
 
     def measured(self, metric: ReportMetric) -> None:
         """Send a metric to the coordinator once. It is lost if the connection is lost."""

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from paceline.serve.worker.gradient import Backward
-from paceline.serve.worker.streamed_exchange import ShardLink, StreamedExchange
+from paceline.serve.worker.shard_link import ShardLink
+from paceline.serve.worker.streamed_exchange import StreamedExchange
 
 SENDERS = 8  # threads that push; with more shards, each serves several of them
 

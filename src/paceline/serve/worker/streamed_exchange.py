@@ -5,46 +5,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
-from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import Channel
-from paceline.serve.wire.messages import Ranges, UpdatedPiece
+from paceline.serve.wire.messages import UpdatedPiece
 from paceline.serve.worker.gradient import OutgoingGradient
+from paceline.serve.worker.shard_link import ShardLink
 
-ELEMENT = 4  # bytes of a weight
 NEARLY_DRAINED = 1 << 17  # bytes still on their way to one shard when a worker may go on to the next
-
-
-class ShardLink:
-    """A worker's link to one shard, and the pieces of the model that this shard holds."""
-
-    def __init__(self, number: int, endpoint: Endpoint, pieces: Ranges) -> None:
-        self.number, self.endpoint, self.pieces = number, endpoint, pieces
-        self.channel: Channel | None = None
-        self.sending = threading.Lock()  # held while a piece is sent, or sent again
-        self.version = -1  # of the weights that were last pulled from this shard
-        self.moved = threading.Event()  # set when the shard's backup has taken over at a new endpoint
-
-    def piece_of(self, flat: memoryview, piece: int) -> memoryview:
-        """Return the bytes of a piece in a flat float32 buffer of the whole model."""
-        start, stop = self.pieces[piece]
-        return flat[start * ELEMENT : stop * ELEMENT]
-
-    def move(self, endpoint: Endpoint) -> None:
-        """Use another endpoint from now on. A thread that uses the old connection wakes with an error."""
-        self.endpoint = endpoint
-        self.moved.set()
-        if channel := self.channel:
-            channel.cut()
-
-    def hang_up(self) -> None:
-        """Close the connection, if there is one."""
-        if self.channel:
-            self.channel.close()
-            self.channel = None
 
 
 class StreamedExchange:
@@ -63,7 +32,6 @@ class StreamedExchange:
         self._queued: dict[ShardLink, list[int]] = {}  # the pieces that `send` was called for
         self._returned: dict[ShardLink, set[int]] = {}  # the pieces that have come back
         self._complete: dict[ShardLink, Channel] = {}  # the connection over which all queued pieces were sent
-        self._scratch = bytearray()
 
     def send(self, shard: ShardLink, piece: int) -> None:
         """Push a piece. If the connection is lost, `receive` notices that and sends the piece again."""
@@ -92,12 +60,10 @@ class StreamedExchange:
         """Receive updated pieces from a shard until all its pieces are back."""
         iteration, returned = self._iteration, self._returned.setdefault(shard, set())
 
-        def place(message: Any, size: int) -> memoryview:
+        def place(message: Any, size: int) -> memoryview | None:
             if isinstance(message, UpdatedPiece) and message.iteration == iteration and message.piece not in returned:
                 return shard.piece_of(self._weights, message.piece)
-            if len(self._scratch) < size:  # a piece that was pushed again after a lost connection may come back twice
-                self._scratch = bytearray(size)
-            return memoryview(self._scratch)[:size]
+            return None  # a piece that was pushed again after a lost connection may come back twice
 
         with shard.sending:
             if self._complete.get(shard) is not channel:  # what was sent over the old connection may be lost
@@ -106,7 +72,7 @@ class StreamedExchange:
                     if piece not in returned:
                         self._send(channel, shard, piece)
         while len(returned) < len(shard.pieces):
-            message = channel.receive(place)
+            message = shard.receive(channel, place)
             self._raise_if_over(message)
             if isinstance(message, UpdatedPiece) and message.iteration == iteration:
                 returned.add(message.piece)

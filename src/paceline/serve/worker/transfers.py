@@ -41,7 +41,8 @@ from paceline.serve.wire.tls import TlsRefused
 from paceline.serve.wire.transfer_messages import NEARLY_DONE
 from paceline.serve.worker.gradient import Backward, OutgoingGradient
 from paceline.serve.worker.push_to_all import push_order, push_to_all
-from paceline.serve.worker.streamed_exchange import ShardLink, StreamedExchange
+from paceline.serve.worker.shard_link import ShardLink
+from paceline.serve.worker.streamed_exchange import StreamedExchange
 from paceline.serve.worker.visited_push import VisitedPush
 
 FROM_SHARD = MessageDecoder(
@@ -102,14 +103,20 @@ class Ending:
 class Transfers:
     """The connections of one incarnation to the shards."""
 
-    def __init__(self, endpoint: Endpoint, welcome: Welcome, generation: str, patience: float, ending: Ending) -> None:
-        """patience: seconds for which the worker retries to reach a shard."""
+    def __init__(
+        self, endpoint: Endpoint, welcome: Welcome, generation: str, patience: float, ending: Ending, trained: int = 0
+    ) -> None:
+        """patience: seconds for which the worker retries to reach a shard.
+
+        trained: the elements of the model before its running statistics.
+        """
         self._welcome, self._generation, self._endpoint = welcome, generation, endpoint
         self.patience, self._ending = patience, ending
         digests = welcome.certificates or (b"",) * len(welcome.shards)
         shards = enumerate(zip(welcome.shards, digests, strict=True))
+        codec = "" if welcome.mixes else welcome.update_codec
         self.parts = [
-            ShardLink(number, endpoint.at(host, port, digest), pieces)
+            ShardLink(number, endpoint.at(host, port, digest), pieces, codec, trained)
             for number, ((host, port, pieces), digest) in shards
         ]
         self._threads = ThreadPoolExecutor(max(1, len(self.parts)), thread_name_prefix="paceline")
@@ -143,15 +150,15 @@ class Transfers:
         parts: dict[int, bytearray] = {}
 
         def pull(shard: ShardLink) -> None:
-            def place(message: Any, size: int) -> memoryview:
-                part = bytearray(size)
-                if isinstance(message, OptimizerState):
-                    parts[shard.number] = part
-                return memoryview(part)
+            def place(message: Any, size: int) -> memoryview | None:
+                if not isinstance(message, OptimizerState):
+                    return None
+                parts[shard.number] = bytearray(size)
+                return memoryview(parts[shard.number])
 
             def ask(channel: Channel) -> None:
                 channel.send(PullState())
-                while not isinstance(answer := channel.receive(place), OptimizerState):
+                while not isinstance(answer := shard.receive(channel, place), OptimizerState):
                     raise_if_over(answer)  # or the late answer to a piece that was pushed twice
 
             self._with_channel(shard, ask)
@@ -169,25 +176,25 @@ class Transfers:
 
         self._on_all_shards(send)
 
-    def pull(self, version: int, weights: memoryview, expected: int | None = None) -> int:
+    def pull(self, version: int, weights: memoryview, expected: int | None = None, exact: bool = False) -> int:
         """Pull this version of the model or a newer one, the same from all shards. Return the version.
 
         The weights never hold half an update.
-        expected: pull the weights as predicted for this number of versions later. None: pull them as they are, which
-        the last pull of a job must do.
+        expected: pull the weights as predicted for this number of versions later. None: pull them as they are.
+        exact: pull them in float32, even if this job encodes the model. The last pull of a job needs both.
 
         A shard may apply another update before it answers. This is rare, because all shards are asked at once. Then
         all of them are asked again: a single shard that is asked later could be ahead of the others.
         """
         for shard in self.parts:
             shard.version = -1
-        request = Pull(version, expected)
+        request = Pull(version, expected, exact)
         while any(shard.version < version for shard in self.parts):
             self._on_all_shards(partial(self._pull, request, weights))
             version = max(shard.version for shard in self.parts)
             if expected is not None:  # versions that have been applied meanwhile need not be predicted
                 expected = max(0, expected - (version - request.version))
-            request = Pull(version, expected)
+            request = Pull(version, expected, exact)
         return version
 
     def stream(
@@ -248,20 +255,15 @@ class Transfers:
 
     def _pull(self, request: Pull, weights: memoryview, shard: ShardLink) -> None:
         """Pull all pieces of one shard, and note the version that it answers with."""
-        scratch = bytearray()
 
-        def place(message: Any, size: int) -> memoryview:
-            nonlocal scratch
-            if isinstance(message, Weights):
-                return shard.piece_of(weights, message.piece)
-            scratch = bytearray(size)
-            return memoryview(scratch)
+        def place(message: Any, size: int) -> memoryview | None:
+            return shard.piece_of(weights, message.piece) if isinstance(message, Weights) else None
 
         def pull(channel: Channel) -> int:
             channel.send(request)
             left = len(shard.pieces)
             while left:
-                answer = channel.receive(place)
+                answer = shard.receive(channel, place)
                 raise_if_over(answer)
                 left -= not isinstance(answer, UpdatedPiece)  # late answer to a piece that was pushed twice
             return int(answer.version)
@@ -277,12 +279,13 @@ class Transfers:
             endpoint = shard.endpoint
             try:
                 if shard.channel is None:
-                    shard.channel = self._connect(shard)
+                    shard.use(self._connect(shard))
                     if shard.endpoint != endpoint:  # it has moved meanwhile
                         raise ConnectionClosed("The shard has moved.")
                     if self._ending.error:  # `close` may have run before this connection existed
                         shard.hang_up()
                         raise self._ending.error
+                assert shard.channel
                 return use(shard.channel)
             except (Refusal, IncarnationOver, TlsRefused):
                 raise
@@ -312,7 +315,7 @@ class Transfers:
         channel.set_keepalive(max(1.0, lease))
         channel.limit_silence(lease)  # a shard answers at once, unless its answer was lost on the way
         try:
-            channel.send(Hello(self._welcome.worker, self._welcome.incarnation, self._welcome.ticket))
+            channel.send(Hello(self._welcome.worker, self._welcome.incarnation, self._welcome.ticket, shard.codec))
         except OSError:
             channel.close()
             raise

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from paceline.job.visits import AT_ONCE
-from paceline.serve.worker.streamed_exchange import ShardLink, StreamedExchange
+from paceline.serve.worker.shard_link import ShardLink
+from paceline.serve.worker.streamed_exchange import StreamedExchange
 
 
 class VisitedPush:
