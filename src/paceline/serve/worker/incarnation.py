@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from paceline.job.worker import WorkerState
-from paceline.model.description import Description
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import WireError
 from paceline.serve.wire.messages import (
@@ -88,8 +87,7 @@ class Incarnation:
         lease = self.welcome.lease
         self._control.limit_silence(lease)  # the server answers every Heartbeat
         self._ending = Ending()
-        trained = Description.from_json(description).layout.trained_elements if self.welcome.update_codec else 0
-        self._transfers = Transfers(endpoint, self.welcome, self.generation, patience, self._ending, trained)
+        self._transfers = Transfers(endpoint, self.welcome, self.generation, patience, self._ending, description)
         self._state = WorkerState()
         self._news = threading.Condition()  # guards the state; notified when a message has arrived
         self._sending = threading.Lock()

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from paceline.model.description import Description
 from paceline.serve.wire.endpoint import Endpoint, is_loopback
 from paceline.serve.wire.frames import Channel, ConnectionClosed, MessageDecoder, WireError
 from paceline.serve.wire.link import worker_to_shard
@@ -104,17 +105,24 @@ class Transfers:
     """The connections of one incarnation to the shards."""
 
     def __init__(
-        self, endpoint: Endpoint, welcome: Welcome, generation: str, patience: float, ending: Ending, trained: int = 0
+        self,
+        endpoint: Endpoint,
+        welcome: Welcome,
+        generation: str,
+        patience: float,
+        ending: Ending,
+        description: bytes = b"",
     ) -> None:
         """patience: seconds for which the worker retries to reach a shard.
 
-        trained: the elements of the model before its running statistics.
+        description: of the model, as JSON. It is needed if the job has a codec.
         """
         self._welcome, self._generation, self._endpoint = welcome, generation, endpoint
         self.patience, self._ending = patience, ending
         digests = welcome.certificates or (b"",) * len(welcome.shards)
         shards = enumerate(zip(welcome.shards, digests, strict=True))
         codec = "" if welcome.mixes else welcome.update_codec
+        trained = Description.from_json(description).layout.trained_elements if codec else 0
         self.parts = [
             ShardLink(number, endpoint.at(host, port, digest), pieces, codec, trained)
             for number, ((host, port, pieces), digest) in shards
