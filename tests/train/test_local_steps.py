@@ -259,7 +259,6 @@ def test_without_a_server_the_steps_are_those_of_plain_torch() -> None:
         ({"local_steps": True}, "local_steps must be a whole number of at least 1; got True."),
         ({"outer": "sgd:lr=1"}, "outer= is the server's optimizer for local steps; pass local_steps= with it."),
         ({"local_steps": 2, "outer": "sdg:lr=1"}, "There is no optimizer 'sdg'; there are SGD, "),
-        ({"local_steps": 2, "overlap": True}, "overlap=True pushes gradients, and with local_steps= there are none"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:

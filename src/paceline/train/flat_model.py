@@ -56,6 +56,7 @@ class FlatModel:
         # Copies have their own stream, so that they do not wait for the computation that follows.
         self._copy_stream = torch.cuda.Stream(self._cuda[0]) if len(self._cuda) == 1 else None  # type: ignore[no-untyped-call]
         self._last_copy: torch.cuda.Event | None = None
+        self._kept: torch.Tensor | None = None  # parameters that `keep_parameters` has noted
         self._weight_views = self._views(self.weights)
         self._gradient_views = self._views(self.gradient)
         for parameter, view in zip(self.parameters, self._weight_views, strict=False):
@@ -108,8 +109,12 @@ class FlatModel:
             for parameter, view in zip(self.parameters, self._weight_views, strict=False):
                 if parameter.data_ptr() != view.data_ptr():  # checked each time: the model may have been moved
                     parameter.copy_(view, non_blocking=True)
-            for (_, owner, key), view in zip(self._statistics, self._weight_views[len(self.parameters) :], strict=True):
-                _update_statistic(view, owner[key])
+        self._scatter_statistics()
+
+    @torch.no_grad()
+    def _scatter_statistics(self) -> None:
+        for (_, owner, key), view in zip(self._statistics, self._weight_views[len(self.parameters) :], strict=True):
+            _update_statistic(view, owner[key])
 
     @property
     def parameter_elements(self) -> int:
@@ -154,6 +159,25 @@ class FlatModel:
         pulled, _ = self.split(self.weights)
         pushed, _ = self.split(self.gradient)
         torch.sub(pulled, pushed, out=pushed)
+
+    def keep_parameters(self) -> None:
+        """Take note of the parameters as they are now, for `add_received`."""
+        if self._kept is None:
+            self._kept = torch.empty(self.layout.size, pin_memory=bool(self._cuda))
+        for parameter, view in zip(self.parameters, self._views(self._kept), strict=False):
+            view.copy_(parameter.detach())
+
+    def add_received(self) -> None:
+        """Add to the parameters by how much the pulled weights differ from those that `keep_parameters` noted.
+
+        So steps that were made meanwhile go on from the pulled weights. Pulled statistics replace those of the model.
+        """
+        assert self._kept is not None
+        torch.sub(self.weights, self._kept, out=self._kept)
+        with torch.no_grad():
+            for parameter, view in zip(self.parameters, self._views(self._kept), strict=False):
+                parameter.add_(view.to(parameter.device, parameter.dtype))
+        self._scatter_statistics()
 
     def gather_into(self, flat: torch.Tensor) -> None:
         """Copy gradients and statistics to a float32 tensor of this size on `device`, to be summed over the ranks."""

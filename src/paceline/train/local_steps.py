@@ -40,7 +40,7 @@ class LocalRounds:
         return made
 
 
-def local_rounds(local_steps: int | None, outer: str | None, overlap: bool) -> LocalRounds | None:
+def local_rounds(local_steps: int | None, outer: str | None) -> LocalRounds | None:
     """Return what these arguments of `join` ask for, or None without local steps.
 
     Raise ValueError with one sentence if they do not fit together.
@@ -51,8 +51,6 @@ def local_rounds(local_steps: int | None, outer: str | None, overlap: bool) -> L
         return None
     if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
         raise ValueError(f"local_steps must be a whole number of at least 1; got {local_steps!r:.80}.")
-    if overlap:
-        raise ValueError("overlap=True pushes gradients, and with local_steps= there are none to push; leave one out.")
     return LocalRounds(local_steps, SUMS if outer is None else parse(outer))
 
 
@@ -109,18 +107,31 @@ class LocalStepsBackend(JobBackend):
         self._step()
         self._made.append(computed)
         if len(self._made) == self._local.steps:
-            self._push()
+            self._end_round()
+        else:
+            self._after_step()
         return True
 
+    def _end_round(self) -> None:
+        """Exchange, because all steps of a round are made."""
+        self._push()
+
+    def _after_step(self) -> None:
+        """Do what is due after a step that does not end a round."""
+
     def _push(self) -> None:
-        """Push how far the steps since the last pull have moved the model, and pull."""
+        """Push how far the steps of this round have moved the model, and pull."""
+        self._exchange(self._gather_round())
+        self._use_pulled_weights()
+
+    def _gather_round(self) -> ComputedGradient:
+        """Copy how far the steps of this round have moved the model to the buffer that is pushed, and describe it."""
         if self._client.mixes:
             self._flat.gather_weights()
         else:
             self._flat.gather_difference()
         rates = [float(group["lr"]) for group in self._local.outer.settings_of_groups]  # type: ignore[arg-type]
-        self._exchange(replace(_together(self._made), rates=rates))
-        self._use_pulled_weights()
+        return replace(_together(self._made), rates=rates)
 
     def _use_pulled_weights(self, after_step: bool = True) -> None:
         self._made = []  # they were pushed, or they are lost

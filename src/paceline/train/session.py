@@ -40,6 +40,7 @@ from paceline.train.loading import Loading
 from paceline.train.local_steps import LocalRounds, LocalStepsBackend, local_rounds
 from paceline.train.optimizer import PacedOptimizer
 from paceline.train.overlap import OverlappedBackend
+from paceline.train.overlapped_rounds import OverlappedRoundsBackend
 from paceline.train.processes import JobProcess, check_process
 
 
@@ -62,14 +63,15 @@ def join(
     buffers: average batch norm's running statistics and similar buffers over the workers. If False, each worker keeps
         its own.
     overlap: where updates are streamed, push gradients while the backward pass computes them. Each backward() must
-        then be followed by step(), without clipping, scaling or accumulating gradients in between.
+        then be followed by step(), without clipping, scaling or accumulating gradients in between. With local steps:
+        make the steps of the next round while the exchange of the last one is on its way.
     local_steps: make this number of steps with the worker's own optimizer, then exchange how far they moved the model.
         The default is to exchange every gradient, and to let the server make the steps.
     outer: the optimizer that the server steps by these differences, such as "sgd:lr=0.7,momentum=0.9,nesterov=true".
         By default it adds their mean to the model.
     """
     server = _server("join", model, optimizer, connect)
-    local = local_rounds(local_steps, outer, overlap)
+    local = local_rounds(local_steps, outer)
     if profile.wanted():
         return _profiled(model, optimizer, buffers)
     if not server:
@@ -161,7 +163,8 @@ def _connect(
         return ranks.RankedBackend(connect, flat, Loading(flat, optimizer), rank, rank_count)
     client, loading = connect(Departure.at_sigterm()), Loading(flat, on_server)
     if local:
-        return LocalStepsBackend(client, flat, loading, local, optimizer.step)
+        backend = OverlappedRoundsBackend if overlap else LocalStepsBackend
+        return backend(client, flat, loading, local, optimizer.step)
     if overlap and client.streamed:
         return OverlappedBackend(client, flat, loading)
     return JobBackend(client, flat, loading)

@@ -73,6 +73,8 @@ class Client:
         self._weights: memoryview = memoryview(b"")
         self._encoder: Encoder | None = None
         self._end: tuple[int, str] | None = None  # `end_samples`: the size of the data, and the generation it was told
+        #: Whether samples for the next iteration may be requested before its pull (`take` returns them).
+        self.asks_ahead = True
         #: Makes a shard's part of a checkpoint, if this worker has loaded the optimizer's state. It is sent, together
         #: with the weights, if the coordinator asks this worker for the weights.
         self.part_of: PartOf | None = None
@@ -225,6 +227,22 @@ class Client:
             self._taken = request
             return samples
 
+    def take_meanwhile(
+        self, joins: int, count: int, size: int, epochs: int, planned: int | None = None
+    ) -> SampleRange | None:
+        """Return samples as `take` does, while another thread is in `exchange`. `asks_ahead` must be False.
+
+        joins: what `joins` was when that thread began. Return None if this incarnation of the worker is over. Then the
+        other thread joins again.
+        """
+        incarnation = self._incarnation
+        if self.joins != joins:
+            return None
+        try:
+            return incarnation.take(self._request(count, size, epochs, planned))
+        except IncarnationOver:
+            return None
+
     def end_samples(self, size: int) -> None:
         """Let the job hand out no samples from now on, so that all workers end. Only the main worker's call counts."""
         try:
@@ -248,7 +266,7 @@ class Client:
         number of samples, or if the worker has taken none.
         """
         last, self._taken = self._taken, None
-        if last is None or self._ahead or granted.batch_size not in (None, last.count):
+        if last is None or self._ahead or not self.asks_ahead or granted.batch_size not in (None, last.count):
             return None
         self._ahead = self._request(last.count, last.size, last.epochs, last.planned)
         return self._ahead
@@ -316,13 +334,13 @@ class Client:
     def _join_again(self) -> None:
         worker, was_lost, generation = self.worker, self._incarnation.is_lost, self._incarnation.generation
         self._incarnation.end(WireError("This incarnation is over."))
+        self.joins += 1  # before there is a new incarnation, because `take_meanwhile` reads both in the other order
         try:
             self._incarnation = self._join(worker)
         except Refusal:
             if self._numbered:
                 raise
             self._incarnation = self._join(None)  # another worker has this number now
-        self.joins += 1
         self._taken = self._ahead = None
         if self._incarnation.generation != generation:  # the model is another one, and samples are handed out again
             self._encoder = None

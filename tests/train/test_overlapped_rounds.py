@@ -1,0 +1,267 @@
+"""Workers that make the next local steps while the exchange of the last round is on its way."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("msgspec")
+
+import paceline
+from paceline.observe.trace import Applied, Arrived
+from paceline.serve.wire.frames import WireError
+from paceline.train import backend, overlapped_rounds
+from paceline.train.overlapped_rounds import OverlappedRoundsBackend
+from train.generations import served
+from train.jobs import job
+from train.lessons import OPTIMIZERS, data, loss_on, model, weights
+from train.test_incarnations import give_up
+
+F = torch.nn.functional
+H = 3
+
+
+def steps_of(trained: Any, optimizer: Any, batches: list[tuple[Any, Any]]) -> None:
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(trained(x), y).backward()
+        optimizer.step()
+
+
+def batches_of(worker: int, count: int) -> list[tuple[Any, Any]]:
+    x, y = data(96)
+    return [(x[start : start + 4], y[start : start + 4]) for start in range(worker * 4, worker * 4 + 4 * count, 4)]
+
+
+def worker_of(batches: list[tuple[Any, Any]], inner: str = "adam", **options: Any) -> Callable[[str], Any]:
+    """Return a worker that trains on these batches, and returns its weights."""
+    mine = model()  # not created in the thread, because all threads share torch's random numbers
+
+    def run(address: str) -> Any:
+        optimizer = OPTIMIZERS[inner](mine.parameters())
+        with paceline.join(mine, optimizer, connect=address, local_steps=H, overlap=True, **options) as session:
+            for x, y in batches:
+                loss = F.cross_entropy(mine(x), y)
+                loss.backward()
+                session.step(loss, batch_size=len(x))
+        return weights(mine)
+
+    return run
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every reply be used at the end of the next round, as on a thin link."""
+    monkeypatch.setattr(OverlappedRoundsBackend, "_after_step", lambda _: None)
+
+
+@pytest.mark.parametrize("inner", OPTIMIZERS)
+@pytest.mark.parametrize(("policy", "streamed"), [("bsp", False), ("r2sp", True), ("safa", False)])
+def test_one_worker_trains_as_plain_torch_does(inner: str, policy: str, streamed: bool) -> None:
+    """What comes back is what the worker has sent, so every step is made on the same weights."""
+    batches, same = batches_of(0, 4 * H + 1), model()
+    with job(policy, shards=2, streamed=streamed) as running:
+        (found,) = running.work(worker_of(batches, inner))
+    steps_of(same, OPTIMIZERS[inner](same.parameters()), batches)
+    torch.testing.assert_close(found, weights(same), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("late")
+def test_bsp_averages_rounds_while_the_next_ones_are_made() -> None:
+    """Each worker adds its steps of the round under way to the average of the round before."""
+    batches = [batches_of(worker, 4 * H) for worker in range(2)]
+    with job("bsp:weights=mean", workers=2) as running:
+        found = running.work(*(worker_of(its, "momentum") for its in batches))
+    shared = weights(model())
+    workers = [model() for _ in batches]
+    inners = [OPTIMIZERS["momentum"](worker.parameters()) for worker in workers]
+    begun = [shared.clone() for _ in batches]  # where a worker's present round counts from
+    average: Any = None  # of the round before
+    pushed: list[Any] = []
+    for start in range(0, 4 * H, H):
+        for worker, optimizer, its in zip(workers, inners, batches, strict=True):
+            steps_of(worker, optimizer, its[start : start + H])
+        if average is not None:
+            for number, worker in enumerate(workers):
+                moved = weights(worker) - pushed[number]
+                torch.nn.utils.vector_to_parameters(average + moved, worker.parameters())
+                begun[number] = average
+        pushed = [weights(worker) for worker in workers]
+        differences = [now - before for now, before in zip(pushed, begun, strict=True)]
+        shared = shared + (differences[0] + differences[1]) / 2
+        average = shared
+    for each in found:
+        torch.testing.assert_close(each, shared, rtol=1e-4, atol=1e-5)
+
+
+def test_the_worker_computes_while_its_exchange_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each exchange ends only after the worker has made a step of the next round."""
+    stepped = [threading.Event() for _ in range(4)]
+    waited: list[bool] = []
+    exchange = backend.exchange
+
+    def waits(*arguments: Any) -> None:
+        exchange(*arguments)
+        waited.append(stepped[len(waited)].wait(20.0))
+
+    monkeypatch.setattr(overlapped_rounds, "exchange", waits)
+    mine, batches = model(), batches_of(0, 3 * H + 1)
+
+    def run(address: str) -> None:
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+        with paceline.join(mine, optimizer, connect=address, local_steps=H, overlap=True) as session:
+            for number, (x, y) in enumerate(batches):
+                if number % H == 1:
+                    stepped[number // H - 1].set()
+                F.cross_entropy(mine(x), y).backward()
+                session.step(batch_size=len(x))
+            stepped[2].set()
+            stepped[3].set()
+
+    with job("bsp") as running:
+        running.work(run)
+    assert waited == [True] * 4
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "ssp", "r2sp", "r2sp:groups=2", "ksync:k=2"])
+@pytest.mark.parametrize("codec", ["", "int8"])
+def test_every_sample_counts_once_an_epoch(policy: str, codec: str) -> None:
+    x, y = data(92)
+    dataset = torch.utils.data.TensorDataset(x, y)
+
+    def run(address: str) -> Any:
+        mine = model()
+        inner = torch.optim.AdamW(mine.parameters(), lr=0.01)
+        with paceline.join(mine, inner, connect=address, local_steps=H, overlap=True) as session:
+            for inputs, targets in session.batches(dataset, batch_size=4, epochs=6):
+                loss = F.cross_entropy(mine(inputs), targets)
+                loss.backward()
+                session.step(loss)
+        return loss_on(mine, x, y)
+
+    with job(policy, shards=2, workers=4, update_codec=codec) as running:
+        losses = running.work(*[run] * 4)
+        running.finish()
+        assert running.coordinator.samples is not None
+        assert running.coordinator.samples.all_done
+    assert max(losses) == min(losses) < loss_on(model(), x, y)
+    applied = sum(len(event.workers) for event in running.events if isinstance(event, Applied))
+    arrived = [event for event in running.events if isinstance(event, Arrived)]
+    assert max(event.batch_size for event in arrived) == 4 * H
+    assert applied <= len(arrived)
+
+
+@pytest.mark.parametrize("given_up_at", [1, 3, 4, 5, 6, 11])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_every_sample_counts_once_if_the_worker_is_given_up(
+    given_up_at: int, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It drops its steps since the last exchange that counts. Their samples are handed out again, and no others."""
+    x, y = data(48)
+    if is_late:
+        monkeypatch.setattr(OverlappedRoundsBackend, "_after_step", lambda _: None)
+    mine = model()
+    with job("asp:weights=mean") as running:
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.05)
+        with paceline.join(mine, optimizer, connect=running.address, local_steps=H, overlap=True) as session:
+            batches = session.batches(torch.utils.data.TensorDataset(x, y), batch_size=4, epochs=2)
+            for number, (inputs, targets) in enumerate(batches):
+                F.cross_entropy(mine(inputs), targets).backward()
+                if number == given_up_at:
+                    give_up(running)
+                session.step()
+        running.finish()
+        samples: Any = running.coordinator.samples
+        assert samples.all_done
+        assert samples.trained == 2 * 48
+        counted = [event.batch_size for event in running.events if isinstance(event, Arrived)]
+    assert sum(counted) == 2 * 48
+
+
+def test_a_worker_that_dies_loses_its_steps_since_its_last_exchange() -> None:
+    x, y = data(96)
+    dataset = torch.utils.data.TensorDataset(x, y)
+
+    def run(address: str, dies_after: int = 10**9) -> None:
+        mine = model()
+        session = paceline.join(
+            mine, torch.optim.SGD(mine.parameters(), lr=0.05), connect=address, local_steps=4, overlap=True
+        )
+        for steps, (inputs, targets) in enumerate(session.batches(dataset, batch_size=4, epochs=4), start=1):
+            loss = F.cross_entropy(mine(inputs), targets)
+            loss.backward()
+            session.step(loss)
+            if steps == dies_after:
+                atexit.unregister(session.close)
+                backend: Any = session._backend
+                backend._receive()
+                backend._client._incarnation.end(WireError("killed"))
+                return
+            time.sleep(0.05)  # the lost worker is given up while the other one still trains
+        session.finish()
+        session.close()
+
+    with job("asp:weights=mean", workers=2, lease=0.5) as running:
+        running.work(lambda address: run(address, dies_after=6), run)
+        assert running.coordinator.samples is not None
+        assert running.coordinator.samples.all_done
+    applied = sum(len(event.workers) for event in running.events if isinstance(event, Applied))
+    assert applied == 4 * 96 // 4 // 4, "four of the six steps of the lost worker count, and two are made again"
+
+
+def test_a_failed_exchange_ends_the_loop_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise WireError("The server at 10.0.0.1:7000 cannot be reached.")
+
+    monkeypatch.setattr(overlapped_rounds, "exchange", fails)
+    with job("bsp") as running, pytest.raises(ConnectionError, match="cannot be reached"):
+        running.work(worker_of(batches_of(0, 3 * H)))
+
+
+def test_weights_that_are_loaded_later_are_those_of_the_job() -> None:
+    """They are loaded while an exchange is on its way, and steps go on from them."""
+    loaded = model()
+    torch.nn.init.constant_(loaded[0].weight, 0.5)
+    mine, batches = model(), batches_of(0, 3 * H)
+
+    def run(address: str) -> None:
+        optimizer = OPTIMIZERS["sgd"](mine.parameters())
+        with paceline.join(mine, optimizer, connect=address, local_steps=H, overlap=True) as session:
+            for number, (x, y) in enumerate(batches):
+                if number == H + 1:
+                    session.load(loaded.state_dict())
+                F.cross_entropy(mine(x), y).backward()
+                session.step(batch_size=len(x))
+
+    with served("bsp:weights=mean") as running:
+        running.work(run)
+    same = copy.deepcopy(loaded)
+    steps_of(same, OPTIMIZERS["sgd"](same.parameters()), batches[H + 1 :])
+    torch.testing.assert_close(weights(mine), weights(same), rtol=1e-5, atol=1e-6)
+
+
+def test_running_statistics_are_those_of_the_server() -> None:
+    torch.manual_seed(0)
+    mine = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 3))
+    x, y = data(32)
+
+    def run(address: str) -> None:
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.05)
+        with paceline.join(mine, optimizer, connect=address, local_steps=2, overlap=True) as session:
+            for _ in range(9):
+                loss = F.cross_entropy(mine(x), y)
+                loss.backward()
+                session.step(loss, batch_size=32)
+
+    with job("r2sp") as running:
+        running.work(run)
+    assert mine[1].running_var.min() > 0
+    assert mine[1].running_mean.abs().max() > 0
+    assert all(value.isfinite().all() for value in mine.state_dict().values())
