@@ -118,6 +118,7 @@ bench: setup     ## the benchmarks of the simulator, of decisions and of trainin
 	@$(BIN)/python benchmarks/decisions.py
 	@$(BIN)/python benchmarks/metrics.py
 	@$(BIN)/python benchmarks/staleness.py
+	@$(BIN)/python benchmarks/staleness.py outer
 	@$(BIN)/python benchmarks/training.py
 	@$(BIN)/python benchmarks/lab.py
 

@@ -1,6 +1,7 @@
 """How staleness limits the stable learning rates of a scheme, on parabolas. Needs no data and takes seconds.
 
 python benchmarks/staleness.py [--momentum 0.9] [--plot FILE]
+python benchmarks/staleness.py outer [--plot FILE]               # outer rules, for workers that make local steps
 
 The loss is ½·λ·w², its gradient λ·w. BSP with momentum β is stable if η·λ < 2·(1+β). If M groups take turns, each adds
 1/M of the gradient, computed from weights that are M−1 versions old. The output is the largest η·λ up to which every
@@ -10,10 +11,14 @@ parabola is stable, computed with the code that servers run (`paceline.model.sli
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the package `benchmarks`
+
+from benchmarks import outer
 from paceline.model.correction import CORRECTIONS, Correction
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
@@ -25,9 +30,15 @@ ROUNDS = 300
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("what", nargs="?", choices=("gradients", "outer"), default="gradients")
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
+    if args.what == "outer":
+        outer.compare()
+        if args.plot:
+            outer.draw(args.plot)
+        return
     groups = (1, 2, 3, 4, 8, 16)
     print(f"Largest stable η·λ, momentum {args.momentum:g}\n")
     print("| groups | " + " | ".join(CORRECTIONS) + " |")
