@@ -123,6 +123,7 @@ def settings() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--local-steps", type=int, help="steps of a worker between two exchanges; see docs/training.md")
     parser.add_argument("--overlap", action="store_true", help="compute while an exchange is on its way")
+    parser.add_argument("--ahead", action="store_true", help="begin each round ahead of the pulled model")
     parser.add_argument("--outer", help="the server's optimizer for local steps, such as sgd:lr=0.7,momentum=0.9")
     parser.add_argument("--every", type=int, default=25, help="steps of the main worker between two validations")
     arguments = parser.parse_args()
@@ -150,7 +151,7 @@ def main() -> None:
     model = GPT(arguments.layers, arguments.width, arguments.context).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=(0.9, 0.95))
 
-    exchange = {"local_steps": arguments.local_steps, "outer": arguments.outer, "overlap": arguments.overlap}
+    exchange = {name: getattr(arguments, name) for name in ("local_steps", "overlap", "ahead", "outer")}
     with paceline.join(model, optimizer, **exchange) as session:
 
         def validate(when: str) -> None:

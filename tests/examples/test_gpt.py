@@ -101,6 +101,7 @@ def test_it_trains_alone(scripts: Scripts, capsys: pytest.CaptureFixture[str]) -
         (),
         ("--local-steps", "3"),
         ("--local-steps", "3", "--overlap"),
+        ("--local-steps", "3", "--ahead"),
         ("--local-steps", "3", "--outer", "sgd:lr=0.7,momentum=0.5,nesterov=true"),
     ],
 )

@@ -167,6 +167,12 @@ class FlatModel:
         for parameter, view in zip(self.parameters, self._views(self._kept), strict=False):
             view.copy_(parameter.detach())
 
+    def approach_parameters(self, share: float, kept: bool) -> None:
+        """Move `weights` by this share of the way to the parameters, or to those that `keep_parameters` noted."""
+        ends = self._views(self._kept) if kept and self._kept is not None else self.parameters
+        for view, end in zip(self._weight_views, ends, strict=False):
+            view.lerp_(end.detach().to(view.device, view.dtype), share)
+
     def add_received(self) -> None:
         """Add to the parameters by how much the pulled weights differ from those that `keep_parameters` noted.
 

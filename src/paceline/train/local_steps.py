@@ -20,6 +20,7 @@ from paceline.serve.worker.client import Client
 from paceline.train.backend import AssignedSamples, ComputedGradient, JobBackend, SampleSource
 from paceline.train.flat_model import FlatModel
 from paceline.train.loading import Loading
+from paceline.train.start_ahead import StartAhead
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class LocalRounds:
 
     steps: int  # H: of the worker's own optimizer, between two exchanges
     outer: OptimizerSpec
+    ahead: bool = False  # whether a round begins ahead of the pulled model (`start_ahead`)
 
     def optimizer_on_server(self, inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return an optimizer with the server's settings, for the parameters of the worker's own. It is never stepped.
@@ -40,7 +42,7 @@ class LocalRounds:
         return made
 
 
-def local_rounds(local_steps: int | None, outer: str | None) -> LocalRounds | None:
+def local_rounds(local_steps: int | None, outer: str | None, ahead: bool = False) -> LocalRounds | None:
     """Return what these arguments of `join` ask for, or None without local steps.
 
     Raise ValueError with one sentence if they do not fit together.
@@ -48,10 +50,12 @@ def local_rounds(local_steps: int | None, outer: str | None) -> LocalRounds | No
     if local_steps is None:
         if outer is not None:
             raise ValueError("outer= is the server's optimizer for local steps; pass local_steps= with it.")
+        if ahead:
+            raise ValueError("ahead=True is about rounds of local steps; pass local_steps= with it.")
         return None
     if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
         raise ValueError(f"local_steps must be a whole number of at least 1; got {local_steps!r:.80}.")
-    return LocalRounds(local_steps, SUMS if outer is None else parse(outer))
+    return LocalRounds(local_steps, SUMS if outer is None else parse(outer), ahead)
 
 
 class LocalStepsBackend(JobBackend):
@@ -63,7 +67,10 @@ class LocalStepsBackend(JobBackend):
         """flat: a model whose parameters are apart from the pulled weights. step: that of the worker's optimizer."""
         self._local, self._step = local, step
         self._made: list[ComputedGradient] = []  # steps since the last pull
+        self._start: StartAhead | None = None
         super().__init__(client, flat, loading)
+        if local.ahead and not client.mixes:
+            self._start = StartAhead(flat)
 
     @property
     def mixes(self) -> bool:
@@ -130,16 +137,24 @@ class LocalStepsBackend(JobBackend):
             self._flat.gather_weights()
         else:
             self._flat.gather_difference()
+        if self._start:
+            self._start.restore()
         rates = [float(group["lr"]) for group in self._local.outer.settings_of_groups]  # type: ignore[arg-type]
         return replace(_together(self._made), rates=rates)
 
     def _use_pulled_weights(self, after_step: bool = True) -> None:
         self._made = []  # they were pushed, or they are lost
+        if self._start and after_step and self.joins == self._client.joins:
+            self._start.begin()
+        elif self._start:
+            self._start.begin_at_pulled()
         super()._use_pulled_weights(after_step)
 
     def finish(self) -> None:
         if self._made:
             self._push()
+        if self._start:
+            self._start.restore()
         super().finish()
 
 

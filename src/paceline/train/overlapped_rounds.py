@@ -73,6 +73,8 @@ class OverlappedRoundsBackend(LocalStepsBackend):
         if not self._join_thread():
             return
         if self._made and self.joins == self._client.joins:
+            if self._start:
+                self._start.begin(kept=True)
             self._flat.add_received()
             self._loading.has_stepped = True
         else:  # no step was made meanwhile, or others repeat the steps, because this worker was given up

@@ -55,6 +55,7 @@ def join(
     overlap: bool = False,
     local_steps: int | None = None,
     outer: str | None = None,
+    ahead: bool = False,
 ) -> Session:
     """Join the job whose server is at `connect` ("host:port") or in PACELINE_CONNECT. Without either, train alone.
 
@@ -69,9 +70,10 @@ def join(
         The default is to exchange every gradient, and to let the server make the steps.
     outer: the optimizer that the server steps by these differences, such as "sgd:lr=0.7,momentum=0.9,nesterov=true".
         By default it adds their mean to the model.
+    ahead: begin each round of local steps ahead of the pulled model, for policies under which workers take turns.
     """
     server = _server("join", model, optimizer, connect)
-    local = local_rounds(local_steps, outer)
+    local = local_rounds(local_steps, outer, ahead)
     if profile.wanted():
         return _profiled(model, optimizer, buffers)
     if not server:
@@ -90,6 +92,7 @@ def wrap(
     overlap: bool = False,
     local_steps: int | None = None,
     outer: str | None = None,
+    ahead: bool = False,
 ) -> PacedOptimizer:
     """Join a job and return only the optimizer, for code that has its own training loop.
 
@@ -106,6 +109,7 @@ def wrap(
         overlap=overlap,
         local_steps=local_steps,
         outer=outer,
+        ahead=ahead,
     ).optimizer
 
 
