@@ -13,7 +13,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import paceline
-from paceline.observe.trace import Applied, Arrived
+from paceline.observe.trace import Applied, Arrived, Granted
 from paceline.serve.wire.frames import WireError
 from train.generations import served
 from train.jobs import job
@@ -191,6 +191,39 @@ def test_tuned_batches_are_divided_among_the_local_steps() -> None:
     with job("r2sp:tune_batches=true", workers=1) as running:
         running.work(run)
     assert sizes == [8] * 24
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_round_has_as_many_samples_as_the_policy_wants(overlap: bool) -> None:
+    """The tuner learns nothing from a round with another number of samples."""
+    x, y = data(1800)
+    dataset = torch.utils.data.TensorDataset(x, y)
+
+    def run(address: str) -> None:
+        mine = model()
+        inner = OPTIMIZERS["sgd"](mine.parameters())
+        with paceline.join(mine, inner, connect=address, local_steps=5, overlap=overlap) as session:
+            for inputs, targets in session.batches(dataset, batch_size=8):
+                time.sleep(len(inputs) * (0.004 if session.worker else 0.001))  # the second worker is slower
+                F.cross_entropy(mine(inputs), targets).backward()
+                session.step(batch_size=len(inputs))
+
+    with job("r2sp:tune_batches=true", workers=2) as running:
+        running.work(run, run)
+    granted: dict[int, list[int | None]] = {0: [], 1: []}
+    arrived: dict[int, list[int]] = {0: [], 1: []}
+    for event in running.events:
+        if isinstance(event, Granted):
+            granted[event.worker].append(event.batch_size)
+        elif isinstance(event, Arrived):
+            arrived[event.worker].append(event.batch_size)
+    wanted = [each or 40 for each in granted[0]]
+    if overlap:  # a round is begun with the Grant of the round before
+        wanted = [40, *wanted]
+    whole = len(arrived[0]) - 2  # at the end of the data rounds are shorter
+    differing = [(want, got) for want, got in zip(wanted[:whole], arrived[0], strict=False) if want != got]
+    assert len(differing) <= 4 * overlap, "a Grant that changes in the middle of a round changes its last steps"
+    assert {want % 5 for want in wanted[:whole]} != {0}, "some rounds cannot be divided evenly"
 
 
 def test_weights_that_are_loaded_before_the_first_step_are_those_of_the_job() -> None:

@@ -82,9 +82,15 @@ class LocalStepsBackend(JobBackend):
 
     @property
     def granted_batch(self) -> int | None:
-        """The number of samples that the policy wants in the next step: a part of those in the next exchange."""
+        """The number of samples that the policy wants in the next step: a part of those in the next exchange.
+
+        The first steps of a round have one more if that is needed for the exact sum.
+        """
         granted = self._client.granted.batch_size
-        return granted and max(1, granted // self._local.steps)
+        if granted is None:
+            return None
+        each, more = divmod(granted, self._local.steps)
+        return max(1, each + (len(self._made) < more))
 
     def _may_have_loaded(self) -> bool:
         return not self._made and super()._may_have_loaded()
