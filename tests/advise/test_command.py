@@ -13,9 +13,10 @@ from rich.console import Console
 
 from advise.clusters import advice_for, cluster
 from paceline import cli
-from paceline.advise.candidates import DDP
+from paceline.advise.candidates import DDP, RINGS
 from paceline.cli.advise_output import table_of
 from paceline.simulate import load_cluster, parse_cluster
+from shell import Shell
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -34,6 +35,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (("--link", "1Gbit", "--verify"), "--verify measures in a lab: use it with --lab FILE."),
         (("--link", "1Gbit", "--now", "nothing"), "'nothing'"),
         (("--cluster", "nowhere.toml"), "There is no cluster 'nowhere.toml'"),
+        (("--link", "1Gbit", "--local-steps", "0"), "--local-steps must be whole numbers from 1 to 1000000, separated"),
+        (("--link", "1Gbit", "--local-steps", "50,many"), "such as 50,200; got '50,many'."),
+        (("--link", "1Gbit", "--updates", "int5"), "--updates: updates are encoded as int8, int4 or topk:F"),
+        (("--link", "1Gbit", "--now", "diloco"), "use it with --local-steps 50, say."),
+        (
+            ("--lab", str(EXAMPLES / "clusters" / "eight-sites.toml")),
+            "--lab is for float32 gradients in every step; leave local steps, updates and overlap out.",
+        ),
     ],
 )
 def test_a_mistake_is_refused_in_one_sentence(
@@ -49,6 +58,44 @@ def test_a_mistake_is_refused_in_one_sentence(
     assert ended.value.code == 2
     assert sentence in printed
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", [("--link", "1Gbit"), ("--hosts", "a,b"), ()])
+def test_without_a_script_a_cluster_must_describe_the_steps(
+    option: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = Shell(tmp_path, capsys, monkeypatch, ("advise",))(*option)
+    assert (outcome.code, outcome.err) == (
+        2,
+        "Name the training script, or describe its model and the time of a step with --cluster FILE.\n",
+    )
+
+
+def test_a_cluster_in_the_place_of_the_script_is_refused_with_the_right_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = Shell(tmp_path, capsys, monkeypatch, ("advise",))("eight-sites.toml")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "eight-sites.toml describes a cluster and is no training script; use --cluster eight-sites.toml.\n",
+    )
+
+
+def test_a_described_cluster_is_advised_on_without_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(EXAMPLES / "clusters" / "eight-sites.toml")
+    shell = Shell(tmp_path, capsys, monkeypatch, ("advise", "--cluster", file, "--iterations", "8"))
+    printed = json.loads(shell("--json").out)
+    assert printed["timing"] is None
+    assert {row["candidate"]["local_steps"] for row in printed["candidates"]} == {1, 100}, "ddp, and those of the file"
+    codecs = {(row["candidate"]["policy"] in RINGS, row["candidate"]["updates"]) for row in printed["candidates"]}
+    assert codecs == {(True, ""), (False, "int4")}
+    assert parse_cluster(printed["cluster"], "eight-sites", "printed") == load_cluster(file)
+    text = " ".join(shell("--local-steps", "50", "--updates", "int8", "--now", "diloco").out.split())
+    assert "eight-sites is described, its first worker computes 2 s for 64 samples. The model is 1 GB." in text
+    assert "updates in int8" in text
+    assert "This compares time per sample alone." in text
 
 
 @pytest.mark.parametrize("verified", [False, True], ids=["simulated", "verified"])

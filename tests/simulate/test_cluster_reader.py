@@ -100,6 +100,15 @@ def test_every_kind_of_jitter_is_read() -> None:
         assert parse_cluster(sample(old, new), "mine", "mine.toml").workers[0].jitter == jitter
 
 
+def test_local_steps_updates_and_overlap_are_read() -> None:
+    spec = parse_cluster(f'local_steps = 50\nupdates = "topk:2e-2"\noverlap = true\n{SAMPLE}', "mine", "mine.toml")
+    assert (spec.local_steps, spec.updates, spec.overlap) == (50, "topk:0.02", True)
+    assert not spec.exchanges_gradients
+    plain = parse_cluster(SAMPLE, "mine", "mine.toml")
+    assert (plain.local_steps, plain.updates, plain.overlap) == (1, "", False)
+    assert parse_cluster(f"local_steps = 1\noverlap = false\n{SAMPLE}", "mine", "mine.toml") == plain
+
+
 def test_faults_are_read() -> None:
     text = SAMPLE + (
         '[[faults]]\nkind = "kill"\ntime = "5s"\nworker = 3\n'
@@ -119,6 +128,8 @@ RATE = 'a rate greater than 0, such as "10Gbit" or "488MB/s"'
 SIZE = 'a size greater than 0, such as 552e6 or "552MB"'
 TIME = 'a time of at least 0, such as "50us" or "0.2s"'
 WHOLE = "a whole number of at least 1"
+STEPS = "a whole number from 1 to 1000000"
+CODEC = "int8, int4 or topk:F, such as topk:0.02"
 
 
 @pytest.mark.parametrize(
@@ -199,6 +210,21 @@ WHOLE = "a whole number of at least 1"
             "workers[0].jitter.mu",
             "is 11; expected a number from −10 to 10",
         ),
+        # local steps, small updates and overlap
+        ("[model]", "local_steps = 0\n[model]", "local_steps", f"is 0; expected {STEPS}"),
+        ("[model]", "local_steps = 1000001\n[model]", "local_steps", STEPS),
+        ("[model]", "local_steps = 50.0\n[model]", "local_steps", f"is 50.0; expected {STEPS}"),
+        ("[model]", "local_steps = true\n[model]", "local_steps", STEPS),
+        ("[model]", "local_step = 50\n[model]", "local_step", "did you mean 'local_steps'?"),
+        ("[servers]", "local_steps = 50\n[servers]", "model.local_steps", "is not known"),
+        ("[model]", 'updates = "int5"\n[model]', "updates", f"is 'int5'; expected {CODEC}"),
+        ("[model]", 'updates = "topk"\n[model]', "updates", CODEC),
+        ("[model]", 'updates = "topk:2"\n[model]', "updates", CODEC),
+        ("[model]", 'updates = "float32"\n[model]', "updates", CODEC),
+        ("[model]", 'updates = ""\n[model]', "updates", CODEC),
+        ("[model]", "updates = 8\n[model]", "updates", f"is 8; expected {CODEC}"),
+        ("[model]", 'overlap = "yes"\n[model]', "overlap", "is 'yes'; expected true or false"),
+        ("[model]", "overlap = 1\n[model]", "overlap", "is 1; expected true or false"),
         # tables
         ("[model]\nbytes = 552e6", "", "model", "is missing; expected a table"),
         ("[model]\nbytes = 552e6", "model = 5", "model", "is 5; expected a table"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.simulate import builtin_names, load_cluster, parse_cluster
@@ -16,6 +18,14 @@ STEP = StepTime(seconds=0.123456, batch=48, jitter=0.07, model_bytes=1201704)
 def test_a_cluster_is_the_same_after_writing_and_reading(name: str) -> None:
     spec = load_cluster(name)
     assert parse_cluster(as_toml(spec, "About it.\nIn two lines."), name, name) == spec
+
+
+def test_local_steps_updates_and_overlap_are_the_same_after_writing_and_reading() -> None:
+    plain = load_cluster("r2sp-b")
+    for changes in ({"local_steps": 50}, {"updates": "topk:0.02"}, {"overlap": True, "updates": "int4"}):
+        spec = replace(plain, **changes)
+        assert parse_cluster(as_toml(spec, "About it."), "r2sp-b", "r2sp-b") == spec
+    assert "local_steps" not in as_toml(plain)
 
 
 def test_a_measured_cluster_is_the_same_after_writing_and_reading() -> None:

@@ -24,8 +24,8 @@ class RecordedGate:
             self.clock, self.HOLDS, lambda who: self.passed.append((self.clock.now, who))
         )
 
-    def enters(self, who: str, at: float, turn: int) -> RecordedGate:
-        self.clock.at(at, lambda _: self.gate.enter(turn, who))
+    def enters(self, who: str, at: float, turn: int, holds: float | None = None) -> RecordedGate:
+        self.clock.at(at, lambda _: self.gate.enter(turn, who, holds))
         return self
 
     def leaves(self, who: str, at: float) -> RecordedGate:
@@ -72,6 +72,13 @@ def test_members_of_one_turn_that_have_waited_pass_together() -> None:
         .enters("c", 0.7, turn=2)
     )
     assert gate.run() == [(0.0, "a"), (2.0, "b1"), (2.0, "b2"), (6.0, "c")]
+
+
+def test_a_transfer_of_another_size_holds_the_gate_for_its_own_time() -> None:
+    gate = RecordedGate().enters("a", 0.0, 0, holds=5.0).enters("b", 0.5, 1).enters("c", 0.6, 2, holds=0.5)
+    assert gate.enters("d", 0.7, 3).run() == [(0.0, "a"), (5.0, "b"), (7.0, "c"), (7.5, "d")]
+    together = RecordedGate().enters("a1", 0.0, 0).enters("a2", 0.1, 0, holds=5.0).enters("b", 0.2, 1)
+    assert together.run() == [(0.0, "a1"), (0.1, "a2"), (7.0, "b")]
 
 
 def test_a_transfer_that_leaves_the_queue_is_skipped() -> None:

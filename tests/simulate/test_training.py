@@ -185,8 +185,9 @@ def test_a_worker_that_rejoins_pushes_an_update_with_the_same_number_as_before(p
 @pytest.mark.parametrize("fault", [Fault(2.5, 1, "kill"), Fault(2.5, 2, "cut", 4.0), Fault(2.0, 0, "pause", 1.0)])
 def test_faults_change_the_order_and_nothing_else(policy: str, fault: Fault) -> None:
     spec = cluster(faults=(fault, Fault(9.0, 1, "rejoin")) if fault.kind == "kill" else (fault,))
-    weights, _ = trained(spec, policy, task(), rounds=8)
-    expected, _ = by_hand(spec, policy, task(), rounds=8)
+    of = task(seed=1)  # with seed 0, one input of a ReLU is so near to 0 that rounding decides on some processors
+    weights, _ = trained(spec, policy, of, rounds=8)
+    expected, _ = by_hand(spec, policy, of, rounds=8)
     assert torch.allclose(weights, expected, atol=1e-5)
 
 

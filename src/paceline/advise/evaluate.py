@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from paceline.advise.candidates import DDP, Candidate
+from paceline.advise.candidates import DDP, DILOCO, Candidate
 from paceline.model.correction import chosen as correction
 from paceline.model.optimizer_spec import OptimizerSpec
-from paceline.observe.observer import Observer
 from paceline.policies import make
 from paceline.simulate import Cluster, ClusterSpec, run_limit_seconds
 from paceline.simulate.cluster_spec import worker_rng
+from paceline.simulate.compute_times import ComputeTimes
+from paceline.simulate.link_use import LinkUse
 
 BUCKET = 25 * 2**20  # DistributedDataParallel's default bucket size, in bytes
 BACKWARD = 2 / 3  # share of the compute time that is the backward pass
@@ -28,7 +29,7 @@ class Estimate:
     """The expected speed and staleness of a candidate."""
 
     candidate: Candidate
-    iteration_seconds: float
+    iteration_seconds: float  # of a round, with local steps
     samples_per_second: float
     mean_staleness: float = 0.0
     max_staleness: int = 0
@@ -51,22 +52,24 @@ def estimate(
     optimizer: OptimizerSpec | None = None,
 ) -> Estimate:
     """Return the estimate for a candidate on a cluster. Policies are simulated; all-reduce is calculated."""
+    described = candidate.on(spec)
     if candidate.policy == DDP:
-        return _all_reduce(spec, iterations, seed)
-    described = spec.colocated() if candidate.colocated else spec
-    usage = None if candidate.colocated else _LinkUsage()
+        return _all_reduce(described, iterations, seed)
+    if candidate.policy == DILOCO:
+        return _diloco(described, candidate, iterations, seed)
+    use = None if candidate.colocated else LinkUse()
     policy = make(candidate.policy)
     if candidate.colocated or candidate.streamed or policy.pipelined:
         described = replace(described, replicas=0)  # only whole updates of separate servers are simulated with backups
-    result = Cluster(described, policy, iterations, seed, candidate.streamed, usage).run(progress)
-    report = result.report
+    result = Cluster(described, policy, iterations, seed, candidate.streamed, use).run(progress)
+    report, seconds = result.report, result.simulated_seconds
     return Estimate(
         candidate,
         report.mean_iteration_seconds,
         report.samples_per_second,
         report.mean_staleness,
         report.max_staleness,
-        usage.means(result.simulated_seconds) if usage else None,
+        (use.mean("in", 0.0, seconds), use.mean("out", 0.0, seconds)) if use else None,
         run_limit_seconds(described, policy, result),
         staleness_price(candidate.policy, report.mean_staleness, optimizer),
     )
@@ -107,30 +110,31 @@ def _all_reduce(spec: ClusterSpec, iterations: int, seed: int) -> Estimate:
     return Estimate(Candidate(DDP), seconds, sum(worker.batch for worker in spec.workers) / seconds)
 
 
+def _diloco(spec: ClusterSpec, candidate: Candidate, iterations: int, seed: int) -> Estimate:
+    """Return the estimate for a ring all-reduce of the workers' differences, once in a round of local steps.
+
+    They are sent in float32. If the exchange is overlapped, the workers compute their next round meanwhile, and add it
+    to the result.
+    """
+    N = len(spec.workers)
+    network = 2 * (N - 1) / N * spec.model_bytes / min(worker.link for worker in spec.workers)
+    network += 2 * (N - 1) * spec.latency
+    slowest = _slowest_computes(spec, iterations, seed)
+    rounds = [max(each, network) if candidate.overlap else each + network for each in slowest]
+    seconds = sum(rounds) / iterations
+    samples = sum(spec.round_batch(worker) for worker in spec.workers)
+    return Estimate(candidate, seconds, samples / seconds)
+
+
 def slowest_compute(spec: ClusterSpec, iterations: int, seed: int = 0) -> float:
     """Return the longest compute time among the workers, averaged over the iterations."""
-    chances = [worker_rng(number, seed) for number in range(len(spec.workers))]
-    total = sum(
-        max(worker.draw(worker.batch, chance) for worker, chance in zip(spec.workers, chances, strict=True))
-        for _ in range(iterations)
-    )
-    return total / iterations
+    return sum(_slowest_computes(spec, iterations, seed)) / iterations
 
 
-class _LinkUsage(Observer):
-    """Integrates the utilization of the servers' links over time."""
-
-    def __init__(self) -> None:
-        self._full_seconds = {"in": 0.0, "out": 0.0}
-        self._fraction = {"in": 0.0, "out": 0.0}
-        self._since = {"in": 0.0, "out": 0.0}
-
-    def used(self, time: float, direction: str, fraction: float) -> None:
-        self._full_seconds[direction] += self._fraction[direction] * (time - self._since[direction])
-        self._fraction[direction], self._since[direction] = fraction, time
-
-    def means(self, seconds: float) -> tuple[float, float]:
-        """Return the mean utilization over a run of `seconds`, in and out."""
-        if seconds <= 0:
-            return 0.0, 0.0
-        return min(1.0, self._full_seconds["in"] / seconds), min(1.0, self._full_seconds["out"] / seconds)
+def _slowest_computes(spec: ClusterSpec, iterations: int, seed: int) -> list[float]:
+    """Return the longest compute time among the workers in each iteration."""
+    times = [
+        (ComputeTimes(worker, worker_rng(number, seed), spec.local_steps), spec.round_batch(worker))
+        for number, worker in enumerate(spec.workers)
+    ]
+    return [max(each.draw(batch) for each, batch in times) for _ in range(iterations)]

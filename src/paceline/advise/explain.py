@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.advise.candidates import DDP, Candidate, candidates, has_unequal_workers
+from paceline.advise.candidates import DDP, DILOCO, RINGS, Candidate, candidates, has_unequal_workers
 from paceline.advise.evaluate import Estimate, estimate, slowest_compute
 from paceline.model.optimizer_spec import OptimizerSpec
 from paceline.observe.table import duration
@@ -13,6 +13,17 @@ from paceline.simulate import ClusterSpec
 
 NEAR = 0.03  # a candidate within this share of the best counts as equally good, and staleness decides between them
 LITTLE = 0.1  # if no policy can gain more than this share, the first reason says so
+
+#: What the estimates with local steps leave out.
+TIME_ALONE = (
+    "This compares time per sample alone. With local steps, accuracy after the same samples also depends on their "
+    "number, on the codec, and on whether workers exchange together, by turns or while they compute: see "
+    "docs/advise.md."
+)
+
+OVERLAPPED = (
+    "Workers compute their next round during the exchange, so it costs time only if it takes longer than a round."
+)
 
 CHANCES = 200  # iterations over which the cost of jitter is averaged
 
@@ -48,16 +59,20 @@ def advise(
     seed: int = 0,
     progress: Progress | None = None,
     optimizer: OptimizerSpec | None = None,
+    local_steps: Sequence[int] = (1,),
+    updates: str = "",
 ) -> Advice:
     """Evaluate the candidates for a cluster and the present set-up, and choose among them.
 
-    optimizer: the script's; None stands for one without momentum.
+    optimizer: the script's; None stands for one without momentum. local_steps, updates: of the candidates.
     """
-    order = candidates(spec)
+    order = candidates(spec, local_steps, updates)
     found = [
         estimate(spec, candidate, iterations, seed, _progress_of(progress, candidate.name), optimizer)
         for candidate in (order if now in order else [now, *order])
     ]
+    if max(local_steps) > 1:  # no price is known for local steps, so no candidate has one
+        found = [replace(each, price=1.0) for each in found]
     current = next(each for each in found if each.candidate == now)
     ranked = sorted(found, key=lambda each: -each.effective_rate)
     chosen = choose(ranked, order)
@@ -88,7 +103,7 @@ def reasons(
     found = [_compute_share(spec, now)]
     if has_unequal_workers(spec):
         found.append(_cost_of_barriers(spec))
-    elif wait := _cost_of_jitter(spec):
+    elif wait := _cost_of_jitter(chosen.candidate.on(spec)):
         found.append(wait)
     found += _merits(spec, ranked, chosen)
     quickest = max(ranked, key=lambda each: each.samples_per_second)
@@ -103,9 +118,16 @@ def reasons(
     elif len(ranked) > 1:
         behind = 1 - ranked[1].effective_rate / chosen.effective_rate
         slower = "about as fast" if behind < 0.005 else f"{behind:.0%} slower"
-        found.append(f"The next best is {ranked[1].candidate.name}: it would learn {slower}.")
-    if chosen.candidate.policy != DDP:
+        verb = "be" if chosen.candidate.local_steps > 1 else "learn"
+        found.append(f"The next best is {ranked[1].candidate.name}: it would {verb} {slower}.")
+    if chosen.candidate.policy == DILOCO:
+        found.append(_in_paceline(ranked, chosen))
+    elif chosen.candidate.local_steps > 1:
+        found.append(_own_optimizers(chosen.candidate))
+    elif chosen.candidate.policy != DDP:
         found.append(_learning_rate(chosen.candidate, optimizer))
+    if any(each.candidate.local_steps > 1 for each in ranked):
+        found.append(TIME_ALONE)
     return found
 
 
@@ -131,7 +153,7 @@ def _cost_of_barriers(spec: ClusterSpec) -> str:
 
 def _cost_of_jitter(spec: ClusterSpec) -> str | None:
     """Return what chance costs at a barrier of equal workers. None if it is little."""
-    alone = spec.workers[0].compute_seconds()
+    alone = spec.round_seconds(spec.workers[0])
     slowest = slowest_compute(spec, CHANCES)
     if slowest < (1 + LITTLE) * alone:
         return None
@@ -150,14 +172,19 @@ def _merits(spec: ClusterSpec, ranked: Sequence[Estimate], chosen: Estimate) -> 
             f"All-reduce sends {2 * (N - 1) / N:.2g} times the model over each link in an iteration, without staleness "
             f"and without a server. Through {servers} it would be {N / K:.2g} times the model in each direction."
         ]
+    if candidate.policy == DILOCO:
+        return [_merit_of_diloco(spec, candidate)]
+    what = "an update" if candidate.updates else "the model"
     found = [sentence for key, sentence in HOW.items() if key in candidate.policy][:1]
+    if candidate.local_steps > 1 and found == [HOW["bsp"]]:
+        found = ["A barrier has no staleness: all workers begin a round with the same model."]
     if "tune_batches=true" in candidate.policy:
         found.append("With tuned batches, a fast worker computes more samples in an iteration instead of waiting.")
     if candidate.colocated:
         found.append(
             f"A server beside each worker spreads the traffic over {N} links instead of {K}: each carries "
-            f"{2 * (N - 1) / N:.2g} times the model in an iteration and direction. The link of a separate server would "
-            f"carry {N / K:.2g} times the model."
+            f"{2 * (N - 1) / N:.2g} times {what} in an iteration and direction. The link of a separate server would "
+            f"carry {N / K:.2g} times {what}."
         )
     if candidate.streamed:
         found.append(
@@ -169,12 +196,17 @@ def _merits(spec: ClusterSpec, ranked: Sequence[Estimate], chosen: Estimate) -> 
             f"This assumes {K} servers with a link each. `paceline run --servers {K}` starts all of them on one "
             "machine, where they share its link."
         )
-    bsp = next((each for each in ranked if each.candidate == Candidate("bsp")), None)
+    if candidate.overlap:
+        found.append(OVERLAPPED)
+    if candidate.local_steps > 1 or candidate.updates:
+        found.append(_bytes_sent(candidate.on(spec)))
+    plain = replace(candidate, policy="bsp", streamed=False, colocated=False)
+    bsp = next((each for each in ranked if each.candidate == plain), None)
     if bsp and bsp.busy and chosen.busy and min(chosen.busy) > (1 + LITTLE) * min(bsp.busy) and max(bsp.busy) > LITTLE:
         found.append(
-            f"Under bsp, all workers push and then all pull, so the servers' links are used {bsp.busy[0]:.0%} inwards "
-            f"and {bsp.busy[1]:.0%} outwards; under {candidate.name} they are used {chosen.busy[0]:.0%} and "
-            f"{chosen.busy[1]:.0%}."
+            f"Under {plain.name}, all workers push and then all pull, so the servers' links are used "
+            f"{bsp.busy[0]:.0%} inwards and {bsp.busy[1]:.0%} outwards; under {candidate.name} they are used "
+            f"{chosen.busy[0]:.0%} and {chosen.busy[1]:.0%}."
         )
     if chosen.floor_seconds:
         found.append(
@@ -182,6 +214,46 @@ def _merits(spec: ClusterSpec, ranked: Sequence[Estimate], chosen: Estimate) -> 
             "links and workers allow under any policy."
         )
     return found
+
+
+def _merit_of_diloco(spec: ClusterSpec, candidate: Candidate) -> str:
+    N = len(spec.workers)
+    sent = (
+        f"All-reduce once in {candidate.local_steps} steps sends {2 * (N - 1) / N:.2g} times the model over each link "
+        "then, in float32 and without a server."
+    )
+    return f"{sent} {OVERLAPPED}" if candidate.overlap else sent
+
+
+def _bytes_sent(spec: ClusterSpec) -> str:
+    """Return what workers send with these local steps and updates, in relation to gradients of every step."""
+    fewer = spec.local_steps * spec.model_bytes / spec.exchange_bytes
+    sent = f"in {spec.updates}" if spec.updates else "in float32"
+    steps = f"{spec.local_steps} steps" if spec.local_steps > 1 else "every step"
+    return (
+        f"An exchange after {steps}, {sent}, is {spec.exchange_bytes / 1e6:,.3g} MB in each direction: 1/{fewer:,.0f} "
+        "of a float32 gradient and model in every step."
+    )
+
+
+def _in_paceline(ranked: Sequence[Estimate], chosen: Estimate) -> str:
+    """Return which of paceline's own candidates is the fastest, if DiLoCo over a ring is chosen."""
+    own = next(each for each in ranked if each.candidate.policy not in RINGS)
+    ratio = own.effective_rate / chosen.effective_rate - 1
+    compared = "as fast" if abs(ratio) < 0.005 else f"{abs(ratio):.1%} {'faster' if ratio > 0 else 'slower'}"
+    return (
+        "DiLoCo over a ring is a rival that paceline does not run; torchft does. Of paceline's own schemes, "
+        f"{own.candidate.name} is the fastest: it is {compared}."
+    )
+
+
+def _own_optimizers(chosen: Candidate) -> str:
+    """Return what local steps change in the script."""
+    arguments = f"local_steps={chosen.local_steps}" + (", overlap=True" if chosen.overlap else "")
+    return (
+        f"Pass {arguments} to paceline.join in the script. Each worker keeps its optimizer and its learning rate, and "
+        "the server averages the differences."
+    )
 
 
 def _learning_rate(chosen: Candidate, optimizer: OptimizerSpec | None) -> str:
@@ -200,6 +272,8 @@ def _why_not_the_fastest(fastest: Estimate, chosen: Estimate) -> str:
         drawback = f"with a staleness of {fastest.mean_staleness:.1f} instead of {chosen.mean_staleness:.1f}"
     elif fastest.max_staleness > chosen.max_staleness:
         drawback = f"with a staleness of up to {fastest.max_staleness} instead of {chosen.max_staleness}"
+    elif fastest.candidate.local_steps > chosen.candidate.local_steps:
+        drawback = f"with {fastest.candidate.local_steps} local steps instead of {chosen.candidate.local_steps}"
     else:
         drawback = "with a less simple set-up"
     return (
@@ -231,7 +305,7 @@ def upgrades(
             ),
         ),
     }
-    if not chosen.candidate.colocated and chosen.candidate.policy != DDP:
+    if not chosen.candidate.colocated and chosen.candidate.policy not in RINGS:
         changes["Twice as many servers"] = replace(spec, servers=2 * spec.servers)
     found = []
     for change, better in changes.items():

@@ -18,16 +18,18 @@ from rich.text import Text
 
 from paceline.advise import links as link_measurement
 from paceline.advise import profile
-from paceline.advise.candidates import DDP, Candidate
+from paceline.advise.candidates import DDP, DILOCO, RINGS, Candidate
 from paceline.advise.explain import Advice
 from paceline.advise.explain import advise as advise_on
 from paceline.cli import advise_output
-from paceline.cli.options import AsJson, Replicas, Script, Seed
+from paceline.cli.job_checks import check_updates
+from paceline.cli.options import AsJson, Replicas, Seed
 from paceline.cli.shared import check_script, check_target, errors, need, progress_bar, refuse
 from paceline.lab.namespaces import Lab, LabError
 from paceline.launch.processes import JobError
 from paceline.policies import make
 from paceline.simulate import ClusterSpec, load_cluster, units
+from paceline.simulate.cluster_reader import MAX_STEPS
 from paceline.simulate.cluster_writer import as_toml
 from paceline.simulate.measured_cluster import StepTime, cluster_of, measured_as
 
@@ -35,10 +37,18 @@ if TYPE_CHECKING:
     from paceline.advise.verify import VerifiedEstimate
 
 LAB_ITERATIONS = 24  # iterations of each worker when a candidate is measured
+ITERATIONS = 200  # of each worker when a candidate is simulated
+ROUNDS = 60  # the same with local steps; a round averages the times of its steps
 
 
 def advise(
-    script: Script,
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="The training script and its arguments. Without one, --cluster FILE also describes the model and the "
+            "time of a step."
+        ),
+    ] = None,
     link: Annotated[str | None, typer.Option(help='The link of every host, in each direction: "1Gbit".')] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="The number of workers, with --link; 4 if left out.")
@@ -58,7 +68,26 @@ def advise(
     hosts: Annotated[
         str | None, typer.Option(help="Measure the links of these machines over ssh; each runs a worker: a,b,c.")
     ] = None,
-    now: Annotated[str, typer.Option(help="The present set-up, ddp or a policy. Gains are relative to it.")] = DDP,
+    local_steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="H[,H]",
+            help="Compare schemes that exchange once in H steps of the workers' own optimizers, for one or several H.",
+        ),
+    ] = None,
+    updates: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare policies whose updates, and changes of the model, are sent as int8, int4 or topk:F. "
+            "All-reduce sends float32."
+        ),
+    ] = None,
+    now: Annotated[
+        str,
+        typer.Option(
+            help="The present set-up: ddp, diloco (with --local-steps) or a policy. Gains are relative to it."
+        ),
+    ] = DDP,
     steps: Annotated[int, typer.Option(min=10, help="The number of steps of the script to time.")] = 100,
     seconds: Annotated[float, typer.Option(min=0.1, help="Stop timing after this many seconds of training.")] = 20.0,
     patience: Annotated[float, typer.Option(min=1.0, help="Stop the script after this many seconds.")] = 600.0,
@@ -68,7 +97,14 @@ def advise(
             min=0.0, max=1.0, help="Use this relative spread of compute times, not the measured one; 0.05 is ±5%."
         ),
     ] = None,
-    iterations: Annotated[int, typer.Option(min=8, help="The number of iterations of each worker to simulate.")] = 200,
+    iterations: Annotated[
+        int | None,
+        typer.Option(
+            min=8,
+            help="The number of iterations of each worker to simulate. "
+            f"If left out: {ITERATIONS}, or {ROUNDS} rounds of local steps.",
+        ),
+    ] = None,
     seed: Seed = 0,
     write: Annotated[Path | None, typer.Option(help="Write the measured cluster to this TOML file.")] = None,
     verify: Annotated[
@@ -83,24 +119,35 @@ def advise(
     Time the script on this machine, take or measure the links, and compare the policies and all-reduce. The advice says
     what the best one gains, and why.
     """
-    current = _check(script, (link, cluster, lab, hosts), now, verify)
+    script = script or []
+    _check(script, (link, cluster, lab, hosts), verify)
     if hosts is None and link is None and (workers or servers):
         refuse("--workers needs --link, and --servers needs --link or --hosts. A cluster's file has its own numbers.")
     if hosts is not None and workers:
         refuse("--workers cannot be used with --hosts: each host runs one worker.")
     check_target(write, "--write")
     described = load_cluster(file) if (file := cluster or lab) else None
+    rounds, codec = _exchanges(described, local_steps, updates)
+    if lab and (codec or rounds != (1,) or (described and described.overlap)):
+        refuse("--lab is for float32 gradients in every step; leave local steps, updates and overlap out.")
+    current = _present(now, rounds)
+    iterations = iterations or (ITERATIONS if max(rounds) == 1 else ROUNDS)
     host_names = _host_names(hosts) if hosts is not None else []
     rate = _rate(link) if link is not None else None
-    name = Path(script[0]).stem
+    name = Path(script[0]).stem if script else ""
+    profiled: profile.ScriptProfile | None = None
     try:
         with ExitStack() as stack:
             built = stack.enter_context(_lab_of(described, replicas)) if lab and described else None
             with progress_bar(quiet=as_json) as progress:
-                profiled = _profile(script, steps, seconds, patience, progress)
-                spread = profiled.jitter if jitter is None else jitter
-                step = StepTime(profiled.seconds, profiled.batch, spread, profiled.model_bytes)
-                if rate is not None:
+                if script:
+                    profiled = _profile(script, steps, seconds, patience, progress)
+                    spread = profiled.jitter if jitter is None else jitter
+                    step = StepTime(profiled.seconds, profiled.batch, spread, profiled.model_bytes)
+                if described and not script:
+                    spec = dataclasses.replace(described, faults=())
+                    spec = spec if jitter is None else spec.with_jitter(jitter)
+                elif rate is not None:
                     spec = cluster_of(name, step, [rate] * (workers or 4), servers or 1, rate)
                 elif described:
                     spec = measured_as(described, step)
@@ -111,38 +158,73 @@ def advise(
                     spec = cluster_of(name, step, found.workers, servers or 1, found.server, found.latency)
                 spec = dataclasses.replace(spec, replicas=replicas)
                 _check_workers(current, spec)
-                advice = advise_on(spec, current, iterations, seed, _shown_in(progress), profiled.optimizer)
+                optimizer = profiled.optimizer if profiled else None
+                advice = advise_on(spec, current, iterations, seed, _shown_in(progress), optimizer, rounds, codec)
                 verified = _verify(built, advice, top, seed, progress) if verify and built else []
     except (JobError, LabError) as error:
         refuse(str(error))
-    if note := profile.disturbance(profiled, jitter):
+    if profiled and (note := profile.disturbance(profiled, jitter)):
         errors.print(Text(f"Note: {note}"))
-    command = _command(advice, script, hosts)
-    toml = as_toml(spec, f"{Path(script[0]).name}: as `paceline advise` measured it.")
+    command = _command(advice, script or ["SCRIPT"], hosts)
+    about = f"{Path(script[0]).name}: as `paceline advise` measured it." if script else f"{spec.name}: as described."
+    toml = as_toml(spec, about)
     if write:
         write.write_text(toml)
     if as_json:
         result = advise_output.as_json(profiled, advice, verified, toml)
         typer.echo(json.dumps(result | {"command": command}, indent=2))
     else:
-        advise_output.show(Path(script[0]).name, profiled, advice, verified)
+        advise_output.show(Path(script[0]).name if script else spec.name, profiled, advice, verified)
         if command:
             typer.echo(f"\n  {command}")
     if write:
         errors.print(Text(f"Written: {write}"))
 
 
-def _check(script: list[str], given: Sequence[str | None], now: str, verify: bool) -> Candidate:
-    """Refuse the command if its options contradict each other. Return the present set-up.
+def _check(script: list[str], given: Sequence[str | None], verify: bool) -> None:
+    """Refuse the command if its options contradict each other.
 
     given: the values of --link, --cluster, --lab and --hosts.
     """
-    need("torch", "Timing a script", "torch")
-    check_script(script[0])
+    if script and script[0].endswith(".toml"):
+        refuse(f"{script[0]} describes a cluster and is no training script; use --cluster {script[0]}.")
+    if script:
+        need("torch", "Timing a script", "torch")
+        check_script(script[0])
+    elif given[1] is None:
+        refuse("Name the training script, or describe its model and the time of a step with --cluster FILE.")
     if sum(each is not None for each in given) != 1:
         refuse("Describe the links in exactly one way: --link 1Gbit, --cluster FILE, --lab FILE or --hosts a,b,c.")
     if verify and given[2] is None:
         refuse("--verify measures in a lab: use it with --lab FILE.")
+
+
+def _exchanges(
+    described: ClusterSpec | None, local_steps: str | None, updates: str | None
+) -> tuple[tuple[int, ...], str]:
+    """Return the numbers of local steps and the codec to compare: those of the options, or else of the cluster."""
+    codec = updates if updates is not None else described.updates if described else ""
+    check_updates(codec, "bsp", None)
+    if local_steps is None:
+        return (described.local_steps if described else 1,), codec
+    try:
+        counts = tuple(int(each) for each in local_steps.split(","))
+    except ValueError:
+        counts = (0,)
+    if not all(1 <= each <= MAX_STEPS for each in counts):
+        refuse(
+            f"--local-steps must be whole numbers from 1 to {MAX_STEPS}, separated by commas, such as 50,200; got "
+            f"{local_steps!r}."
+        )
+    return counts, codec
+
+
+def _present(now: str, rounds: tuple[int, ...]) -> Candidate:
+    """Return the present set-up that --now names. Policies and ddp exchange a float32 gradient in every step."""
+    if now == DILOCO:
+        if max(rounds) == 1:
+            refuse("--now diloco exchanges once in several steps: use it with --local-steps 50, say.")
+        return Candidate(DILOCO, local_steps=min(each for each in rounds if each > 1))
     if now != DDP:
         make(now)
     return Candidate(now)
@@ -150,7 +232,7 @@ def _check(script: list[str], given: Sequence[str | None], now: str, verify: boo
 
 def _check_workers(current: Candidate, spec: ClusterSpec) -> None:
     """Refuse the command if the present set-up needs more workers than the cluster has."""
-    least = 1 if current.policy == DDP else make(current.policy).least_workers
+    least = 1 if current.policy in RINGS else make(current.policy).least_workers
     if least > len(spec.workers):
         refuse(f"--now {current.policy} needs at least {least} workers; this cluster has {len(spec.workers)}.")
 
@@ -255,13 +337,14 @@ def _verify(lab: Lab, advice: Advice, top: int, seed: int, progress: Progress) -
 
 
 def _command(advice: Advice, script: list[str], hosts: str | None) -> str | None:
-    """Return the command that follows the advice. None if nothing changes, or if the advice is ddp."""
+    """Return the command that follows the advice. None if nothing changes, or if the advice is all-reduce."""
     candidate, spec = advice.chosen.candidate, advice.spec
-    if candidate.policy == DDP or advice.chosen is advice.now:
+    if candidate.policy in RINGS or advice.chosen is advice.now:
         return None
     words = ["paceline", "run", "--workers", str(len(spec.workers)), "--policy", candidate.policy]
     words += ["--apply", "streamed"] if candidate.streamed else []
     words += ["--colocate"] if candidate.colocated else ["--servers", str(spec.servers)]
     words += ["--replicas", "1"] if spec.replicas else []
+    words += ["--updates", candidate.updates] if candidate.updates else []
     words += ["--hosts", hosts or "HOST,HOST,…", "--tls", "auto"]
     return " ".join(words + [shlex.quote(word) for word in script])

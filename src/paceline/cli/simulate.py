@@ -8,6 +8,8 @@ import os
 import resource
 import sys
 import tempfile
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -16,17 +18,18 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from paceline.cli import simulated_training
+from paceline.cli import simulated_rounds, simulated_training
 from paceline.cli.job_checks import note_effects
 from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
 from paceline.cli.page import PageOption, SpeedOption, page_place, show_recorded
 from paceline.cli.shared import check_target, errors, need, opened, progress_bar, refuse, unfinished, write_event
-from paceline.observe.observer import Recorder, Tee
+from paceline.observe.observer import Observer, Recorder, Tee
 from paceline.observe.plots import Panel, draw
 from paceline.observe.table import ComparisonRow, comparison
 from paceline.policies import make, split_list
 from paceline.simulate import Cluster, ClusterSpec, SimulationResult, limit_seconds, load_cluster, run_limit_seconds
 from paceline.simulate.cluster_reader import MAX_SIGMA
+from paceline.simulate.link_use import LinkUse
 from paceline.simulate.random_faults import with_random_faults
 
 TRAINING = "With --train"
@@ -36,6 +39,15 @@ TRAINING_ONLY = (
     *("dataset", "data", "samples", "optimizer", "rate", "momentum", "nesterov", "correct", "loss", "accuracy"),
     *("rounds", "budget", "device", "precision"),
 )
+
+
+@dataclass(frozen=True)
+class SimulatedRow:
+    """A simulated run in the table."""
+
+    row: ComparisonRow
+    result: SimulationResult
+    figures: simulated_rounds.RoundFigures | None = None  # None if workers exchange gradients in every step
 
 
 def simulate(
@@ -125,6 +137,8 @@ def simulate(
         for spec in specs:
             make(spec)
         described = cluster_named(cluster, "whole", False, jitter)
+        if not described.exchanges_gradients:
+            refuse("--train pushes a float32 gradient in every step; leave local_steps, updates and overlap out.")
         settings = (
             {"lr": rate} | ({"momentum": momentum} if momentum else {}) | ({"nesterov": True} if nesterov else {})
         )
@@ -136,6 +150,8 @@ def simulate(
     for spec in specs:
         make(spec)  # a mistake in the last one is found before the first one runs
     described = with_replicas(cluster_named(cluster, apply, colocate, jitter), replicas, specs, apply)
+    if described.updates and (mixing := [spec for spec in specs if make(spec).mixes]):
+        refuse(f"Workers push whole models under {mixing[0]}; leave updates out of the cluster's file.")
     if replicas and colocate:
         refuse("A backup of a server beside a worker cannot be simulated yet; measure it with `paceline lab`.")
     if faults:
@@ -157,16 +173,14 @@ def simulate(
     trace_part, plot_part = unfinished(trace), unfinished(plot)
     if place and not trace:
         trace_part = _temporary()  # the page replays a trace that nobody asked for
-    rows: list[tuple[ComparisonRow, SimulationResult]] = []
+    rows: list[SimulatedRow] = []
     panels: list[Panel] = []
     try:
         with progress_bar(quiet=as_json) as progress, opened(trace_part) as file:
             for spec in specs:
                 task = progress.add_task(spec, total=1.0)
-                row, result = _run(
-                    described, spec, iterations, seed, apply, file, panels if plot else None, progress, task
-                )
-                rows.append((row, result))
+                kept = panels if plot else None
+                rows.append(_run(described, spec, iterations, seed, apply, file, kept, progress, task))
                 progress.update(task, completed=1.0)
         if plot_part:
             draw(panels, plot_part)
@@ -175,7 +189,7 @@ def simulate(
                 part.replace(path)
         _conclude(described, rows, apply, as_json, (trace, plot))
         if place and (shown := trace or trace_part):
-            show_recorded(place, shown, described.name, speed, [row.limit_seconds for row, _ in rows])
+            show_recorded(place, shown, described.name, speed, [each.row.limit_seconds for each in rows])
     finally:
         for part in (trace_part, plot_part):
             if part:
@@ -191,7 +205,7 @@ def _temporary() -> Path:
 
 def _conclude(
     described: ClusterSpec,
-    rows: list[tuple[ComparisonRow, SimulationResult]],
+    rows: list[SimulatedRow],
     apply: str,
     as_json: bool,
     written: tuple[Path | None, ...],
@@ -242,18 +256,21 @@ def _run(
     panels: list[Panel] | None,
     progress: Progress,
     task: Any,
-) -> tuple[ComparisonRow, SimulationResult]:
+) -> SimulatedRow:
     made = make(policy)
     streamed = apply == "streamed" and made.streamable
     note_effects(policy, made, len(described.workers), apply == "streamed")
-    observers = []
+    observers: list[Observer] = []
     if file:
         observers.append(Recorder(lambda event: write_event(file, event)))
     if panels is not None:
         panel = Panel(policy, len(described.workers))
         panels.append(panel)
         observers.append(Recorder(panel.events.append))
-    observer = None if not observers else observers[0] if len(observers) == 1 else Tee(*observers)
+    use = None if described.exchanges_gradients else LinkUse()
+    if use:
+        observers.append(use)
+    observer = reduce(Tee, observers) if observers else None
     if observer:
         observer.began(0.0, described.name, policy, "streamed" if streamed else "whole", seed)
     simulated = Cluster(described, made, iterations, seed, streamed, observer)
@@ -261,18 +278,25 @@ def _run(
     if panels is not None:
         panel.iteration_seconds = result.report.mean_iteration_seconds
     limit = run_limit_seconds(described, made, result)
-    return ComparisonRow(policy, "streamed" if streamed else "whole", limit, result.report), result
+    row = ComparisonRow(policy, "streamed" if streamed else "whole", limit, result.report)
+    return SimulatedRow(row, result, simulated_rounds.figures_of(described, policy, result, use) if use else None)
 
 
-def _show(described: ClusterSpec, limit: float, rows: list[tuple[ComparisonRow, SimulationResult]]) -> None:
+def _show(described: ClusterSpec, limit: float, rows: list[SimulatedRow]) -> None:
     console = Console(highlight=False)
     separate = f"{described.servers} server" + ("s" if described.servers > 1 else "")
     servers = "a server beside each worker" if described.colocate else separate
     size = f"{described.model_bytes / 1e6:,.0f} MB"
     console.print()
     title = f"{described.name}: {len(described.workers)} workers, {servers}, a model of {size}"
-    console.print(comparison([row for row, _ in rows], title, console.width))
-    results = [result for _, result in rows]
+    if not described.exchanges_gradients:
+        title += f", {simulated_rounds.description(described)}"
+    console.print(comparison([each.row for each in rows], title, console.width))
+    if figures := [each.figures for each in rows if each.figures]:
+        console.print()
+        console.print(simulated_rounds.table_of(figures))
+        console.print(Text(simulated_rounds.legend(described), style="dim"))
+    results = [each.result for each in rows]
     console.print(
         Text(
             f"This cluster's floor is {limit:.4g} s per iteration. "
@@ -285,22 +309,21 @@ def _show(described: ClusterSpec, limit: float, rows: list[tuple[ComparisonRow, 
     )
 
 
-def _as_json(
-    described: ClusterSpec, limit: float, rows: list[tuple[ComparisonRow, SimulationResult]]
-) -> dict[str, Any]:
+def _as_json(described: ClusterSpec, limit: float, rows: list[SimulatedRow]) -> dict[str, Any]:
     return {
         "cluster": described.name,
         "limit_seconds": limit,
         "peak_memory_mb": round(_peak_memory(), 1),
         "policies": [
-            {"policy": row.policy, "apply": row.apply, "limit_seconds": row.limit_seconds}
-            | dataclasses.asdict(row.report)
+            {"policy": each.row.policy, "apply": each.row.apply, "limit_seconds": each.row.limit_seconds}
+            | dataclasses.asdict(each.row.report)
             | {
-                "events": result.events,
-                "wall_seconds": result.wall_seconds,
-                "simulated_seconds": result.simulated_seconds,
+                "events": each.result.events,
+                "wall_seconds": each.result.wall_seconds,
+                "simulated_seconds": each.result.simulated_seconds,
             }
-            for row, result in rows
+            | (each.figures.as_json() if each.figures else {})
+            for each in rows
         ],
     }
 

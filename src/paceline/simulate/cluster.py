@@ -1,8 +1,9 @@
 """A whole cluster under a virtual clock, with a policy in charge.
 
-In an iteration a worker is granted, pulls the model, computes, pushes its gradient, and waits. The job is run by the
-same JobState that a real coordinator runs. Here its events come from simulated machines and links, and its instructions
-move them. How gradients and models travel is decided by a transfer: whole, streamed or pipelined.
+In an iteration a worker is granted, pulls the model, computes, pushes its gradient, and waits. With local steps, an
+iteration is a round of them, and what it pushes is their sum. The job is run by the same JobState that a real
+coordinator runs. Here its events come from simulated machines and links, and its instructions move them. How gradients
+and models travel is decided by a transfer: whole, streamed or pipelined.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from paceline.policies import Policy
 from paceline.simulate.clock import Clock
 from paceline.simulate.cluster_spec import ClusterSpec
 from paceline.simulate.colocated_network import Mesh, Rounds
+from paceline.simulate.computing_time import ComputingTime
 from paceline.simulate.fault_injector import FaultInjector
 from paceline.simulate.machine import NEVER, Machine
 from paceline.simulate.network import DIRECTIONS, Direction, Network, Star
@@ -46,6 +48,8 @@ class SimulationResult:
     wall_seconds: float
     simulated_seconds: float
     pulls_saved: int = 0  # iterations that began without a pull, because the worker had the newest model already
+    warmed_up_at: float = 0.0  # when the warm-up was over
+    computing: tuple[float, ...] = ()  # by worker: the share of the time since then in which it computed
 
 
 class Cluster:
@@ -62,7 +66,12 @@ class Cluster:
         model: SimulatedModel | None = None,
         at_most: int | None = None,
     ) -> None:
-        """iterations: of each worker, on average. at_most: as many, if the model may end the run sooner."""
+        """iterations: of each worker, on average. at_most: as many, if the model may end the run sooner.
+
+        A model computes a gradient in every step, so with one the workers must exchange gradients.
+        """
+        if model and not spec.exchanges_gradients:
+            raise ValueError("a simulated model needs workers that exchange float32 gradients in every step")
         self.spec = spec
         self.model = model
         self.clock = Clock()
@@ -89,8 +98,10 @@ class Cluster:
             in_turn = False  # the members of a turn are at different servers at a time, and share the links
         self.network = self._build_network(in_turn)
         self.machines = [
-            Machine(number, worker, self.clock, self.network, seed) for number, worker in enumerate(spec.workers)
+            Machine(number, worker, self.clock, self.network, seed, spec.local_steps)
+            for number, worker in enumerate(spec.workers)
         ]
+        self._computing = ComputingTime(self.machines, self.summary)
         self._count = len(self.machines)  # the connections of a machine have its number modulo this
         kind = PipelinedTransfer if policy.pipelined else StreamedTransfer if self.streamed else WholeTransfer
         self._transfer = kind(self, in_turn)
@@ -148,7 +159,14 @@ class Cluster:
         wall_seconds = time.perf_counter() - began
         saved = self._transfer.pulls_saved
         return SimulationResult(
-            self.summary.report(), self.streamed, self.clock.pops, wall_seconds, self.clock.now, saved
+            self.summary.report(),
+            self.streamed,
+            self.clock.pops,
+            wall_seconds,
+            self.clock.now,
+            saved,
+            self._computing.since,
+            self._computing.shares(self.clock.now),
         )
 
     def stop(self) -> None:
@@ -189,7 +207,7 @@ class Cluster:
     def _grant(self, grant: instructions.SendGrant) -> None:
         machine = self.machines[grant.to % self._count]
         machine.iteration = grant.iteration
-        machine.batch = grant.batch_size or machine.spec.batch
+        machine.batch = grant.batch_size or machine.own_batch
         machine.granted_version = grant.version
         machine.expected = grant.expected
         if self.model:
@@ -204,14 +222,22 @@ class Cluster:
         self.compute(machine)
 
     def compute(self, machine: Machine) -> None:
-        """Let a worker compute a gradient with the model that it has."""
+        """Let a worker compute with the model that it has. One that is ahead adds its new steps to this model."""
+        self._observer.pulled(self.clock.now, machine.number, machine.version)
+        if not machine.is_ahead:
+            if self.model:
+                self.model.compute(machine.number, machine.batch)
+            self._begin_round(machine)
+            return
+        machine.is_ahead = False
+        if machine.compute_ends == NEVER:  # it has waited for this model
+            self._finish_round(machine)
+
+    def _begin_round(self, machine: Machine) -> None:
         now = self.clock.now
-        machine.base_version = machine.version
-        if self.model:
-            self.model.compute(machine.number, machine.batch)
-        self._observer.pulled(now, machine.number, machine.version)
-        machine.compute_seconds = machine.spec.draw(machine.batch, machine.random)
-        begins = now if now > machine.paused_until else machine.paused_until
+        machine.round_batch = machine.batch
+        machine.compute_seconds = machine.times.draw(machine.batch)
+        machine.compute_began = begins = now if now > machine.paused_until else machine.paused_until
         self.compute_until(machine, begins + machine.compute_seconds)
 
     def compute_until(self, machine: Machine, ends: float) -> None:
@@ -223,7 +249,12 @@ class Cluster:
         if machine.compute_ends != self.clock.now:
             return  # the iteration was abandoned, or a pause made it longer
         machine.compute_ends = NEVER
-        if self.clock.now < machine.cut_until:
+        self._computing.add(machine, self.clock.now)
+        if not machine.is_ahead:  # otherwise the reply to the last update is not in
+            self._finish_round(machine)
+
+    def _finish_round(self, machine: Machine) -> None:
+        if machine.is_silent:
             machine.unannounced = True
         else:
             self.announce_gradient(machine)
@@ -231,10 +262,14 @@ class Cluster:
     def announce_gradient(self, machine: Machine) -> None:
         """Tell the job that a worker has computed its gradient."""
         loss = self.model.loss(machine.number) if self.model and self._hears_loss else None
-        seconds, version = machine.compute_seconds, machine.base_version
-        self.tell(events.GradientComputed(machine.connection, machine.iteration, version, machine.batch, seconds, loss))
+        seconds, batch, resets = machine.compute_seconds, machine.round_batch, machine.resets
+        machine.base_version = version = machine.version
+        self.tell(events.GradientComputed(machine.connection, machine.iteration, version, batch, seconds, loss))
         if self._pushes_freely:
             self._transfer.push(machine)
+        if self.spec.overlap and machine.resets == resets:
+            machine.is_ahead = True
+            self._begin_round(machine)
 
     def _push_now(self, turn: instructions.SendPushNow) -> None:
         machine = self.machines[turn.to % self._count]
@@ -246,6 +281,7 @@ class Cluster:
         if self.model:
             self.model.arrive(Identity(machine.number, machine.incarnation, machine.iteration))
         self.tell(events.UpdateArrived(0, machine.number, machine.incarnation, machine.iteration))
+        self._computing.begin_after_warm_up(self.clock.now)
         if self.summary.arrivals >= self._goal:
             self.clock.running = False
 
@@ -270,7 +306,7 @@ class Cluster:
         self.part_with(self.machines[expelled.to % self._count])
 
     def abandon(self, machine: Machine) -> None:
-        """Abandon the iteration that a machine has under way."""
+        """Abandon the iteration that a machine has under way, and the round that it computes ahead."""
         machine.reset()
         if self.model:
             self.model.drop(machine.number)

@@ -9,11 +9,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from paceline.model.codecs import NAMES, codec
 from paceline.observe.driver import Fault
 from paceline.simulate import units
 from paceline.simulate.cluster_spec import ClusterSpec, Jitter, WorkerSpec
 
 MAX_SIGMA = 3.0  # of jitter; with more, a mean has no meaning
+MAX_STEPS = 1_000_000  # of a round
 MAX_MU = 10.0  # of a log-normal delay; exp(10) s is six hours
 
 
@@ -82,6 +84,9 @@ def parse_cluster(text: str, name: str, source: str) -> ClusterSpec:
         lease=servers.get("lease", _seconds, _SECONDS, 30.0),
         workers=tuple(workers),
         faults=tuple(_fault(table, len(workers)) for table in fault_tables),
+        local_steps=root.get("local_steps", _steps, f"a whole number from 1 to {MAX_STEPS}", 1),
+        updates=root.get("updates", _codec, f"{NAMES} (leave it out for float32)", ""),
+        overlap=root.get("overlap", _truth, "true or false", False),
     )
     for table in (model, servers, root):
         table.check_all_read()
@@ -240,6 +245,24 @@ def _seconds(value: Any) -> float:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(value)
+    return value
+
+
+def _steps(value: Any) -> int:
+    if (steps := _count(value)) > MAX_STEPS:
+        raise ValueError(value)
+    return steps
+
+
+def _codec(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(value)
+    return codec(value).name
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
         raise ValueError(value)
     return value
 

@@ -7,8 +7,11 @@ import random
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from paceline.model.codecs import encoded_size
 from paceline.observe.driver import Fault
 from paceline.simulate.network import Direction
+
+FLOAT32 = 4  # bytes of a number of the model
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class WorkerSpec:
     overhead: float = 0.0
     jitter: Jitter = Jitter()
 
-    def compute_seconds(self, batch: int | None = None) -> float:
+    def compute_seconds(self, batch: float | None = None) -> float:
         """Return the compute time without jitter, for this batch or the usual one."""
         return self.overhead + (batch or self.batch) / self.samples_per_second
 
@@ -85,6 +88,9 @@ class ClusterSpec:
     faults: tuple[Fault, ...] = ()
     server_link_in: float = 0.0  # rate into a server, if it differs from the rate out
     replicas: int = 0  # backups of each server's shard, on the host of the next server; 0 or 1
+    local_steps: int = 1  # H: steps of a worker between two exchanges
+    updates: str = ""  # the codec in which updates and models travel; "": float32
+    overlap: bool = False  # a worker computes its next round while its update and the reply are on their way
 
     def with_jitter(self, sigma: float) -> ClusterSpec:
         """Return the same cluster with log-normal jitter on every worker."""
@@ -100,11 +106,31 @@ class ClusterSpec:
         link = (self.server_link_in or self.server_link) if direction == "in" else self.server_link
         return self.servers * link
 
+    @property
+    def exchange_bytes(self) -> float:
+        """Bytes of an update, and of a model that a worker pulls. Only a worker's first pull is always float32."""
+        if not self.updates:
+            return self.model_bytes
+        return float(encoded_size(self.updates, math.ceil(self.model_bytes / FLOAT32)))
+
+    @property
+    def exchanges_gradients(self) -> bool:
+        """Whether workers exchange float32 gradients in every step, and compute nothing meanwhile."""
+        return self.local_steps == 1 and not self.updates and not self.overlap
+
+    def round_batch(self, worker: WorkerSpec) -> int:
+        """Return the samples that a worker computes between two exchanges, if its batches are not tuned."""
+        return self.local_steps * worker.batch
+
+    def round_seconds(self, worker: WorkerSpec, batch: int | None = None) -> float:
+        """Return the compute time between two exchanges, without jitter. batch: the samples of the whole round."""
+        return self.local_steps * worker.compute_seconds((batch or self.round_batch(worker)) / self.local_steps)
+
     def one_way(self, worker: WorkerSpec) -> float:
-        """Return the seconds for which the whole model travels between a worker and the servers on idle links."""
+        """Return the seconds for which an update travels between a worker and the servers on idle links."""
         if self.colocate:  # the slice beside the worker does not travel
-            return self.model_bytes * (len(self.workers) - 1) / len(self.workers) / worker.link
-        return self.model_bytes / min(worker.link, self.servers * self.server_link)
+            return self.exchange_bytes * (len(self.workers) - 1) / len(self.workers) / worker.link
+        return self.exchange_bytes / min(worker.link, self.servers * self.server_link)
 
     @property
     def apply_seconds(self) -> float:

@@ -14,8 +14,14 @@ def as_toml(spec: ClusterSpec, about: str = "") -> str:
     A description does not say whether servers are colocated.
     """
     lines = [f"# {line}".rstrip() for line in about.splitlines()]
+    exchange = [
+        *([f"local_steps = {spec.local_steps}"] if spec.local_steps > 1 else []),
+        *([f'updates = "{spec.updates}"'] if spec.updates else []),
+        *(["overlap = true"] if spec.overlap else []),
+    ]
     lines += [
         *([""] if lines else []),
+        *([*exchange, ""] if exchange else []),
         "[model]",
         f"bytes = {_number(spec.model_bytes)}",
         f"slices = {spec.slices}",

@@ -62,7 +62,7 @@ class FaultInjector:
                 self._rejoin(machine)
         elif now >= machine.cut_until:
             machine.resume_transfers()
-            if machine.unannounced:
+            if machine.unannounced and now >= machine.paused_until:
                 machine.unannounced = False
                 self._cluster.announce_gradient(machine)
 

@@ -18,10 +18,11 @@ def limit_seconds(
 
     Workers need not make equally many updates. Each is limited by its own path: compute, push, pull, and four messages.
     All together are limited by the links: every update crosses them once in each direction. Jitter and the servers'
-    optimizer steps are left out, because a policy can avoid a part of them.
+    optimizer steps are left out, because a policy can avoid a part of them. With local steps, an iteration is a round.
 
     overlap: gradients are sent while they are computed, in the last two thirds of the compute time. This changes
-    nothing for whole updates.
+    nothing for whole updates. It is not the overlap of a cluster's description, with which a worker computes its next
+    round during the exchange.
 
     batches: worker → its batch size, where a policy has tuned it.
 
@@ -30,14 +31,14 @@ def limit_seconds(
     """
     N, tuned = len(spec.workers), batches or {}
     most = [
-        1 / _path(spec, worker, tuned.get(number, worker.batch), streamed, overlap)
+        1 / _path(spec, worker, tuned.get(number, spec.round_batch(worker)), streamed, overlap)
         for number, worker in enumerate(spec.workers)
     ]
     if spec.colocate:
         return N / _colocated_rate(spec, most)
     received = 1 + spec.replicas * (spec.servers > 1)  # models that cross the links into the servers for an update
     busiest = max(received / spec.capacity("in"), (1 + spec.replicas) / spec.capacity("out"))
-    return max(N / sum(most), N * spec.model_bytes * busiest)
+    return max(N / sum(most), N * spec.exchange_bytes * busiest)
 
 
 def run_limit_seconds(spec: ClusterSpec, policy: Policy, result: SimulationResult) -> float | None:
@@ -54,13 +55,16 @@ def run_limit_seconds(spec: ClusterSpec, policy: Policy, result: SimulationResul
 
 def _path(spec: ClusterSpec, worker: WorkerSpec, batch: int, streamed: bool, overlap: bool) -> float:
     """Return the time of a worker's iteration if it has the network for itself."""
-    compute = worker.compute_seconds(batch)
+    compute, size = spec.round_seconds(worker, batch), spec.exchange_bytes
     if spec.colocate:  # the slice beside the worker does not travel
         share = (len(spec.workers) - 1) / len(spec.workers)
-        push = pull = share * spec.model_bytes / worker.link
+        push = pull = share * size / worker.link
     else:
-        push = spec.model_bytes / min(worker.link, spec.capacity("in"))
-        pull = spec.model_bytes / min(worker.link, spec.capacity("out"))
+        push = size / min(worker.link, spec.capacity("in"))
+        pull = size / min(worker.link, spec.capacity("out"))
+    if spec.overlap:
+        back = max(pull / spec.slices, pull - push) if streamed else pull
+        return max(compute, push + back + 4 * spec.latency)
     if not streamed:
         return compute + push + pull + 4 * spec.latency
     # The first slices come back while the last ones are pushed. Only the last slice is pulled after the push.
@@ -77,7 +81,7 @@ def _colocated_rate(spec: ClusterSpec, most: Sequence[float]) -> float:
     With replicas, every link also carries 1/N of the model for each update, from a shard to its backup.
     """
     N, crossed = len(spec.workers), 1 + spec.replicas * (len(spec.workers) > 1)
-    room = [worker.link * N / spec.model_bytes for worker in spec.workers]
+    room = [worker.link * N / spec.exchange_bytes for worker in spec.workers]
     low, high = 0.0, sum(most) if N == 1 else min(sum(most), *(free / crossed for free in room))
     if N <= 2 and not spec.replicas:
         return high

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from paceline.simulate.clock import Clock
 from paceline.simulate.cluster_spec import WorkerSpec, worker_rng
+from paceline.simulate.compute_times import ComputeTimes
 from paceline.simulate.network import DIRECTIONS, Direction, Flow, Network, Port
 
 NEVER = -1.0
@@ -19,6 +20,7 @@ class Machine:
         "_network",
         "base_version",
         "batch",
+        "compute_began",
         "compute_ends",
         "compute_seconds",
         "connection",
@@ -28,27 +30,35 @@ class Machine:
         "granted_version",
         "halted",
         "incarnation",
+        "is_ahead",
         "iteration",
         "member",
         "number",
+        "own_batch",
         "paused_until",
         "ports",
         "pull_at",
         "random",
         "resets",
+        "round_batch",
         "silent_since",
         "spec",
+        "times",
         "unannounced",
         "up",
         "version",
     )
 
-    def __init__(self, number: int, spec: WorkerSpec, clock: Clock, network: Network, seed: int) -> None:
+    def __init__(
+        self, number: int, spec: WorkerSpec, clock: Clock, network: Network, seed: int, local_steps: int = 1
+    ) -> None:
         self.number = number
         self.spec = spec
         self._clock, self._network = clock, network
         self.ports: dict[Direction, Port] = {way: network.port(number, way) for way in DIRECTIONS}
         self.random = worker_rng(number, seed)
+        self.times = ComputeTimes(spec, self.random, local_steps)
+        self.own_batch = local_steps * spec.batch  # samples of a round, if the policy names no number
         self.incarnation = 0
         self.connection = number  # the number under which the job knows this incarnation
         self.up = True
@@ -63,18 +73,20 @@ class Machine:
     def start(self) -> None:
         """Begin a new incarnation, without a model."""
         self.iteration = 0
-        self.batch = self.spec.batch
+        self.batch = self.own_batch
         self.version = -1  # of the model that the machine has
         self.base_version = self.granted_version = 0
+        self.round_batch = self.batch  # samples of the round that the machine computes, or has computed last
         self.expected: int | None = None  # staleness of the update computed from the granted version
-        self.compute_seconds = 0.0
+        self.compute_seconds = self.compute_began = 0.0
         self.reset()
 
     def reset(self) -> None:
         """Forget the iteration under way, with its transfers."""
         self.resets += 1
         self.compute_ends = self.pull_at = NEVER
-        self.unannounced = False  # is a gradient ready that the job cannot hear of, because the link is cut?
+        self.is_ahead = False  # does the machine compute a round, or has computed it, before the last reply is in?
+        self.unannounced = False  # is a gradient ready that the job cannot hear of, because of a cut or a pause?
         for flow in self.flows.values():
             self._network.stop(flow)
         self.flows.clear()

@@ -22,21 +22,26 @@ class LinkGate(Generic[T]):
     """Admits transfers in one direction, first come, first served."""
 
     def __init__(self, clock: Clock, holds: float, begin: Callable[[T], None]) -> None:
+        """holds: the seconds for which a transfer of the usual size holds the gate."""
         self._clock = clock
-        self._holds = holds  # seconds for which one transfer holds the gate
+        self._holds = holds
         self._begin = begin
-        self._queue: deque[tuple[int, T]] = deque()
+        self._queue: deque[tuple[int, T, float]] = deque()
         self._turn = -1  # the turn of the last transfer that has passed
         self._free_at = 0.0
         self._timer_set = False
 
-    def enter(self, turn: int, transfer: T) -> None:
-        """Begin a transfer: now if its turn is passing or the gate is free, else after the transfers before it."""
+    def enter(self, turn: int, transfer: T, holds: float | None = None) -> None:
+        """Begin a transfer: now if its turn is passing or the gate is free, else after the transfers before it.
+
+        holds: the seconds for which it holds the gate, if it is not of the usual size.
+        """
+        seconds = self._holds if holds is None else holds
         if turn == self._turn:
-            self._free_at = max(self._free_at, self._clock.now) + self._holds
+            self._free_at = max(self._free_at, self._clock.now) + seconds
             self._begin(transfer)
         else:
-            self._queue.append((turn, transfer))
+            self._queue.append((turn, transfer, seconds))
             if not self._timer_set:
                 self._admit(None)
 
@@ -53,6 +58,6 @@ class LinkGate(Generic[T]):
                 self._timer_set = True
                 self._clock.at(self._free_at, self._admit)
                 return
-            self._turn, transfer = self._queue.popleft()
-            self._free_at = max(self._free_at, now) + self._holds
+            self._turn, transfer, seconds = self._queue.popleft()
+            self._free_at = max(self._free_at, now) + seconds
             self._begin(transfer)

@@ -27,7 +27,7 @@ class PipelinedTransfer(WholeTransfer):
     def __init__(self, cluster: Cluster, in_turn: bool) -> None:
         super().__init__(cluster, in_turn)
         self._slices = cluster.spec.slices
-        self._slice_bytes = cluster.spec.model_bytes / self._slices
+        self._slice_bytes = cluster.spec.exchange_bytes / self._slices
         self._slice_apply_seconds = cluster.spec.apply_seconds / self._slices
         self._newest = 0  # round
         self._round: dict[Machine, int] = {}  # member → the round it is in
