@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.cli.shared import errors, refuse
 from paceline.model.codecs import codec
 from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy, make
+from paceline.simulate import ClusterSpec
 
 CARRIED = 0.8  # a lab whose links carry a smaller share of their rates is not the cluster that it should be
 
@@ -118,6 +120,12 @@ def check_updates(updates: str, policy: str, servers: int | None) -> None:
         )
     if servers == 0:
         refuse("--servers 0 starts no shards that receive updates; leave it or --updates out.")
+
+
+def check_described_updates(described: ClusterSpec, policies: Sequence[str]) -> None:
+    """Refuse a described cluster with small updates if workers push no gradients under one of the policies."""
+    if described.updates and (mixing := [policy for policy in policies if make(policy).mixes]):
+        refuse(f"Workers push whole models under {mixing[0]}; leave updates out of the cluster's file.")
 
 
 def _streams(policy: Policy, apply: str) -> bool:

@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.advise.candidates import DDP
-from paceline.cli.job_checks import note_effects, note_links
+from paceline.cli import simulated_rounds
+from paceline.cli.job_checks import check_described_updates, note_effects, note_links
 from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
 from paceline.cli.page import PageOption, Show, job_page, page_place
 from paceline.cli.shared import check_script, check_target, need, progress_bar, refuse, unfinished, write_event
@@ -29,6 +30,7 @@ from paceline.observe.plots import Panel, draw
 from paceline.observe.table import ComparisonRow, comparison
 from paceline.policies import make, split_list, with_mean_weights
 from paceline.simulate import Cluster, ClusterSpec, limit_seconds
+from paceline.simulate.link_use import burst_seconds
 
 if TYPE_CHECKING:
     from paceline.lab.namespaces import Lab
@@ -44,6 +46,7 @@ class LabLine:
     row: ComparisonRow
     measured: LabResult
     simulated: float | None = None
+    figures: simulated_rounds.RoundFigures | None = None  # None if workers exchange gradients in every step
 
     @property
     def error(self) -> float | None:
@@ -103,6 +106,7 @@ def lab(
     from paceline.lab.hosts import goodput, hosts, server_host
     from paceline.lab.namespaces import Lab, LabError
     from paceline.lab.plan import LabPlan
+    from paceline.lab.round_use import sampling_seconds
 
     specs = split_list(policy or ["bsp,r2sp"])
     for spec in specs:
@@ -116,10 +120,18 @@ def lab(
         specs = [with_mean_weights(spec) for spec in specs]  # it trains, as `paceline run` does
         if overlap or ddp or compare:
             refuse("--script runs real training and cannot be used with --overlap, --ddp or --compare-simulation.")
+        if described.local_steps > 1 or described.overlap:
+            refuse("A script makes its own local steps; leave local_steps and overlap out of the cluster's file.")
+    elif not described.exchanges_gradients and (overlap or ddp):
+        refuse("--overlap and --ddp need workers that exchange a float32 gradient in every step.")
+    check_described_updates(described, specs)
     for option, path in (("--trace", trace), ("--plot", plot)):
         check_target(path, option)
     need("torch", "The lab's server", "torch")
-    plan = LabPlan("", iterations, apply == "streamed", overlap, seed, script=command)
+    sampled = 0.0
+    if not command and not described.exchanges_gradients and not colocate:
+        sampled = sampling_seconds(described)
+    plan = LabPlan("", iterations, apply == "streamed", overlap, seed, sampled=sampled, script=command)
     request = LabRequest(specs, described, plan, ddp, compare)
     place = page_place(page, None, None)
     try:
@@ -171,15 +183,28 @@ def _measure(
             predicted = Cluster(built, made, plan.iterations, plan.seed, plan.streamed).run()
             simulated = predicted.report.mean_iteration_seconds
         tuned.setdefault(tuple(result.report.batch_sizes.values()), f"{DDP} (batches of {spec})")
-        yield LabLine(
-            ComparisonRow(spec, "streamed" if plan.streamed else "whole", floor, result.report), result, simulated
-        )
+        row = ComparisonRow(spec, "streamed" if plan.streamed else "whole", floor, result.report)
+        figures = None
+        if not plan.script and not request.described.exchanges_gradients:
+            figures = round_figures(request.described, spec, result)
+        yield LabLine(row, result, simulated, figures)
     if request.ddp:
         for batches, title in (tuned | {own: DDP}).items():
             task = progress.add_task(title, total=None)
             result = ddp_run.run(built_lab, request.described, request.plan, batches)
             progress.update(task, total=1.0, completed=1.0)
             yield LabLine(ComparisonRow(title, "whole", None, result.report), result)  # no server, and so no floor
+
+
+def round_figures(described: ClusterSpec, policy: str, result: LabResult) -> simulated_rounds.RoundFigures:
+    """Return how the workers and the server's links of a run in rounds of local steps have spent their time."""
+    from paceline.lab.round_use import computing_shares, rates
+
+    report, workers = result.report, len(described.workers)
+    shares = computing_shares(result.events, workers, report.warm_up_iterations // workers)
+    waiting = None if described.overlap else report.blocking_seconds / report.mean_iteration_seconds
+    means, peaks = rates(result.carried, burst_seconds(described)) if result.carried else (None, None)
+    return simulated_rounds.RoundFigures(policy, tuple(1.0 - each for each in shares), waiting, means, peaks)
 
 
 def _advance(progress: Progress, task: TaskID, part: float) -> None:
@@ -241,7 +266,13 @@ def _show(described: ClusterSpec, limit: float, share: float, lines: list[LabLin
     servers += ", each with a backup" if described.replicas else ""
     title = f"{described.name}, measured: {len(described.workers)} workers, {servers}, a model of {size}"
     console.print()
+    if not described.exchanges_gradients:
+        title += f", {simulated_rounds.description(described)}"
     console.print(comparison([line.row for line in lines], title, console.width))
+    if figures := [line.figures for line in lines if line.figures]:
+        console.print()
+        console.print(simulated_rounds.table_of(figures))
+        console.print(Text(simulated_rounds.legend(described), style="dim"))
     if any(line.simulated is not None for line in lines):
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_row("", Text("measured", style="dim"), Text("simulated", style="dim"), Text("error", style="dim"))
@@ -276,6 +307,7 @@ def _as_json(described: ClusterSpec, limit: float, share: float, lines: list[Lab
                 "gigabytes_moved": line.measured.cost.gigabytes,
                 "cpu_seconds_per_gigabyte": line.measured.cost.cpu_seconds_per_gigabyte,
             }
+            | (line.figures.as_json() if line.figures else {})
             | (
                 {}
                 if line.simulated is None

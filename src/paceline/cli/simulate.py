@@ -19,7 +19,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from paceline.cli import simulated_rounds, simulated_training
-from paceline.cli.job_checks import note_effects
+from paceline.cli.job_checks import check_described_updates, note_effects
 from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
 from paceline.cli.page import PageOption, SpeedOption, page_place, show_recorded
 from paceline.cli.shared import check_target, errors, need, opened, progress_bar, refuse, unfinished, write_event
@@ -150,8 +150,7 @@ def simulate(
     for spec in specs:
         make(spec)  # a mistake in the last one is found before the first one runs
     described = with_replicas(cluster_named(cluster, apply, colocate, jitter), replicas, specs, apply)
-    if described.updates and (mixing := [spec for spec in specs if make(spec).mixes]):
-        refuse(f"Workers push whole models under {mixing[0]}; leave updates out of the cluster's file.")
+    check_described_updates(described, specs)
     if replicas and colocate:
         refuse("A backup of a server beside a worker cannot be simulated yet; measure it with `paceline lab`.")
     if faults:

@@ -68,7 +68,7 @@ class _LabJob:
         theirs.close()
         self._shards: list[BaseProcess] = []
         self._workers: dict[int, tuple[BaseProcess | Command, Any]] = {}  # process, and pipe of a synthetic worker
-        self._killed: set[int] = set()  # workers that a fault has killed
+        self._killed: set[int] = set()  # workers that a fault or the end of the run has killed
         self._timers: list[threading.Timer] = []
         self._cpu_by_pid: dict[int, float] = {}  # last known CPU seconds of each process, some of which have ended
         self._carried: dict[int, list[tuple[float, int, int]]] = {}
@@ -104,6 +104,8 @@ class _LabJob:
                     threading.Thread(target=self._sample, daemon=True).start()
             elif what == "over":
                 after = self._usage()
+                if not self._plan.to_the_end:
+                    self._end_workers()
                 self._pipe.send("noted")
             elif what == "failed":
                 raise LabError(value)
@@ -123,6 +125,12 @@ class _LabJob:
             with contextlib.suppress(LabError):
                 self._lab.mend(worker_host(number))
         self._lab.stop([self._coordinator, *self._shards, *(process for process, _ in self._workers.values())])
+
+    def _end_workers(self) -> None:
+        """Terminate the workers. If the server ended before them, they would warn that it is lost."""
+        for number, (process, _) in self._workers.items():
+            self._killed.add(number)
+            process.terminate()
 
     def _start_shard(self, number: int, replica: int) -> None:
         host = backup_host(self._spec, number) if replica else server_host(self._spec, number)
@@ -152,6 +160,8 @@ class _LabJob:
             plan.seed,
             plan.overlap,
             plan.iterations if plan.exactly else None,
+            self._spec.local_steps,
+            self._spec.overlap,
         )
         process = self._lab.start(worker_host(number), synthetic_worker.work, task, theirs)
         theirs.close()

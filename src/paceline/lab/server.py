@@ -83,6 +83,7 @@ async def _serve(
         streamed=plan.streamed,
         replicas=spec.replicas,
         visits=spec.colocate,
+        update_codec=spec.updates,
     )
     observer = Tee(Tee(summary, goal), Recorder(events.append))
     # The lab's links are private to it.
