@@ -52,7 +52,8 @@ from paceline.serve.wire.messages import (
 )
 from paceline.serve.wire.tokens import token_for
 from paceline.serve.worker.control import FROM_COORDINATOR
-from paceline.serve.worker.transfers import FROM_SHARD, retry_pauses
+from paceline.serve.worker.endings import retry_pauses
+from paceline.serve.worker.transfers import FROM_SHARD
 
 TOKEN = token_for("worker", b"")
 PATIENCE = 60.0  # seconds in which a connection is retried

@@ -26,8 +26,9 @@ from paceline.serve.wire.messages import TraceEvents, Welcome
 from paceline.serve.wire.packed_events import pack, unpack
 from paceline.serve.wire.transfer_messages import NEARLY_DONE
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.endings import Ending
 from paceline.serve.worker.shard_link import ShardLink
-from paceline.serve.worker.transfers import Ending, Transfers
+from paceline.serve.worker.transfers import Transfers
 from serve.workers import described
 from train.jobs import job
 

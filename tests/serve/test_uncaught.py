@@ -13,7 +13,7 @@ from paceline.serve.environment import LAUNCHED, LOST, REFUSAL, REFUSED
 from paceline.serve.environment import address as address_of
 from paceline.serve.wire.frames import WireError
 from paceline.serve.worker import uncaught
-from paceline.serve.worker.transfers import Refusal
+from paceline.serve.worker.endings import Refusal
 
 #: A script that joins, and then ends with the error of its first argument.
 SCRIPT = """
@@ -21,7 +21,7 @@ import sys
 from paceline.serve.environment import address
 from paceline.serve.wire.frames import WireError
 from paceline.serve.worker import uncaught
-from paceline.serve.worker.transfers import Refusal
+from paceline.serve.worker.endings import Refusal
 
 uncaught.shorten()
 match sys.argv[1]:

@@ -17,8 +17,8 @@ from paceline.serve.environment import address
 from paceline.serve.server import Server, ServerError
 from paceline.serve.worker import gradient as gradients
 from paceline.serve.worker.client import Client
+from paceline.serve.worker.endings import IncarnationOver
 from paceline.serve.worker.incarnation import Incarnation
-from paceline.serve.worker.transfers import IncarnationOver
 from serve.workers import described, work
 from train.jobs import job
 from train.lessons import OPTIMIZERS, data, loss_on, model

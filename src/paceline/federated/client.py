@@ -88,7 +88,8 @@ class FederatedClient:
             token = job_token()
         secret = token.encode() if isinstance(token, str) else token
         number = worker_number() if client is None else client
-        self._wire = Wire(address(server), description, secret, number, tls=tls or Tls.from_environment())
+        tls = tls or Tls.from_environment()
+        self._wire = Wire(address(server), description, secret, number, tls=tls, in_rounds=True)
         self.rounds = 0  # completed so far
 
     @property

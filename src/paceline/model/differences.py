@@ -14,6 +14,15 @@ from paceline.model.codecs import Floats, codec, decode, encoded_size
 EXACT = "float32"
 
 
+def way_back(name: str, in_rounds: bool) -> str:
+    """Return the codec in which the model comes back, if workers push in the codec `name`.
+
+    in_rounds: they push once in several local steps. With `topk` and a gradient in every step, the model comes back as
+    `int4`. If each pull had the largest differences only, most numbers of a worker's model would be too many steps old.
+    """
+    return "int4" if name.startswith("topk") and not in_rounds else name
+
+
 class FollowedModel:
     """One piece of a model, as the receiver of a connection has it. Each end of the connection has one of these."""
 

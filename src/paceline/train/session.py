@@ -161,7 +161,17 @@ def _connect(
 
     def connect(departure: Departure) -> Client:
         number, tls = worker_number(), Tls.from_environment()
-        return Client(server_address, description, secret, number, tls=tls, tell=notice, departure=departure)
+        in_rounds = local is not None and local.steps > 1
+        return Client(
+            server_address,
+            description,
+            secret,
+            number,
+            tls=tls,
+            tell=notice,
+            departure=departure,
+            in_rounds=in_rounds,
+        )
 
     if rank_count > 1:
         return ranks.RankedBackend(connect, flat, Loading(flat, optimizer), rank, rank_count)

@@ -28,9 +28,10 @@ from paceline.serve.wire.messages import GrantIteration, OfferWeights, ReportMet
 from paceline.serve.wire.tls import Tls
 from paceline.serve.wire.tokens import token_for
 from paceline.serve.worker.departure import Departure
+from paceline.serve.worker.endings import IncarnationOver, Refusal, retry_pauses
 from paceline.serve.worker.gradient import Backward, OutgoingGradient
 from paceline.serve.worker.incarnation import LEAVE_SECONDS, Incarnation
-from paceline.serve.worker.transfers import IncarnationOver, PartOf, Refusal, retry_pauses
+from paceline.serve.worker.transfers import PartOf
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Client:
         patience: float = PATIENCE,
         tell: Callable[[str], None] | None = None,
         departure: Departure | None = None,
+        in_rounds: bool = False,
     ) -> None:
         """description: of the model, as JSON; empty if the server has no shards and only coordinates.
 
@@ -63,9 +65,10 @@ class Client:
         patience: seconds for which the worker retries to reach the server or a shard.
         tell: is called with a line for the user when the worker has joined, and when the job begins.
         departure: if the worker is asked to leave, methods raise Departed as soon as its last gradient is pushed.
+        in_rounds: it pushes once in several local steps, so that small updates may come back in fewer bits.
         """
         self._endpoint = Endpoint(*address, token_for("worker", token), tls)
-        self._description, self._patience = description, patience
+        self._description, self._patience, self._in_rounds = description, patience, in_rounds
         self.joins = 1  # how often this worker has joined; samples of an earlier incarnation belong to others now
         self._requests = 0  # for samples, so far
         self._taken: RequestSamples | None = None  # the request whose samples were taken last
@@ -353,7 +356,13 @@ class Client:
         for pause in retry_pauses(self._patience if patience is None else patience):
             try:
                 return Incarnation(
-                    self._endpoint, self._description, worker, self._patience, generation, self.departure
+                    self._endpoint,
+                    self._description,
+                    worker,
+                    self._patience,
+                    generation,
+                    self.departure,
+                    self._in_rounds,
                 )
             except (Refusal, IncarnationOver, WireError):
                 raise

@@ -28,7 +28,7 @@ from paceline.serve.wire.messages import (
     VisitShard,
     Welcome,
 )
-from paceline.serve.worker.transfers import IncarnationOver, raise_if_over
+from paceline.serve.worker.endings import IncarnationOver, raise_if_over
 
 T = TypeVar("T")
 _ON_JOINING = Challenge | Accepted | Refused | Expelled | Welcome | Resumed | ShardMoved | ProvideWeights | KeepWeights

@@ -6,7 +6,6 @@ repetition and applies the update once.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from paceline.model.description import Description
+from paceline.model.differences import way_back
 from paceline.serve.wire.endpoint import Endpoint, is_loopback
 from paceline.serve.wire.frames import Channel, ConnectionClosed, MessageDecoder, WireError
 from paceline.serve.wire.link import worker_to_shard
@@ -40,6 +40,7 @@ from paceline.serve.wire.messages import (
 )
 from paceline.serve.wire.tls import TlsRefused
 from paceline.serve.wire.transfer_messages import NEARLY_DONE
+from paceline.serve.worker.endings import Ending, IncarnationOver, Refusal, raise_if_over, retry_pauses
 from paceline.serve.worker.gradient import Backward, OutgoingGradient
 from paceline.serve.worker.push_to_all import push_order, push_to_all
 from paceline.serve.worker.shard_link import ShardLink
@@ -60,45 +61,7 @@ FROM_SHARD = MessageDecoder(
 )
 #: Makes a shard's part of a checkpoint from the shard's pieces of the model.
 PartOf = Callable[[Ranges], bytes]
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
 MOVED_SECONDS = 0.1  # after which a thread that waits for a shard looks whether the incarnation has ended
-
-
-class Refusal(ConnectionError):
-    """The server refuses this worker. The message is the server's reason."""
-
-
-class IncarnationOver(ConnectionError):
-    """This incarnation of the worker is over. The worker may join again."""
-
-
-def raise_if_over(message: Any) -> None:
-    """Raise the matching error if the server's answer is Refused or Expelled."""
-    if isinstance(message, Refused):
-        raise Refusal(message.reason)
-    if isinstance(message, Expelled):
-        raise IncarnationOver(message.reason)
-
-
-def retry_pauses(seconds: float) -> Iterator[float]:
-    """Yield increasing pauses between attempts, until `seconds` have passed in all."""
-    end, pause = time.monotonic() + seconds, FIRST_PAUSE
-    while (left := end - time.monotonic()) > 0:
-        yield min(pause, left)
-        pause = min(2 * pause, LONGEST_PAUSE)
-
-
-class Ending:
-    """Whether an incarnation has ended, and why."""
-
-    def __init__(self) -> None:
-        self.error: ConnectionError | None = None
-        self.over = threading.Event()  # set when the incarnation ends or is about to end
-
-    def check(self) -> None:
-        """Raise the error with which the incarnation has ended, if it has ended."""
-        if self.error:
-            raise self.error
 
 
 class Transfers:
@@ -112,16 +75,18 @@ class Transfers:
         patience: float,
         ending: Ending,
         description: bytes = b"",
+        in_rounds: bool = False,
     ) -> None:
         """patience: seconds for which the worker retries to reach a shard.
 
         description: of the model, as JSON. It is needed if the job has a codec.
+        in_rounds: the worker pushes once in several local steps.
         """
         self._welcome, self._generation, self._endpoint = welcome, generation, endpoint
         self.patience, self._ending = patience, ending
         digests = welcome.certificates or (b"",) * len(welcome.shards)
         shards = enumerate(zip(welcome.shards, digests, strict=True))
-        codec = "" if welcome.mixes else welcome.update_codec
+        codec = "" if welcome.mixes else way_back(welcome.update_codec, in_rounds)
         trained = Description.from_json(description).layout.trained_elements if codec else 0
         self.parts = [
             ShardLink(number, endpoint.at(host, port, digest), pieces, codec, trained)

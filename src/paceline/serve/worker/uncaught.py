@@ -15,8 +15,8 @@ from types import TracebackType
 
 from paceline.serve.environment import LOST, REFUSAL, REFUSED, is_launched, tell_launcher
 from paceline.serve.wire.frames import WireError
+from paceline.serve.worker.endings import IncarnationOver, Refusal
 from paceline.serve.worker.notices import notice
-from paceline.serve.worker.transfers import IncarnationOver, Refusal
 
 TRACEBACK = "PACELINE_TRACEBACK"
 PACKAGE = str(Path(__file__).parents[2])
