@@ -91,7 +91,7 @@ def measure(title: str, case: Case, iterations: int) -> None:
         "samples/s (×)",
         "staleness",
     )
-    updates = f"{spec.exchange_bytes / 1e6:.3g} MB ({case.updates or 'float32'})"
+    updates = f"{spec.update_bytes / 1e6:.3g} MB ({case.updates or 'float32'})"
     overlapped = ", overlapped" if case.overlap else ""
     slow = f", {case.slow} worker four times slower" if case.slow else ""
     Output(None).table(f"{title}: updates of {updates}{overlapped}, a hub of {case.hub:g} Mbit/s{slow}", heads, rows)

@@ -16,6 +16,7 @@ from benchmarks.local_steps.size import SIZES, WORKERS, Size
 from benchmarks.local_steps.tables import results
 from benchmarks.output import Output
 from paceline.model.codecs import encoded_size
+from paceline.model.differences import way_back
 
 
 def moments(arm: str, updates: str, size: Size, step_seconds: float, rate: float) -> dict[int, float]:
@@ -40,11 +41,12 @@ def moments(arm: str, updates: str, size: Size, step_seconds: float, rate: float
     found = {0: 0.0}
     for at in sorted(plan.exchanges):
         for each in plan.exchanges[at]:
-            seconds = encoded_size(updates, each.part.stop - each.part.start) / rate
+            count = each.part.stop - each.part.start
+            push, pull = (encoded_size(codec, count) / rate for codec in (updates, way_back(updates)))
             for worker in range(each.pushing.start, each.pushing.stop):
-                pushes_end = own[worker] = max(reach(worker, at), pushes_end) + seconds
+                pushes_end = own[worker] = max(reach(worker, at), pushes_end) + push
             for worker in range(each.pulling.start, each.pulling.stop):
-                pulls_end = own[worker] = max(reach(worker, at), pushes_end, pulls_end) + seconds
+                pulls_end = own[worker] = max(reach(worker, at), pushes_end, pulls_end) + pull
         found[at] = pushes_end
     return found
 

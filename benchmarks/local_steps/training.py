@@ -21,6 +21,7 @@ from benchmarks.local_steps.rules import Server, average
 from benchmarks.local_steps.schedules import NOBODY, Exchange
 from benchmarks.local_steps.size import WORKERS, Size
 from paceline.model.codecs import encoded_size
+from paceline.model.differences import way_back
 
 DIVERGED = 8.0  # nats a byte; a model that knows nothing has 5.5
 
@@ -86,9 +87,9 @@ class Training:
             self._push((exchange.pushing, part), exchange.averaged)
         if exchange.pulling != NOBODY:
             self._pull((exchange.pulling, part), exchange)
-        size = encoded_size(self.updates, part.stop - part.start)
-        self.pushed += size * (exchange.pushing.stop - exchange.pushing.start)
-        self.pulled += size * (exchange.pulling.stop - exchange.pulling.start)
+        count = part.stop - part.start
+        self.pushed += encoded_size(self.updates, count) * (exchange.pushing.stop - exchange.pushing.start)
+        self.pulled += encoded_size(way_back(self.updates), count) * (exchange.pulling.stop - exchange.pulling.start)
 
     def _push(self, place: tuple[slice, slice], averaged: bool) -> None:
         difference = self.models[place] - self.begins[place]
@@ -108,7 +109,7 @@ class Training:
         if self.updates == EXACT:
             self.held[place] = self.server.weights[place[1]]
         else:
-            self.held[place] += decoded(self.server.weights[place[1]] - before, self.updates)
+            self.held[place] += decoded(self.server.weights[place[1]] - before, way_back(self.updates))
         moved = self.held[place] - before
         if exchange.pushing == NOBODY:  # in the middle of a round
             self.models[place] += moved

@@ -38,7 +38,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (("--link", "1Gbit", "--local-steps", "0"), "--local-steps must be whole numbers from 1 to 1000000, separated"),
         (("--link", "1Gbit", "--local-steps", "50,many"), "such as 50,200; got '50,many'."),
         (("--link", "1Gbit", "--updates", "int5"), "--updates: updates are encoded as int8, int4 or topk:F"),
-        (("--link", "1Gbit", "--updates", "topk:0.02"), "topk:0.02 goes with several steps between two exchanges: add"),
         (("--link", "1Gbit", "--now", "diloco"), "use it with --local-steps 50, say."),
         (
             ("--lab", str(EXAMPLES / "clusters" / "eight-sites.toml")),

@@ -86,11 +86,11 @@ def test_rates_are_means_and_peaks_of_all_workers_together() -> None:
     # The first worker sends 10 bytes in its first second, and the other one in its third.
     first = [(0.0, 0, 0), (1.0, 0, 10), (2.0, 0, 10), (3.0, 4, 10), (4.0, 8, 10)]
     other = [(0.0, 0, 50), (1.0, 0, 50), (2.0, 0, 50), (3.0, 4, 60), (4.0, 8, 60)]
-    means, peaks = rates({0: first, 1: other}, 1.0)
+    means, peaks = rates({0: first, 1: other}, (1.0, 1.0))
     assert means == pytest.approx((20 / 4, 16 / 4))
     assert peaks == pytest.approx((10, 8))
-    assert rates({0: first, 1: other}, 2.0)[1] == pytest.approx((5, 8))
-    assert rates({0: first, 1: other}, 9.0) == (means, means)
+    assert rates({0: first, 1: other}, (2.0, 1.0))[1] == pytest.approx((5, 8))
+    assert rates({0: first, 1: other}, (9.0, 9.0)) == (means, means)
 
 
 TOML = """

@@ -221,7 +221,6 @@ CODEC = "int8, int4 or topk:F, such as topk:0.02"
         ("[model]", 'updates = "topk"\n[model]', "updates", CODEC),
         ("[model]", 'updates = "topk:2"\n[model]', "updates", CODEC),
         ("[model]", 'updates = "float32"\n[model]', "updates", CODEC),
-        ("[model]", 'updates = "topk:0.1"\n[model]', "updates", "is 'topk:0.1', which needs local_steps of at least 2"),
         ("[model]", 'updates = ""\n[model]', "updates", CODEC),
         ("[model]", "updates = 8\n[model]", "updates", f"is 8; expected {CODEC}"),
         ("[model]", 'overlap = "yes"\n[model]', "overlap", "is 'yes'; expected true or false"),

@@ -20,6 +20,7 @@ from paceline.simulate import Cluster, ClusterSpec, Jitter, WorkerSpec, limit_se
 from paceline.simulate.cluster_spec import worker_rng
 from paceline.simulate.compute_times import ComputeTimes
 from paceline.simulate.link_use import LinkUse, burst_seconds
+from paceline.simulate.network import DIRECTIONS
 from paceline.simulate.random_faults import with_random_faults
 from paceline.simulate.simulated_model import CountedModel
 from tries import tries
@@ -153,18 +154,19 @@ def test_the_same_seed_gives_the_same_rounds_and_another_seed_others() -> None:
 @pytest.mark.parametrize("codec", CODECS[1:])
 def test_both_ways_carry_encoded_bytes_and_only_the_first_pull_is_float32(codec: str) -> None:
     spec = cluster(1, updates=codec)
-    assert spec.exchange_bytes == encoded_size(codec, 2_500_000)
+    assert spec.update_bytes == encoded_size(codec, 2_500_000)
     seen = events(spec, "asp", 6)
     pulls, pushes = durations(seen, Pulling, Pulled), durations(seen, Pushing, Arrived)
     assert pulls[0] == pytest.approx(0.8)
-    assert pulls[1:] == pytest.approx([spec.exchange_bytes / 12.5e6] * (len(pulls) - 1))
-    assert pushes == pytest.approx([spec.exchange_bytes / 12.5e6] * len(pushes))
+    assert spec.reply_bytes == encoded_size("int4" if codec.startswith("topk") else codec, 2_500_000)
+    assert pulls[1:] == pytest.approx([spec.reply_bytes / 12.5e6] * (len(pulls) - 1))
+    assert pushes == pytest.approx([spec.update_bytes / 12.5e6] * len(pushes))
     assert len(pulls) == 6
 
 
 def test_the_sizes_are_those_calculated_by_hand() -> None:
     def bytes_of(codec: str) -> float:
-        return cluster(1, updates=codec, model_bytes=4 * 4096 * 1000).exchange_bytes
+        return cluster(1, updates=codec, model_bytes=4 * 4096 * 1000).update_bytes
 
     assert bytes_of("") == 4 * 4096 * 1000
     assert bytes_of("int8") == 4096 * 1000 + 2 * 16 * 1000  # a scale of two bytes for each block of 256
@@ -184,7 +186,7 @@ def test_a_worker_that_comes_back_pulls_the_model_in_float32() -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_after_the_first_pull_a_codec_has_the_times_of_a_smaller_model(policy: str, streamed: bool) -> None:
     encoded = cluster(4, updates="int4")
-    small = cluster(4, model_bytes=encoded.exchange_bytes)
+    small = cluster(4, model_bytes=encoded.update_bytes)
     assert seconds(encoded, policy, streamed) == pytest.approx(seconds(small, policy, streamed), rel=0.01)
 
 
@@ -346,25 +348,25 @@ def test_turns_reach_the_floor() -> None:
 
 def test_the_share_of_computing_is_as_calculated_by_hand() -> None:
     result = Cluster(cluster(8, updates="int8"), make("bsp"), 80).run()
-    exchange = 8 * cluster(updates="int8").exchange_bytes / 12.5e6
+    exchange = 8 * cluster(updates="int8").update_bytes / 12.5e6
     assert result.computing == pytest.approx([2.0 / (2.0 + 2 * exchange)] * 8, rel=0.02)
     slow = WorkerSpec(12.5e6, 32, 32 / 0.16)
     unequal = replace(cluster(1, updates="topk:0.02"), workers=(*cluster(3).workers, slow))
     computing = Cluster(unequal, make("bsp"), 80).run().computing
-    assert computing[3] > 0.95
+    assert computing[3] > 0.94
     assert computing[:3] == pytest.approx([computing[3] / 4] * 3, rel=0.02)
 
 
 def test_the_peak_by_turns_is_that_of_one_worker_where_the_exchanges_of_all_take_a_twentieth_of_a_round() -> None:
-    spec = cluster(8, updates="topk:0.02")
+    spec = replace(cluster(8, updates="int4"), local_steps=500)
     peaks = {}
     for policy in ("bsp", "r2sp"):
         use = LinkUse()
         result = Cluster(spec, make(policy), 60, 0, observer=use).run()
-        since, until, window = result.warmed_up_at, result.simulated_seconds, burst_seconds(spec)
-        peaks[policy] = [use.peak(direction, window, since, until) for direction in ("in", "out")]
-        rate = 8 * spec.exchange_bytes / result.report.mean_iteration_seconds / 12.5e6
-        for direction in ("in", "out"):
+        since, until = result.warmed_up_at, result.simulated_seconds
+        peaks[policy] = [use.peak(way, burst_seconds(spec, way), since, until) for way in DIRECTIONS]
+        rate = 8 * spec.update_bytes / result.report.mean_iteration_seconds / 12.5e6
+        for direction in DIRECTIONS:
             assert use.mean(direction, since, until) == pytest.approx(rate, rel=0.05)
     assert peaks["bsp"] == pytest.approx([1.0, 1.0], rel=0.01)
     assert peaks["r2sp"] == pytest.approx([1 / 8, 1 / 8], rel=0.01)

@@ -12,7 +12,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
 import paceline
-from paceline.model.codecs import Encoder, codec, decode, encoded_size
+from paceline.model.codecs import Encoder, decode, encoded_size
 from paceline.model.differences import FollowedModel, way_back
 from paceline.serve.environment import address
 from paceline.serve.wire.messages import UpdatedPiece, Weights
@@ -39,13 +39,12 @@ class Worker:
 
     where: str
     cut_before: int = -1  # the update before whose push its connections are lost
-    in_rounds: bool = True
     models: list[Any] = field(default_factory=list)
     pieces: list[tuple[int, int]] = field(default_factory=list)
 
     def run(self) -> Worker:
         weights = np.zeros(SIZE, np.float32)
-        self.client = Client(address(self.where), described(SIZE), in_rounds=self.in_rounds)
+        self.client = Client(address(self.where), described(SIZE))
         try:
             self.client.begin(weights.data.cast("B"))
             links = self.client._incarnation._transfers.parts
@@ -93,9 +92,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return found
 
 
-def expected_models(
-    name: str, pieces: list[tuple[int, int]], cut_before: int = -1, in_rounds: bool = True
-) -> list[Any]:
+def expected_models(name: str, pieces: list[tuple[int, int]], cut_before: int = -1) -> list[Any]:
     """Return the models that one worker receives from a server that steps by 1 times each gradient."""
     encoder, on_server = Encoder(name, SIZE), np.zeros(SIZE, np.float32)
     followed: list[FollowedModel] = []
@@ -106,7 +103,7 @@ def expected_models(
             decode(encoder.encode(gradient_of(update).data, "float32", start, stop), name, decoded)
             on_server[start:stop] -= decoded
         if update in (-1, cut_before):
-            followed = [FollowedModel(way_back(name, in_rounds), stop - start) for start, stop in pieces]
+            followed = [FollowedModel(way_back(name), stop - start) for start, stop in pieces]
         for its, (start, stop) in zip(followed, pieces, strict=True):
             if its.next_type == "float32":
                 its.set(on_server[start:stop])
@@ -134,19 +131,10 @@ def test_the_worker_has_what_the_shard_knows(
     if name != "topk:0.02":  # a step by a decoded update is encoded without a loss
         assert not np.array_equal(expected[-1], expected[-2])
     exact = sorted([("float32", 4 * (stop - start)) for start, stop in worker.pieces] * 2)
-    coded = sorted([(codec(name).name, encoded_size(name, stop - start)) for start, stop in worker.pieces] * UPDATES)
+    back = "int4" if name.startswith("topk") else name
+    coded = sorted([(back, encoded_size(back, stop - start)) for start, stop in worker.pieces] * UPDATES)
     assert sorted(each for each in received if each[0] == "float32") == exact
     assert sorted(each for each in received if each[0] != "float32") == coded
-
-
-@every_codec
-def test_the_model_comes_back_as_int4_if_gradients_are_sent_as_topk(name: str, received: list[tuple[str, int]]) -> None:
-    """With the largest differences only, most numbers of the worker's model would be many steps old."""
-    with job("asp", update_codec=name) as running:
-        (worker,) = running.work(lambda where: Worker(where, in_rounds=False).run())
-    assert {dtype for dtype, _ in received} == {"float32", "int4" if name.startswith("topk") else name}
-    for mine, its in zip(worker.models, expected_models(name, worker.pieces, in_rounds=False), strict=True):
-        assert np.array_equal(mine, its)
 
 
 @every_codec

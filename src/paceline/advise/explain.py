@@ -227,11 +227,11 @@ def _merit_of_diloco(spec: ClusterSpec, candidate: Candidate) -> str:
 
 def _bytes_sent(spec: ClusterSpec) -> str:
     """Return what workers send with these local steps and updates, in relation to gradients of every step."""
-    fewer = spec.local_steps * spec.model_bytes / spec.exchange_bytes
+    fewer = spec.local_steps * spec.model_bytes / spec.update_bytes
     sent = f"in {spec.updates}" if spec.updates else "in float32"
     steps = f"{spec.local_steps} steps" if spec.local_steps > 1 else "every step"
     return (
-        f"An exchange after {steps}, {sent}, is {spec.exchange_bytes / 1e6:,.3g} MB in each direction: 1/{fewer:,.0f} "
+        f"An exchange after {steps}, {sent}, is {spec.update_bytes / 1e6:,.3g} MB in each direction: 1/{fewer:,.0f} "
         "of a float32 gradient and model in every step."
     )
 

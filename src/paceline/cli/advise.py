@@ -205,9 +205,10 @@ def _exchanges(
     """Return the numbers of local steps and the codec to compare: those of the options, or else of the cluster."""
     codec = updates if updates is not None else described.updates if described else ""
     check_updates(codec, "bsp", None)
+    if local_steps is None:
+        return (described.local_steps if described else 1,), codec
     try:
-        own = described.local_steps if described else 1
-        counts = (own,) if local_steps is None else tuple(int(each) for each in local_steps.split(","))
+        counts = tuple(int(each) for each in local_steps.split(","))
     except ValueError:
         counts = (0,)
     if not all(1 <= each <= MAX_STEPS for each in counts):
@@ -215,8 +216,6 @@ def _exchanges(
             f"--local-steps must be whole numbers from 1 to {MAX_STEPS}, separated by commas, such as 50,200; got "
             f"{local_steps!r}."
         )
-    if codec.startswith("topk") and 1 in counts:
-        refuse(f"{codec} goes with several steps between two exchanges: add --local-steps 50, say, or use int4.")
     return counts, codec
 
 

@@ -203,7 +203,8 @@ def round_figures(described: ClusterSpec, policy: str, result: LabResult) -> sim
     report, workers = result.report, len(described.workers)
     shares = computing_shares(result.events, workers, report.warm_up_iterations // workers)
     waiting = None if described.overlap else report.blocking_seconds / report.mean_iteration_seconds
-    means, peaks = rates(result.carried, burst_seconds(described)) if result.carried else (None, None)
+    windows = (burst_seconds(described, "in"), burst_seconds(described, "out"))
+    means, peaks = rates(result.carried, windows) if result.carried else (None, None)
     return simulated_rounds.RoundFigures(policy, tuple(1.0 - each for each in shares), waiting, means, peaks)
 
 

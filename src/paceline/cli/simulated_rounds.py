@@ -17,7 +17,7 @@ IDLE = "idle: the share of the time in which a worker computes nothing. ≤: tha
 WAITS = "waits: the part of it in which a worker waits for others."
 PEAK = (
     "peak: the largest mean rate of all servers' links together over any {seconds}. In that time they carry one update "
-    "of each worker."
+    "or model of each worker."
 )
 
 
@@ -47,7 +47,7 @@ class RoundFigures:
 
 def figures_of(spec: ClusterSpec, policy: str, result: SimulationResult, use: LinkUse) -> RoundFigures:
     """Return the figures of one run."""
-    report, window = result.report, burst_seconds(spec)
+    report = result.report
     since, until = result.warmed_up_at, result.simulated_seconds
     idle = tuple(max(0.0, 1.0 - share) for share in result.computing)
     waiting = None if spec.overlap else report.blocking_seconds / report.mean_iteration_seconds
@@ -55,7 +55,8 @@ def figures_of(spec: ClusterSpec, policy: str, result: SimulationResult, use: Li
         return RoundFigures(policy, idle, waiting, None, None)
     into, out = (spec.capacity(direction) for direction in DIRECTIONS)
     means = (into * use.mean("in", since, until), out * use.mean("out", since, until))
-    peaks = (into * use.peak("in", window, since, until), out * use.peak("out", window, since, until))
+    peak_in, peak_out = (use.peak(way, burst_seconds(spec, way), since, until) for way in DIRECTIONS)
+    peaks = (into * peak_in, out * peak_out)
     return RoundFigures(policy, idle, waiting, means, peaks)
 
 
@@ -63,7 +64,7 @@ def description(spec: ClusterSpec) -> str:
     """Return in words when and how workers exchange, such as "50 local steps, updates of 133 MB (int4)"."""
     parts = [f"{spec.local_steps} local steps"] if spec.local_steps > 1 else []
     if spec.updates:
-        parts.append(f"updates of {spec.exchange_bytes / 1e6:,.3g} MB ({spec.updates})")
+        parts.append(f"updates of {spec.update_bytes / 1e6:,.3g} MB ({spec.updates})")
     return ", ".join([*parts, *(["overlapped"] if spec.overlap else [])])
 
 
@@ -90,4 +91,6 @@ def table_of(rows: Sequence[RoundFigures]) -> Table:
 def legend(spec: ClusterSpec) -> str:
     """Return the explanation of the table."""
     parts = [IDLE, *([] if spec.overlap else [WAITS])]
-    return " ".join(parts if spec.colocate else [*parts, PEAK.format(seconds=duration(burst_seconds(spec)))])
+    into, out = (duration(burst_seconds(spec, way)) for way in DIRECTIONS)
+    seconds = into if into == out else f"{into} (in) or {out} (out)"
+    return " ".join(parts if spec.colocate else [*parts, PEAK.format(seconds=seconds)])

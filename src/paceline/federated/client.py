@@ -88,8 +88,7 @@ class FederatedClient:
             token = job_token()
         secret = token.encode() if isinstance(token, str) else token
         number = worker_number() if client is None else client
-        tls = tls or Tls.from_environment()
-        self._wire = Wire(address(server), description, secret, number, tls=tls, in_rounds=True)
+        self._wire = Wire(address(server), description, secret, number, tls=tls or Tls.from_environment())
         self.rounds = 0  # completed so far
 
     @property

@@ -17,7 +17,7 @@ Samples = Mapping[int, Sequence[tuple[float, int, int]]]
 
 def sampling_seconds(spec: ClusterSpec) -> float:
     """Return the time between two samples of byte counters that shows the peaks of a cluster's links."""
-    return min(0.5, max(0.02, burst_seconds(spec) / 20))
+    return min(0.5, max(0.02, burst_seconds(spec, "in") / 20))
 
 
 def computing_shares(events: Sequence[Event], workers: int, warm_up: int) -> tuple[float, ...]:
@@ -39,23 +39,23 @@ def computing_shares(events: Sequence[Event], workers: int, warm_up: int) -> tup
     return tuple(shares)
 
 
-def rates(carried: Samples, seconds: float) -> tuple[tuple[float, float], tuple[float, float]]:
+def rates(carried: Samples, seconds: tuple[float, float]) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the rates at which all workers together send and receive, in bytes per second: the means and the peaks.
 
-    seconds: the time over which a peak is taken. If the samples cover no more, a peak is the mean.
+    seconds: the times over which the two peaks are taken. If the samples cover no more, a peak is the mean.
     """
     begins = max(samples[0][0] for samples in carried.values())
     ends = min(samples[-1][0] for samples in carried.values())
     times = np.unique([sample[0] for samples in carried.values() for sample in samples])
     times = times[(times >= begins) & (times <= ends)]
     means, peaks = [], []
-    for column in (2, 1):  # sent by the workers, and received by them
+    for column, window in zip((2, 1), seconds, strict=True):  # sent by the workers, and received by them
         total = np.zeros(len(times))
         for samples in carried.values():
             found = np.array(samples)
             total += np.interp(times, found[:, 0], found[:, column])
         means.append(float((total[-1] - total[0]) / (times[-1] - times[0])) if len(times) > 1 else 0.0)
-        peaks.append(_peak(times, total, seconds) if ends - begins > seconds else means[-1])
+        peaks.append(_peak(times, total, window) if ends - begins > window else means[-1])
     return (means[0], means[1]), (peaks[0], peaks[1])
 
 

@@ -101,8 +101,7 @@ class SyntheticWorker:
         self._task, self._elements = task, described.layout.size
         self._gradient, self._weights = gradient_of(task.number, self._elements), np.zeros(self._elements, np.float32)
         self._times = ComputeTimes(task.spec, worker_rng(task.number, task.seed), task.local_steps)
-        in_rounds = task.local_steps > 1
-        self._client = Client(task.address, described.as_json(), task.token, task.number, in_rounds=in_rounds)
+        self._client = Client(task.address, described.as_json(), task.token, task.number)
 
     def train(self) -> None:
         """Compute and exchange as often as the task says."""

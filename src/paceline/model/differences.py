@@ -14,13 +14,13 @@ from paceline.model.codecs import Floats, codec, decode, encoded_size
 EXACT = "float32"
 
 
-def way_back(name: str, in_rounds: bool) -> str:
+def way_back(name: str) -> str:
     """Return the codec in which the model comes back, if workers push in the codec `name`.
 
-    in_rounds: they push once in several local steps. With `topk` and a gradient in every step, the model comes back as
-    `int4`. If each pull had the largest differences only, most numbers of a worker's model would be too many steps old.
+    With `topk` it comes back as `int4`. Each worker pushes other numbers, and they all are in the difference. If a pull
+    had the largest of them only, most numbers of a worker's model would be many exchanges old.
     """
-    return "int4" if name.startswith("topk") and not in_rounds else name
+    return "int4" if name.startswith("topk") else name
 
 
 class FollowedModel:

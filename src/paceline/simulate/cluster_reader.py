@@ -90,8 +90,6 @@ def parse_cluster(text: str, name: str, source: str) -> ClusterSpec:
     )
     for table in (model, servers, root):
         table.check_all_read()
-    if spec.updates.startswith("topk") and spec.local_steps == 1:  # then the model comes back in another codec
-        raise root.error("updates", f"is {spec.updates!r}, which needs local_steps of at least 2; int8 and int4 do not")
     return spec
 
 
@@ -116,13 +114,13 @@ class _Table:
         self._known.append(key)
         if key not in self._values:
             if default is _MISSING:
-                raise self.error(key, f"is missing; expected {expected}")
+                raise self._error(key, f"is missing; expected {expected}")
             return default
         value = self._values[key]
         try:
             return read(value)
         except (ValueError, TypeError, OverflowError):
-            raise self.error(key, f"is {value!r}; expected {expected}") from None
+            raise self._error(key, f"is {value!r}; expected {expected}") from None
 
     def table(self, key: str, default: Mapping[str, Any] | None = None) -> _Table:
         """Return the table under a key."""
@@ -142,10 +140,9 @@ class _Table:
             if key not in self._known:
                 close = difflib.get_close_matches(key, self._known, n=1)
                 hint = f"did you mean {close[0]!r}? " if close else ""
-                raise self.error(key, f"is not known; {hint}expected one of {', '.join(self._known)}")
+                raise self._error(key, f"is not known; {hint}expected one of {', '.join(self._known)}")
 
-    def error(self, key: str, what: str) -> ClusterError:
-        """Return an error that names the file and the key."""
+    def _error(self, key: str, what: str) -> ClusterError:
         return ClusterError(f"{self._source}: {self._path}{key} {what}.")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.model.codecs import encoded_size
+from paceline.model.differences import way_back
 from paceline.observe.driver import Fault
 from paceline.simulate.network import Direction
 
@@ -107,11 +108,19 @@ class ClusterSpec:
         return self.servers * link
 
     @property
-    def exchange_bytes(self) -> float:
-        """Bytes of an update, and of a model that a worker pulls. Only a worker's first pull is always float32."""
-        if not self.updates:
+    def update_bytes(self) -> float:
+        """Bytes of an update."""
+        return self._encoded_bytes(self.updates)
+
+    @property
+    def reply_bytes(self) -> float:
+        """Bytes of a model that a worker pulls. Only its first pull is always float32."""
+        return self._encoded_bytes(way_back(self.updates))
+
+    def _encoded_bytes(self, codec: str) -> float:
+        if not codec:
             return self.model_bytes
-        return float(encoded_size(self.updates, math.ceil(self.model_bytes / FLOAT32)))
+        return float(encoded_size(codec, math.ceil(self.model_bytes / FLOAT32)))
 
     @property
     def exchanges_gradients(self) -> bool:
@@ -129,8 +138,8 @@ class ClusterSpec:
     def one_way(self, worker: WorkerSpec) -> float:
         """Return the seconds for which an update travels between a worker and the servers on idle links."""
         if self.colocate:  # the slice beside the worker does not travel
-            return self.exchange_bytes * (len(self.workers) - 1) / len(self.workers) / worker.link
-        return self.exchange_bytes / min(worker.link, self.servers * self.server_link)
+            return self.update_bytes * (len(self.workers) - 1) / len(self.workers) / worker.link
+        return self.update_bytes / min(worker.link, self.servers * self.server_link)
 
     @property
     def apply_seconds(self) -> float:

@@ -37,8 +37,9 @@ def limit_seconds(
     if spec.colocate:
         return N / _colocated_rate(spec, most)
     received = 1 + spec.replicas * (spec.servers > 1)  # models that cross the links into the servers for an update
-    busiest = max(received / spec.capacity("in"), (1 + spec.replicas) / spec.capacity("out"))
-    return max(N / sum(most), N * spec.exchange_bytes * busiest)
+    sent = spec.reply_bytes + spec.replicas * spec.update_bytes
+    busiest = max(received * spec.update_bytes / spec.capacity("in"), sent / spec.capacity("out"))
+    return max(N / sum(most), N * busiest)
 
 
 def run_limit_seconds(spec: ClusterSpec, policy: Policy, result: SimulationResult) -> float | None:
@@ -55,13 +56,13 @@ def run_limit_seconds(spec: ClusterSpec, policy: Policy, result: SimulationResul
 
 def _path(spec: ClusterSpec, worker: WorkerSpec, batch: int, streamed: bool, overlap: bool) -> float:
     """Return the time of a worker's iteration if it has the network for itself."""
-    compute, size = spec.round_seconds(worker, batch), spec.exchange_bytes
+    compute, update, reply = spec.round_seconds(worker, batch), spec.update_bytes, spec.reply_bytes
     if spec.colocate:  # the slice beside the worker does not travel
         share = (len(spec.workers) - 1) / len(spec.workers)
-        push = pull = share * size / worker.link
+        push, pull = share * update / worker.link, share * reply / worker.link
     else:
-        push = size / min(worker.link, spec.capacity("in"))
-        pull = size / min(worker.link, spec.capacity("out"))
+        push = update / min(worker.link, spec.capacity("in"))
+        pull = reply / min(worker.link, spec.capacity("out"))
     if spec.overlap:
         back = max(pull / spec.slices, pull - push) if streamed else pull
         return max(compute, push + back + 4 * spec.latency)
@@ -81,7 +82,7 @@ def _colocated_rate(spec: ClusterSpec, most: Sequence[float]) -> float:
     With replicas, every link also carries 1/N of the model for each update, from a shard to its backup.
     """
     N, crossed = len(spec.workers), 1 + spec.replicas * (len(spec.workers) > 1)
-    room = [worker.link * N / spec.exchange_bytes for worker in spec.workers]
+    room = [worker.link * N / max(spec.update_bytes, spec.reply_bytes) for worker in spec.workers]
     low, high = 0.0, sum(most) if N == 1 else min(sum(most), *(free / crossed for free in room))
     if N <= 2 and not spec.replicas:
         return high

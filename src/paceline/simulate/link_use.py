@@ -12,12 +12,13 @@ from paceline.simulate.cluster_spec import ClusterSpec
 from paceline.simulate.network import DIRECTIONS, Direction
 
 
-def burst_seconds(spec: ClusterSpec) -> float:
-    """Return the time in which the servers' links carry one update of each worker.
+def burst_seconds(spec: ClusterSpec, direction: Direction) -> float:
+    """Return the time in which the servers' links carry one update of each worker, or one model to each.
 
-    Peaks are taken over this time. If all workers push at once, the links are full for as long.
+    Peaks are taken over this time. If all workers exchange at once, the links are full for as long.
     """
-    return len(spec.workers) * spec.exchange_bytes / spec.capacity("in")
+    size = spec.update_bytes if direction == "in" else spec.reply_bytes
+    return len(spec.workers) * size / spec.capacity(direction)
 
 
 class LinkUse(Observer):

@@ -161,17 +161,7 @@ def _connect(
 
     def connect(departure: Departure) -> Client:
         number, tls = worker_number(), Tls.from_environment()
-        in_rounds = local is not None and local.steps > 1
-        return Client(
-            server_address,
-            description,
-            secret,
-            number,
-            tls=tls,
-            tell=notice,
-            departure=departure,
-            in_rounds=in_rounds,
-        )
+        return Client(server_address, description, secret, number, tls=tls, tell=notice, departure=departure)
 
     if rank_count > 1:
         return ranks.RankedBackend(connect, flat, Loading(flat, optimizer), rank, rank_count)

@@ -56,7 +56,6 @@ class Client:
         patience: float = PATIENCE,
         tell: Callable[[str], None] | None = None,
         departure: Departure | None = None,
-        in_rounds: bool = False,
     ) -> None:
         """description: of the model, as JSON; empty if the server has no shards and only coordinates.
 
@@ -65,10 +64,9 @@ class Client:
         patience: seconds for which the worker retries to reach the server or a shard.
         tell: is called with a line for the user when the worker has joined, and when the job begins.
         departure: if the worker is asked to leave, methods raise Departed as soon as its last gradient is pushed.
-        in_rounds: it pushes once in several local steps, so that small updates may come back in fewer bits.
         """
         self._endpoint = Endpoint(*address, token_for("worker", token), tls)
-        self._description, self._patience, self._in_rounds = description, patience, in_rounds
+        self._description, self._patience = description, patience
         self.joins = 1  # how often this worker has joined; samples of an earlier incarnation belong to others now
         self._requests = 0  # for samples, so far
         self._taken: RequestSamples | None = None  # the request whose samples were taken last
@@ -356,13 +354,7 @@ class Client:
         for pause in retry_pauses(self._patience if patience is None else patience):
             try:
                 return Incarnation(
-                    self._endpoint,
-                    self._description,
-                    worker,
-                    self._patience,
-                    generation,
-                    self.departure,
-                    self._in_rounds,
+                    self._endpoint, self._description, worker, self._patience, generation, self.departure
                 )
             except (Refusal, IncarnationOver, WireError):
                 raise

@@ -64,13 +64,11 @@ class Incarnation:
         patience: float,
         generation: str | None = None,
         departure: Departure | None = None,
-        in_rounds: bool = False,
     ) -> None:
         """Join the job. Raise IncarnationOver if the server is not of the given generation.
 
         patience: seconds for which the worker retries to reach the server or a shard.
         departure: while the worker waits for a Grant or for the end, it raises Departed if it is asked to leave.
-        in_rounds: the worker pushes once in several local steps.
         """
         self._departure = departure or Departure()
         self._endpoint, self._patience = endpoint, patience
@@ -82,9 +80,7 @@ class Incarnation:
         lease = self.welcome.lease
         self._control.limit_silence(lease)  # the server answers every Heartbeat
         self._ending = Ending()
-        self._transfers = Transfers(
-            endpoint, self.welcome, self.generation, patience, self._ending, description, in_rounds
-        )
+        self._transfers = Transfers(endpoint, self.welcome, self.generation, patience, self._ending, description)
         self._state = WorkerState()
         self._news = threading.Condition()  # guards the state; notified when a message has arrived
         self._sending = threading.Lock()

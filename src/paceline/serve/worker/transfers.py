@@ -75,18 +75,16 @@ class Transfers:
         patience: float,
         ending: Ending,
         description: bytes = b"",
-        in_rounds: bool = False,
     ) -> None:
         """patience: seconds for which the worker retries to reach a shard.
 
         description: of the model, as JSON. It is needed if the job has a codec.
-        in_rounds: the worker pushes once in several local steps.
         """
         self._welcome, self._generation, self._endpoint = welcome, generation, endpoint
         self.patience, self._ending = patience, ending
         digests = welcome.certificates or (b"",) * len(welcome.shards)
         shards = enumerate(zip(welcome.shards, digests, strict=True))
-        codec = "" if welcome.mixes else way_back(welcome.update_codec, in_rounds)
+        codec = "" if welcome.mixes else way_back(welcome.update_codec)
         trained = Description.from_json(description).layout.trained_elements if codec else 0
         self.parts = [
             ShardLink(number, endpoint.at(host, port, digest), pieces, codec, trained)

@@ -27,7 +27,7 @@ class PipelinedTransfer(WholeTransfer):
     def __init__(self, cluster: Cluster, in_turn: bool) -> None:
         super().__init__(cluster, in_turn)
         self._slices = cluster.spec.slices
-        self._slice_bytes = cluster.spec.exchange_bytes / self._slices
+        self._pushed_slice, self._pulled_slice = self._update_bytes / self._slices, self._reply_bytes / self._slices
         self._slice_apply_seconds = cluster.spec.apply_seconds / self._slices
         self._newest = 0  # round
         self._round: dict[Machine, int] = {}  # member → the round it is in
@@ -88,13 +88,13 @@ class PipelinedTransfer(WholeTransfer):
     def _send_gradient(self, machine: Machine) -> None:
         self._pulls[machine] = (self._round[machine], 0)
         self._pull_slice(machine)
-        machine.transfer("in", self._slice_bytes, self._slice_pushed)
+        machine.transfer("in", self._pushed_slice, self._slice_pushed)
 
     def _slice_pushed(self, machine: Machine) -> None:
         round_, slice_ = self._round[machine], self._sent[machine]
         self._sent[machine] += 1
         if slice_ + 1 < self._slices:
-            machine.transfer("in", self._slice_bytes, self._slice_pushed)
+            machine.transfer("in", self._pushed_slice, self._slice_pushed)
         self._arrived[round_][slice_] += 1
         self._apply_complete(round_)
         if slice_ + 1 == self._slices:
@@ -121,7 +121,7 @@ class PipelinedTransfer(WholeTransfer):
         round_, received = self._pulls[machine]
         if received < self._released[round_] and machine not in self._pulling and machine.up:
             self._pulling.add(machine)
-            machine.transfer("out", self._slice_bytes, self._slice_pulled)
+            machine.transfer("out", self._pulled_slice, self._slice_pulled)
 
     def _slice_pulled(self, machine: Machine) -> None:
         round_, received = self._pulls[machine]

@@ -91,7 +91,7 @@ class StreamedTransfer(WholeTransfer):
                 self._push_began(machine)
 
     def _send_gradient(self, machine: Machine) -> None:
-        machine.transfer("in", self._exchange_bytes, self._push_ended)
+        machine.transfer("in", self._update_bytes, self._push_ended)
         self._returns[machine] = "coming"
         self._push_began(machine)
 
@@ -125,7 +125,7 @@ class StreamedTransfer(WholeTransfer):
                     self._cluster.update_arrived(machine)
 
     def _begin_return(self, machine: Machine) -> None:
-        machine.transfer("out", self._exchange_bytes, self._return_ended)
+        machine.transfer("out", self._reply_bytes, self._return_ended)
 
     def _return_ended(self, machine: Machine) -> None:
         if self._returns[machine] == "coming":

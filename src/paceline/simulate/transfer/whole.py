@@ -21,7 +21,7 @@ class WholeTransfer:
         self._cluster, self._clock, self._servers = cluster, cluster.clock, cluster.servers
         self._ledger, self._model, self._observer = cluster.state.ledger, cluster.model, cluster.transfer_observer
         spec = cluster.spec
-        self._model_bytes, self._exchange_bytes = spec.model_bytes, spec.exchange_bytes
+        self._model_bytes, self._update_bytes, self._reply_bytes = spec.model_bytes, spec.update_bytes, spec.reply_bytes
         self._apply_seconds = spec.apply_seconds
         self._replicas = spec.replicas
         self._push_gate: LinkGate[Machine] | None = None
@@ -31,8 +31,8 @@ class WholeTransfer:
         self.pulls_saved = 0  # Grants to workers that had the newest model already
         if in_turn:
             occupies = cluster.network.occupies
-            self._push_gate = LinkGate(cluster.clock, occupies(self._exchange_bytes, "in"), self._begin_push)
-            self._pull_gate = LinkGate(cluster.clock, occupies(self._exchange_bytes, "out"), self._begin_pull)
+            self._push_gate = LinkGate(cluster.clock, occupies(self._update_bytes, "in"), self._begin_push)
+            self._pull_gate = LinkGate(cluster.clock, occupies(self._reply_bytes, "out"), self._begin_pull)
             self._first_pull_holds = occupies(self._model_bytes, "out")
 
     # Membership
@@ -86,7 +86,7 @@ class WholeTransfer:
         if self._observer:
             self._observer.pulling(self._clock.now, machine.number)
         # A worker that has a model gets the difference to it, encoded like an update.
-        size = self._model_bytes if machine.version < 0 else self._exchange_bytes
+        size = self._model_bytes if machine.version < 0 else self._reply_bytes
         machine.transfer("out", size, self._cluster.model_arrived)
 
     def _turn(self, version: int) -> int:
@@ -112,7 +112,7 @@ class WholeTransfer:
         if self._replicas:
             self._send_to_both(machine)
         else:
-            machine.transfer("in", self._exchange_bytes, self._cluster.update_arrived)
+            machine.transfer("in", self._update_bytes, self._cluster.update_arrived)
 
     def _send_to_both(self, machine: Machine) -> None:
         """Carry a gradient to the servers, which pass it on to their backups while it arrives."""
@@ -125,7 +125,7 @@ class WholeTransfer:
                 self._cluster.update_arrived(machine)
 
         for direction in DIRECTIONS:  # in to the servers, and out of them to the backups
-            machine.transfer(direction, self._exchange_bytes, arrived)
+            machine.transfer(direction, self._update_bytes, arrived)
 
     def stream(self, order: instructions.OrderStream) -> None:
         """Note which pushes are applied together, slice by slice. Whole transfers need not know."""
