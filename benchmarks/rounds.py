@@ -2,8 +2,8 @@
 
     python benchmarks/rounds.py [CASE …] [--iterations N]
 
-Needs root. Eight workers compute for 2 s (10 steps), and then exchange a model of 10 MB over links of 100 Mbit/s. The
-policies of a case are measured one after the other in the same lab.
+Needs root. Eight workers compute for 2 s (10 steps; in the case `long` for 10 s), and then exchange a model of 10 MB
+over links of 100 Mbit/s. The policies of a case are measured one after the other in the same lab.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.simulate import ClusterSpec
 from paceline.simulate.cluster_spec import WorkerSpec
 
 MBIT = 1e6 / 8
-WORKERS, STEPS, BATCH, SECONDS = 8, 10, 32, 2.0
+WORKERS, STEPS, BATCH = 8, 10, 32
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,12 @@ class Case:
     overlap: bool = False
     hub: float = 100.0  # Mbit/s of the server's link
     slow: int = 0  # workers that are four times slower
+    seconds: float = 2.0  # of computing in a round
     policies: Sequence[str] = ("bsp", "r2sp")
 
     @property
     def spec(self) -> ClusterSpec:
-        fast = WorkerSpec(100 * MBIT, BATCH, STEPS * BATCH / SECONDS)
+        fast = WorkerSpec(100 * MBIT, BATCH, STEPS * BATCH / self.seconds)
         slow = replace(fast, samples_per_second=fast.samples_per_second / 4)
         workers = (fast,) * (WORKERS - self.slow) + (slow,) * self.slow
         spec = ClusterSpec("rounds", 10e6, 1, self.hub * MBIT, 0.0, 10e9, 30.0, workers)
@@ -54,6 +55,7 @@ UNEQUAL = ("bsp", "bsp:tune_batches=true", "r2sp:tune_batches=true", "asp")
 CASES = {
     "topk": Case("topk:0.02"),
     "int4": Case("int4"),
+    "long": Case("int4", seconds=10.0),
     "overlap": Case("int8", overlap=True),
     "wide": Case("int4", hub=1000.0),
     "float32": Case(),
