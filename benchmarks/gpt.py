@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the losses of recorded runs")
     parser.add_argument("--time", type=Path, nargs="+", metavar="FILE", help="print the simulated times of them")
     parser.add_argument("--step-seconds", default="0.1,0.5,1", help="for --time: seconds of a worker's step")
+    parser.add_argument("--target", type=float, help="for --time: the loss to reach, if it is not that of `sync`")
     parser.add_argument("--link", type=float, default=100.0, help="for --time: Mbit/s of the server's link")
     args = parser.parse_args()
     try:
@@ -83,7 +84,7 @@ def main() -> None:
             loss_table(read(args.table), Output(None))
         if args.time:
             seconds = [float(each) for each in args.step_seconds.split(",")]
-            time_table(read(args.time), seconds, args.link, Output(None))
+            time_table(read(args.time), seconds, args.link, Output(None), args.target)
         for arm in args.arms.split(","):  # a wrong name is refused before the first run
             arm_of(arm.partition("@")[0], SIZES[args.size])
         for updates in args.updates.split(","):

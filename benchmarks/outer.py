@@ -109,7 +109,7 @@ def compare() -> None:
         [[str(N), *map(number, noise(averaging(), N, NOISY, of_ends=True))] for N in (2, 4, 8)],
     )
     table(
-        "Largest stable rate, what a difference adds in the end; averaging is 1, Nesterov 0.7/0.9 is 7",
+        "Largest stable rate: how much a difference adds in the end. It is 1 for averaging, and 7 for Nesterov 0.7/0.9",
         ["workers", "β", *FAMILIES],
         [
             [str(N), f"{beta:g}", *(number(largest_rate(make, N, beta)) for make in FAMILIES.values())]

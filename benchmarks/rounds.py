@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the package `benchmarks`
 
 from benchmarks.output import Output
-from paceline.cli.lab import round_figures
+from paceline.cli.lab import measured_figures
 from paceline.lab import run
 from paceline.lab.hosts import hosts
 from paceline.lab.namespaces import Lab
@@ -71,7 +71,7 @@ def measure(title: str, case: Case, iterations: int) -> None:
             plan = LabPlan(policy, iterations, sampled=sampling_seconds(spec))
             results[policy] = run.run(lab, spec, plan)
             print(f"{policy}: {results[policy].report.mean_iteration_seconds:.2f} s", file=sys.stderr, flush=True)
-    figures = {policy: round_figures(spec, policy, result) for policy, result in results.items()}
+    figures = {policy: measured_figures(spec, policy, result) for policy, result in results.items()}
     first = case.policies[0]
     rows: list[list[object]] = []
     for policy, result in results.items():

@@ -67,13 +67,16 @@ def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | N
     return None
 
 
-def time_table(lines: Sequence[Line], step_seconds: Sequence[float], megabits: float, out: Output) -> None:
-    """Print the time to the final loss of plain `sync` on the same seed, for each time of a step."""
+def time_table(
+    lines: Sequence[Line], step_seconds: Sequence[float], megabits: float, out: Output, target: float | None = None
+) -> None:
+    """Print the time to a loss, for each time of a step. target: the loss; None: that of plain `sync`, seed by seed."""
     found = list(results(lines))
     sync = next((each for each in found if each.arm == "sync" and each.updates == EXACT and each.losses), None)
     if sync is None:
         raise ValueError("the time to the loss of `sync` needs a run of `sync` in float32")
-    targets, rate = sync.by_seed, megabits * 1e6 / 8
+    targets = {seed: loss if target is None else target for seed, loss in sync.by_seed.items()}
+    rate = megabits * 1e6 / 8
     rows: list[list[object]] = []
     for result in found:
         cells: list[object] = [result.arm, result.updates]
@@ -88,5 +91,5 @@ def time_table(lines: Sequence[Line], step_seconds: Sequence[float], megabits: f
         rows.append(cells)
     heads = ["arm", "updates"]
     for step in step_seconds:
-        heads += [f"s to the loss of sync, {step:g} s a step", "s in all"]
+        heads += [f"s to {'the loss of sync' if target is None else target}, {step:g} s a step", "s in all"]
     out.table(f"Simulated: a server's link of {megabits:g} Mbit/s, {WORKERS} workers", heads, rows)

@@ -174,5 +174,7 @@ def test_the_time_is_that_to_the_loss_of_sync_on_the_same_seed(capsys: pytest.Ca
     assert "| sync | float32 | 32 | 32 |" in printed
     assert "| groups:1 | float32 | 20 | 32 |" in printed, "half of the way from step 8 to step 32"
     assert "| groups:2 | float32 | not reached | 32 |" in printed
+    time_table(lines, [1.0], 1e9, Output(None), target=1.5)
+    assert "| groups:2 | float32 | 32 | 32 |" in capsys.readouterr().out
     with pytest.raises(ValueError, match="needs a run of `sync`"):
         time_table(lines[2:], [1.0], 1e9, Output(None))

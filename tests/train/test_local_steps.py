@@ -17,17 +17,10 @@ from paceline.observe.trace import Applied, Arrived, Granted
 from paceline.serve.wire.frames import WireError
 from train.generations import served
 from train.jobs import job
-from train.lessons import OPTIMIZERS, alone, data, loss_on, model, weights
+from train.lessons import OPTIMIZERS, alone, batches_of, data, loss_on, model, steps_of, weights
 
 F = torch.nn.functional
 ROUNDS = 4
-
-
-def cross_entropy_steps(trained: Any, optimizer: Any, batches: list[tuple[Any, Any]]) -> None:
-    for x, y in batches:
-        optimizer.zero_grad()
-        F.cross_entropy(trained(x), y).backward()
-        optimizer.step()
 
 
 def local_sgd(inner: str, batches: list[list[tuple[Any, Any]]], local_steps: int, outer: Any = None) -> Any:
@@ -39,7 +32,7 @@ def local_sgd(inner: str, batches: list[list[tuple[Any, Any]]], local_steps: int
     for start in range(0, len(batches[0]), local_steps):
         for worker, optimizer, its in zip(workers, inners, batches, strict=True):
             worker.load_state_dict(shared.state_dict())
-            cross_entropy_steps(worker, optimizer, its[start : start + local_steps])
+            steps_of(worker, optimizer, its[start : start + local_steps])
         with torch.no_grad():
             for parameter, *theirs in zip(
                 shared.parameters(), *(worker.parameters() for worker in workers), strict=True
@@ -62,11 +55,6 @@ def worker_of(inner: str, batches: list[tuple[Any, Any]], **options: Any) -> Cal
         return weights(mine)
 
     return run
-
-
-def batches_of(worker: int, count: int) -> list[tuple[Any, Any]]:
-    x, y = data(96)
-    return [(x[start : start + 4], y[start : start + 4]) for start in range(worker * 4, worker * 4 + 4 * count, 4)]
 
 
 @pytest.mark.parametrize("inner", OPTIMIZERS)
@@ -111,7 +99,7 @@ def test_a_policy_that_mixes_models_gets_models() -> None:
     batches, same = batches_of(0, 3 * ROUNDS), model()
     with job("safa") as running:
         (found,) = running.work(worker_of("adam", batches, local_steps=3))
-    cross_entropy_steps(same, OPTIMIZERS["adam"](same.parameters()), batches)
+    steps_of(same, OPTIMIZERS["adam"](same.parameters()), batches)
     torch.testing.assert_close(found, weights(same), rtol=1e-5, atol=1e-6)
 
 
@@ -241,7 +229,7 @@ def test_weights_that_are_loaded_before_the_first_step_are_those_of_the_job() ->
 
     with served("bsp:weights=mean") as running:
         running.work(run)
-    cross_entropy_steps(loaded, OPTIMIZERS["sgd"](loaded.parameters()), batches)
+    steps_of(loaded, OPTIMIZERS["sgd"](loaded.parameters()), batches)
     torch.testing.assert_close(weights(mine), weights(loaded), rtol=1e-6, atol=1e-7)
 
 
@@ -257,7 +245,7 @@ def test_an_own_loop_and_several_groups_of_parameters() -> None:
         optimizer.batch_size = 4
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         for x, y in batches:
-            cross_entropy_steps(mine, optimizer, [(x, y)])
+            steps_of(mine, optimizer, [(x, y)])
             schedule.step()
         state = optimizer.state_dict()
         optimizer.finish()
@@ -269,7 +257,7 @@ def test_an_own_loop_and_several_groups_of_parameters() -> None:
     plain = torch.optim.AdamW(theirs, lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
     for batch in batches:
-        cross_entropy_steps(same, plain, [batch])
+        steps_of(same, plain, [batch])
         schedule.step()
     torch.testing.assert_close(weights(mine), weights(same), rtol=1e-6, atol=1e-6)
     assert state["state"][0]["step"] == 5, "the state of the worker's own optimizer is its own"
@@ -279,8 +267,8 @@ def test_an_own_loop_and_several_groups_of_parameters() -> None:
 def test_without_a_server_the_steps_are_those_of_plain_torch() -> None:
     mine, same, batches = model(), model(), batches_of(0, 4)
     with paceline.join(mine, OPTIMIZERS["adam"](mine.parameters()), local_steps=3) as session:
-        cross_entropy_steps(mine, session.optimizer, batches)
-    cross_entropy_steps(same, OPTIMIZERS["adam"](same.parameters()), batches)
+        steps_of(mine, session.optimizer, batches)
+    steps_of(same, OPTIMIZERS["adam"](same.parameters()), batches)
     assert torch.equal(weights(mine), weights(same))
 
 

@@ -21,23 +21,11 @@ from paceline.train import backend, overlapped_rounds
 from paceline.train.overlapped_rounds import OverlappedRoundsBackend
 from train.generations import served
 from train.jobs import job
-from train.lessons import OPTIMIZERS, data, loss_on, model, weights
+from train.lessons import OPTIMIZERS, batches_of, data, loss_on, model, steps_of, weights
 from train.test_incarnations import give_up
 
 F = torch.nn.functional
 H = 3
-
-
-def steps_of(trained: Any, optimizer: Any, batches: list[tuple[Any, Any]]) -> None:
-    for x, y in batches:
-        optimizer.zero_grad()
-        F.cross_entropy(trained(x), y).backward()
-        optimizer.step()
-
-
-def batches_of(worker: int, count: int) -> list[tuple[Any, Any]]:
-    x, y = data(96)
-    return [(x[start : start + 4], y[start : start + 4]) for start in range(worker * 4, worker * 4 + 4 * count, 4)]
 
 
 def worker_of(batches: list[tuple[Any, Any]], inner: str = "adam", **options: Any) -> Callable[[str], Any]:

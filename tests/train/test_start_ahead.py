@@ -12,27 +12,15 @@ pytest.importorskip("msgspec")
 
 import paceline
 from paceline.observe.trace import Applied, Event, Left, Pulled
+from paceline.train import backend, overlapped_rounds
 from paceline.train.overlapped_rounds import OverlappedRoundsBackend
 from train.generations import served
 from train.jobs import job
-from train.lessons import OPTIMIZERS, data, loss_on, model, weights
+from train.lessons import OPTIMIZERS, batches_of, data, loss_on, model, steps_of, weights
 from train.test_incarnations import give_up
 
 F = torch.nn.functional
 H = 3
-
-
-def steps_of(trained: Any, optimizer: Any, batches: list[tuple[Any, Any]]) -> None:
-    for x, y in batches:
-        optimizer.zero_grad()
-        F.cross_entropy(trained(x), y).backward()
-        optimizer.step()
-
-
-def batches_of(worker: int, rounds: int) -> list[tuple[Any, Any]]:
-    x, y = data(96)
-    starts = range(worker * 4, worker * 4 + 4 * H * rounds, 4)
-    return [(x[start : start + 4], y[start : start + 4]) for start in starts]
 
 
 def worker_of(batches: list[list[tuple[Any, Any]]], **options: Any) -> Callable[[str], Any]:
@@ -92,7 +80,7 @@ class Replay:
 
 @pytest.mark.parametrize(("policy", "shards"), [("r2sp", 1), ("r2sp", 2), ("r2sp:groups=2", 1), ("asp", 1), ("bsp", 1)])
 def test_a_round_begins_between_the_own_end_point_and_the_model_moved_on(policy: str, shards: int) -> None:
-    batches = [batches_of(worker, 4) for worker in range(3)]
+    batches = [batches_of(worker, 4 * H) for worker in range(3)]
     with job(f"{policy}:weights=mean".replace("groups=2:", "groups=2,"), shards, workers=3) as running:
         found = running.work(*(worker_of(batches, ahead=True) for _ in batches))
         running.finish()
@@ -103,7 +91,7 @@ def test_a_round_begins_between_the_own_end_point_and_the_model_moved_on(policy:
 
 def test_the_start_is_not_the_pulled_model() -> None:
     """The test above would not notice if `ahead` did nothing in the job and in its replay."""
-    batches = [batches_of(worker, 4) for worker in range(2)]
+    batches = [batches_of(worker, 4 * H) for worker in range(2)]
     found = []
     for ahead in (True, False):
         with job("bsp:weights=mean", workers=2) as running:
@@ -114,7 +102,7 @@ def test_the_start_is_not_the_pulled_model() -> None:
 def test_with_overlap_the_steps_made_meanwhile_are_added_to_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reply is used at the end of the next round. With one worker the pulled model is its own end point."""
     monkeypatch.setattr(OverlappedRoundsBackend, "_after_step", lambda _: None)
-    batches = batches_of(0, 4)
+    batches = batches_of(0, 4 * H)
     with job("bsp:weights=mean") as running:
         (found,) = running.work(worker_of([batches], ahead=True, overlap=True))
     same = model()
@@ -180,7 +168,7 @@ def test_weights_that_are_loaded_in_the_middle_are_those_of_the_next_round() -> 
     """The movement from the old weights to the loaded ones is not carried on."""
     loaded = model()
     torch.nn.init.constant_(loaded[0].weight, 0.5)
-    batches, mine = batches_of(0, 3), model()
+    batches, mine = batches_of(0, 3 * H), model()
     begins: list[Any] = []
 
     def run(address: str) -> None:
@@ -198,6 +186,27 @@ def test_weights_that_are_loaded_in_the_middle_are_those_of_the_next_round() -> 
     assert torch.equal(begins[0], weights(loaded))
     steps_of(loaded, OPTIMIZERS["sgd"](loaded.parameters()), batches[2 * H :])
     torch.testing.assert_close(weights(mine), weights(loaded), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_grant_without_a_pull_finds_the_pulled_model(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a Grant leaves the weights as they are. They must be the pulled ones, and not those of the last start."""
+    begun_from: list[Any] = []
+    exchange = backend.exchange
+
+    def without_a_pull(client: Any, flat: Any, *arguments: Any) -> None:
+        begun_from.append(flat.weights.clone())
+        exchange(client, flat, *arguments)
+        pulled.append(flat.weights.clone())
+
+    pulled: list[Any] = []
+    monkeypatch.setattr(backend, "exchange", without_a_pull)
+    monkeypatch.setattr(overlapped_rounds, "exchange", without_a_pull)
+    with job("bsp:weights=mean") as running:
+        running.work(worker_of([batches_of(0, 4 * H)], ahead=True, overlap=overlap))
+    assert len(pulled) == 4
+    for before, its in zip(begun_from[1:], pulled, strict=False):
+        assert torch.equal(before, its)
 
 
 def test_it_needs_local_steps() -> None:

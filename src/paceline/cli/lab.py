@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.advise.candidates import DDP
-from paceline.cli import simulated_rounds
+from paceline.cli import round_figures
 from paceline.cli.job_checks import check_described_updates, note_effects, note_links
 from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
 from paceline.cli.page import PageOption, Show, job_page, page_place
@@ -46,7 +46,7 @@ class LabLine:
     row: ComparisonRow
     measured: LabResult
     simulated: float | None = None
-    figures: simulated_rounds.RoundFigures | None = None  # None if workers exchange gradients in every step
+    figures: round_figures.RoundFigures | None = None  # None if workers exchange gradients in every step
 
     @property
     def error(self) -> float | None:
@@ -186,7 +186,7 @@ def _measure(
         row = ComparisonRow(spec, "streamed" if plan.streamed else "whole", floor, result.report)
         figures = None
         if not plan.script and not request.described.exchanges_gradients:
-            figures = round_figures(request.described, spec, result)
+            figures = measured_figures(request.described, spec, result)
         yield LabLine(row, result, simulated, figures)
     if request.ddp:
         for batches, title in (tuned | {own: DDP}).items():
@@ -196,7 +196,7 @@ def _measure(
             yield LabLine(ComparisonRow(title, "whole", None, result.report), result)  # no server, and so no floor
 
 
-def round_figures(described: ClusterSpec, policy: str, result: LabResult) -> simulated_rounds.RoundFigures:
+def measured_figures(described: ClusterSpec, policy: str, result: LabResult) -> round_figures.RoundFigures:
     """Return how the workers and the server's links of a run in rounds of local steps have spent their time."""
     from paceline.lab.round_use import computing_shares, rates
 
@@ -205,7 +205,7 @@ def round_figures(described: ClusterSpec, policy: str, result: LabResult) -> sim
     waiting = None if described.overlap else report.blocking_seconds / report.mean_iteration_seconds
     windows = (burst_seconds(described, "in"), burst_seconds(described, "out"))
     means, peaks = rates(result.carried, windows) if result.carried else (None, None)
-    return simulated_rounds.RoundFigures(policy, tuple(1.0 - each for each in shares), waiting, means, peaks)
+    return round_figures.RoundFigures(policy, tuple(1.0 - each for each in shares), waiting, means, peaks)
 
 
 def _advance(progress: Progress, task: TaskID, part: float) -> None:
@@ -268,12 +268,12 @@ def _show(described: ClusterSpec, limit: float, share: float, lines: list[LabLin
     title = f"{described.name}, measured: {len(described.workers)} workers, {servers}, a model of {size}"
     console.print()
     if not described.exchanges_gradients:
-        title += f", {simulated_rounds.description(described)}"
+        title += f", {round_figures.description(described)}"
     console.print(comparison([line.row for line in lines], title, console.width))
     if figures := [line.figures for line in lines if line.figures]:
         console.print()
-        console.print(simulated_rounds.table_of(figures))
-        console.print(Text(simulated_rounds.legend(described), style="dim"))
+        console.print(round_figures.table_of(figures))
+        console.print(Text(round_figures.legend(described), style="dim"))
     if any(line.simulated is not None for line in lines):
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_row("", Text("measured", style="dim"), Text("simulated", style="dim"), Text("error", style="dim"))

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from paceline.cli import simulated_rounds, simulated_training
+from paceline.cli import round_figures, simulated_training
 from paceline.cli.job_checks import check_described_updates, note_effects
 from paceline.cli.options import Apply, AsJson, ClusterName, Colocate, JitterOption, PolicyList, Replicas, Seed
 from paceline.cli.page import PageOption, SpeedOption, page_place, show_recorded
@@ -47,7 +47,7 @@ class SimulatedRow:
 
     row: ComparisonRow
     result: SimulationResult
-    figures: simulated_rounds.RoundFigures | None = None  # None if workers exchange gradients in every step
+    figures: round_figures.RoundFigures | None = None  # None if workers exchange gradients in every step
 
 
 def simulate(
@@ -278,7 +278,7 @@ def _run(
         panel.iteration_seconds = result.report.mean_iteration_seconds
     limit = run_limit_seconds(described, made, result)
     row = ComparisonRow(policy, "streamed" if streamed else "whole", limit, result.report)
-    return SimulatedRow(row, result, simulated_rounds.figures_of(described, policy, result, use) if use else None)
+    return SimulatedRow(row, result, round_figures.figures_of(described, policy, result, use) if use else None)
 
 
 def _show(described: ClusterSpec, limit: float, rows: list[SimulatedRow]) -> None:
@@ -289,12 +289,12 @@ def _show(described: ClusterSpec, limit: float, rows: list[SimulatedRow]) -> Non
     console.print()
     title = f"{described.name}: {len(described.workers)} workers, {servers}, a model of {size}"
     if not described.exchanges_gradients:
-        title += f", {simulated_rounds.description(described)}"
+        title += f", {round_figures.description(described)}"
     console.print(comparison([each.row for each in rows], title, console.width))
     if figures := [each.figures for each in rows if each.figures]:
         console.print()
-        console.print(simulated_rounds.table_of(figures))
-        console.print(Text(simulated_rounds.legend(described), style="dim"))
+        console.print(round_figures.table_of(figures))
+        console.print(Text(round_figures.legend(described), style="dim"))
     results = [each.result for each in rows]
     console.print(
         Text(

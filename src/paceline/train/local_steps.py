@@ -86,11 +86,15 @@ class LocalStepsBackend(JobBackend):
 
         The first steps of a round have one more if that is needed for the exact sum.
         """
-        granted = self._client.granted.batch_size
+        granted = self._granted_round()
         if granted is None:
             return None
         each, more = divmod(granted, self._local.steps)
         return max(1, each + (len(self._made) < more))
+
+    def _granted_round(self) -> int | None:
+        """Return the number of samples that the policy wants in this round."""
+        return self._client.granted.batch_size
 
     def _may_have_loaded(self) -> bool:
         return not self._made and super()._may_have_loaded()

@@ -21,8 +21,13 @@ class OverlappedRoundsBackend(LocalStepsBackend):
     def __init__(self, *arguments: Any) -> None:
         self._thread: threading.Thread | None = None  # that exchanges the last round
         self._error: BaseException | None = None  # with which that thread has ended
+        self._granted_before: int | None = None  # the samples of a round, as granted before that thread began
         super().__init__(*arguments)
         self._client.asks_ahead = False  # samples are taken while the thread waits for its Grant
+
+    def _granted_round(self) -> int | None:
+        # While the other thread joins again, the client has no Grant.
+        return self._granted_before if self._thread else super()._granted_round()
 
     def _may_have_loaded(self) -> bool:
         return self._thread is None and super()._may_have_loaded()
@@ -57,6 +62,7 @@ class OverlappedRoundsBackend(LocalStepsBackend):
             except BaseException as error:
                 self._error = error
 
+        self._granted_before = self._client.granted.batch_size
         self._thread = threading.Thread(target=run, daemon=True, name="paceline exchange")
         self._thread.start()
 

@@ -1,4 +1,4 @@
-"""The output of `paceline simulate` for a cluster with local steps, small updates or overlap."""
+"""The table of how workers and links spend their time in rounds: of `paceline simulate` and `paceline lab`."""
 
 from __future__ import annotations
 
