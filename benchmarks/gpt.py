@@ -31,6 +31,8 @@ A worker of the staggered schedules begins later and ends later, so all workers 
   since the worker's last pull, because the others have made steps that they have not pushed yet.
 - `keep:SHARE`: a worker begins between the model that it has received and its own end point, which has this SHARE.
 - `pulls:K`: a worker pulls K times in a round. A pull between its pushes adds the movement of the server's model.
+- `rounds:R`: the training has R rounds, and the local rate falls more slowly or faster. Without it the size says how
+  many.
 - `first:R`, `final:R`: the first or the last R rounds are synchronous, and average.
 
 --updates encodes the pushes in few bytes, with error feedback. It also encodes the pulls, as differences to the model

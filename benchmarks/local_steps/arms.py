@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.local_steps.rules import RULES, Rule, average
 from benchmarks.local_steps.schedules import Plan, in_parts, staggered
@@ -14,6 +14,7 @@ class Arm:
     """A schedule, the server's rule, and the workers' rules."""
 
     name: str
+    size: Size
     plan: Plan
     rule: Rule
     blend: float = 0.0  # the share of a worker's last end point in the model from which its difference is measured
@@ -32,19 +33,25 @@ def arm_of(name: str, size: Size) -> Arm:
         word, _, value = each.partition(":")
         if word in ("blend", "predict", "keep"):
             shares[word] = float(value)
+        elif word == "rounds":
+            if not value.isdigit() or int(value) < 1:
+                raise ValueError(f"{name!r}: rounds:R needs a number of rounds, such as rounds:40")
+            size = replace(size, rounds=int(value))
         elif word in ("first", "final", "pulls"):
             counts[word] = int(value)
         elif each in RULES:
             rule = RULES[each]
         else:
-            raise ValueError(f"{each!r} is no rule: {', '.join(RULES)}, blend, predict, keep, pulls, first or final")
+            raise ValueError(
+                f"{each!r} is no rule: {', '.join(RULES)}, blend, predict, keep, pulls, rounds, first or final"
+            )
     if kind in ("streaming", "parts") and number.isdigit():
         if counts or shares:
             raise ValueError(f"{name!r}: {kind} has no such rule as {', '.join([*counts, *shares])}")
         if rule is RULES["delayed"]:
             raise ValueError(f"{name!r}: delayed momentum counts differences of the whole model")
-        return Arm(name, in_parts(size, int(number), kind == "parts"), rule)
+        return Arm(name, size, in_parts(size, int(number), kind == "parts"), rule)
     groups = {"sync": "1", "turns": str(WORKERS), "groups": number}.get(kind, "")
     if not groups.isdigit():
         raise ValueError(f"{schedule!r} is no schedule: sync, groups:M, turns, streaming:P or parts:P")
-    return Arm(name, staggered(size, int(groups), **counts), rule, **shares)
+    return Arm(name, size, staggered(size, int(groups), **counts), rule, **shares)

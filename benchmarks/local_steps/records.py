@@ -59,8 +59,8 @@ class Recorder:
         began = time.monotonic()
         if began + self.longest > self.end:
             raise TimeoutError
-        size = SIZES[run.size]
-        found = Training(size, self.data, arm_of(run.arm, size), run.rate, run.updates, run.seed, self.on).run()
+        arm = arm_of(run.arm, SIZES[run.size])
+        found = Training(self.data, arm, run.rate, run.updates, run.seed, self.on).run()
         seconds = time.monotonic() - began
         self.longest = max(seconds, self.longest)
         device = torch.cuda.get_device_name() if self.on.device == "cuda" else self.on.device

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -85,9 +84,11 @@ def time_table(
             curves = [curve_in_time(line, step, rate) for line in of_seeds]
             times = [seconds_to(curve, targets[line["seed"]]) for curve, line in zip(curves, of_seeds, strict=True)]
             reached = [each for each in times if each is not None]
-            all_of = statistics.mean(curve[-1][0] for curve in curves) if curves else math.nan
-            shown = f"{statistics.mean(reached):,.0f}" if reached and len(reached) == len(times) else "not reached"
-            cells += [shown, f"{all_of:,.0f}"]
+            shown = f"{statistics.mean(reached):,.0f}" if reached else "not reached"
+            if 0 < len(reached) < len(times):
+                shown += f" ({len(reached)} of {len(times)} seeds)"
+            all_of = f"{statistics.mean(curve[-1][0] for curve in curves):,.0f}" if curves else "diverged"
+            cells += [shown, all_of]
         rows.append(cells)
     heads = ["arm", "updates"]
     for step in step_seconds:

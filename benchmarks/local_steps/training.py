@@ -46,7 +46,8 @@ def machine(device: str, compiled: bool) -> Machine:
 class Training:
     """Eight workers and a server."""
 
-    def __init__(self, size: Size, data: Data, arm: Arm, rate: float, updates: str, seed: int, on: Machine) -> None:
+    def __init__(self, data: Data, arm: Arm, rate: float, updates: str, seed: int, on: Machine) -> None:
+        size = arm.size
         self.size, self.arm, self.updates, self.on = size, arm, updates, on
         first = new_model(size, seed).to(on.device)
         self.server = Server(first, rate)

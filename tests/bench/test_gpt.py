@@ -169,11 +169,14 @@ def test_the_time_to_a_loss_is_interpolated() -> None:
 
 def test_the_time_is_that_to_the_loss_of_sync_on_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line("sync", 1.0), line("sync", 2.0, seed=1), line("groups:1", 0.5), line("groups:2", 1.5)]
+    lines += [line("groups:4", 1.5), line("groups:4", 1.5, seed=1), line("turns+naive", None)]
     time_table(lines, [1.0], 1e9, Output(None))
     printed = capsys.readouterr().out
     assert "| sync | float32 | 32 | 32 |" in printed
     assert "| groups:1 | float32 | 20 | 32 |" in printed, "half of the way from step 8 to step 32"
     assert "| groups:2 | float32 | not reached | 32 |" in printed
+    assert "| groups:4 | float32 | 20 (1 of 2 seeds) | 32 |" in printed
+    assert "| turns+naive | float32 | not reached | diverged |" in printed
     time_table(lines, [1.0], 1e9, Output(None), target=1.5)
     assert "| groups:2 | float32 | 32 | 32 |" in capsys.readouterr().out
     with pytest.raises(ValueError, match="needs a run of `sync`"):

@@ -39,6 +39,8 @@ ARMS = (
     "streaming:4",
     "parts:8",
     "parts:3",
+    "turns+rounds:6",
+    "streaming:4+rounds:2",
 )
 
 
@@ -48,12 +50,14 @@ def data() -> Data:
 
 
 def training(arm: str, data: Data, updates: str = EXACT) -> Training:
-    return Training(TINY, data, arm_of(arm, TINY), 1.0, updates, 0, machine("cpu", compiled=False))
+    return Training(data, arm_of(arm, TINY), 1.0, updates, 0, machine("cpu", compiled=False))
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_worker_makes_all_steps_and_pushes_the_whole_model_in_every_round(arm: str) -> None:
-    plan, total = arm_of(arm, TINY).plan, TINY.rounds * TINY.local_steps
+    found = arm_of(arm, TINY)
+    plan, rounds = found.plan, found.size.rounds
+    total = rounds * TINY.local_steps
     for worker in range(WORKERS):
         own = plan.steps[:, worker]
         assert own[own >= 0].tolist() == list(range(total))
@@ -66,7 +70,7 @@ def test_every_worker_makes_all_steps_and_pushes_the_whole_model_in_every_round(
         for steps in parts.values():
             assert steps[-1] == total, "the server gets all steps"
             assert np.diff([0, *steps]).max() <= TINY.local_steps + 1
-            assert TINY.rounds <= len(steps) <= TINY.rounds + 1
+            assert rounds <= len(steps) <= rounds + 1
 
 
 def test_turns_are_evenly_staggered() -> None:
@@ -74,6 +78,12 @@ def test_turns_are_evenly_staggered() -> None:
     exchanges = arm_of("turns", size).plan.exchanges
     assert [each.pushing.start for at in sorted(exchanges) for each in exchanges[at]] == 4 * list(range(8))
     assert set(np.diff(sorted(exchanges))) == {6, 7}
+
+
+def test_an_arm_can_have_other_rounds(data: Data) -> None:
+    found = training("turns+rounds:6", data).run()
+    assert found["steps"] == 6 * TINY.local_steps * WORKERS
+    assert training("turns", data).run()["steps"] == TINY.rounds * TINY.local_steps * WORKERS
 
 
 def test_workers_exchange_different_parts_at_once() -> None:
@@ -86,7 +96,7 @@ def test_workers_exchange_different_parts_at_once() -> None:
     "name",
     [
         *("bsp", "turns+more", "groups:3", "groups:0", "groups:x", "turns+final:4", "turns+pulls:9", "turns+pulls:0"),
-        *("streaming:4+final:1", "parts:4+keep:0.5", "parts:0", "parts:9", "parts:4+delayed"),
+        *("streaming:4+final:1", "parts:4+keep:0.5", "parts:0", "parts:9", "parts:4+delayed", "turns+rounds:0"),
     ],
 )
 def test_an_unknown_arm_is_refused(name: str) -> None:

@@ -89,7 +89,7 @@ def data() -> Data:
 
 
 def synchronous(size: Size, data: Data) -> Training:
-    return Training(size, data, arm_of("sync", size), 1.0, "float32", 0, machine("cpu", compiled=False))
+    return Training(data, arm_of("sync", size), 1.0, "float32", 0, machine("cpu", compiled=False))
 
 
 def separately(size: Size, data: Data, steps: int) -> Tensor:
