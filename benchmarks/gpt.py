@@ -16,6 +16,8 @@ server's rate. Without it the first seed tries all --rates, and the other seeds 
 - `sync`: all workers exchange at once.
 - `groups:M`: the workers of a group exchange at once. The groups exchange one after another, evenly staggered.
 - `turns`: the workers exchange one after another, evenly staggered (R2SP).
+- `turns:P`: by turns, and each worker exchanges one of P parts of the model every 50/P steps. All workers exchange a
+  part before the next one follows.
 - `streaming:P`: all workers exchange one of P parts of the model every 50/P steps (Streaming DiLoCo).
 - `parts:P`: every 50/P steps each worker exchanges one of P parts. The workers' parts differ.
 

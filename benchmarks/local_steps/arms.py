@@ -45,13 +45,13 @@ def arm_of(name: str, size: Size) -> Arm:
             raise ValueError(
                 f"{each!r} is no rule: {', '.join(RULES)}, blend, predict, keep, pulls, rounds, first or final"
             )
-    if kind in ("streaming", "parts") and number.isdigit():
+    if kind in ("streaming", "parts", "turns") and number.isdigit():
         if counts or shares:
             raise ValueError(f"{name!r}: {kind} has no such rule as {', '.join([*counts, *shares])}")
         if rule is RULES["delayed"]:
             raise ValueError(f"{name!r}: delayed momentum counts differences of the whole model")
-        return Arm(name, size, in_parts(size, int(number), kind == "parts"), rule)
+        return Arm(name, size, in_parts(size, int(number), kind == "parts", kind == "turns"), rule)
     groups = {"sync": "1", "turns": str(WORKERS), "groups": number}.get(kind, "")
     if not groups.isdigit():
-        raise ValueError(f"{schedule!r} is no schedule: sync, groups:M, turns, streaming:P or parts:P")
+        raise ValueError(f"{schedule!r} is no schedule: sync, groups:M, turns, turns:P, streaming:P or parts:P")
     return Arm(name, size, staggered(size, int(groups), **counts), rule, **shares)

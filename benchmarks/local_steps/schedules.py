@@ -68,24 +68,28 @@ def staggered(size: Size, groups: int, first: int = 0, final: int = 0, pulls: in
     return Plan(steps, exchanges)
 
 
-def in_parts(size: Size, parts: int, rotated: bool) -> Plan:
+def in_parts(size: Size, parts: int, rotated: bool = False, by_turns: bool = False) -> Plan:
     """Return the plan of workers that exchange one part of the model at a time.
 
-    rotated: no two workers exchange the same part at once, if there are enough parts.
+    rotated: no two workers exchange the same part at once, if there are enough parts. by_turns: all workers exchange a
+    part one after another, evenly staggered, before the next part follows.
     """
     if not 1 <= parts <= size.local_steps:
         raise ValueError(f"{parts} parts in a round of {size.local_steps} steps")
     H, count, total = size.local_steps, size.rounds * size.local_steps, elements(size)
     borders = [round(part * total / parts) for part in range(parts + 1)]
     pieces = [slice(*pair) for pair in itertools.pairwise(borders)]
+    each = [slice(worker, worker + 1) for worker in range(WORKERS)] if rotated or by_turns else [ALL]
+    offsets = [round(number * H / parts / WORKERS) if by_turns else 0 for number in range(len(each))]
+    steps = np.full((count + offsets[-1], WORKERS), -1, np.int64)
     exchanges: dict[int, list[Exchange]] = {}
-    each = [slice(worker, worker + 1) for worker in range(WORKERS)] if rotated else [ALL]
-    for turn in range(1, size.rounds * parts + 1):
-        due = exchanges.setdefault(round(turn * H / parts), [])
-        for number, workers in enumerate(each):
-            due.append(Exchange(workers, workers, pieces[(number + turn) % parts]))
-    for number, workers in enumerate(each):  # at the end, each part that has changed since its last exchange
-        for part in range(parts):
-            if part != (number + size.rounds * parts) % parts:
-                exchanges[count].append(Exchange(workers, workers, pieces[part], averaged=True))
-    return Plan(np.repeat(np.arange(count)[:, None], WORKERS, axis=1), exchanges)
+    for number, (workers, offset) in enumerate(zip(each, offsets, strict=True)):
+        steps[offset : offset + count, workers] = np.arange(count)[:, None]
+        first = number if rotated else 0
+        for turn in range(1, size.rounds * parts + 1):
+            due = exchanges.setdefault(offset + round(turn * H / parts), [])
+            due.append(Exchange(workers, workers, pieces[(first + turn) % parts]))
+        for part in range(parts):  # at the end, each part that has changed since its last exchange
+            if part != (first + size.rounds * parts) % parts:
+                exchanges[offset + count].append(Exchange(workers, workers, pieces[part], averaged=True))
+    return Plan(steps, exchanges)

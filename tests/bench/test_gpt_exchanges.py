@@ -39,6 +39,8 @@ ARMS = (
     "streaming:4",
     "parts:8",
     "parts:3",
+    "turns:4",
+    "turns:3",
     "turns+rounds:6",
     "streaming:4+rounds:2",
 )
@@ -78,6 +80,17 @@ def test_turns_are_evenly_staggered() -> None:
     exchanges = arm_of("turns", size).plan.exchanges
     assert [each.pushing.start for at in sorted(exchanges) for each in exchanges[at]] == 4 * list(range(8))
     assert set(np.diff(sorted(exchanges))) == {6, 7}
+
+
+def test_a_part_is_exchanged_by_all_workers_before_the_next_one() -> None:
+    size = replace(TINY, local_steps=64)
+    exchanges = arm_of("turns:4", size).plan.exchanges
+    begun = [(each.pushing.start, each.part.start) for at in sorted(exchanges)[:24] for each in exchanges[at]]
+    assert [worker for worker, _ in begun] == 3 * list(range(8))
+    starts = [start for _, start in begun]
+    assert all(len(set(starts[part : part + 8])) == 1 for part in (0, 8, 16))
+    assert len(set(starts)) == 3
+    assert set(np.diff(sorted(exchanges))) == {2}
 
 
 def test_an_arm_can_have_other_rounds(data: Data) -> None:
