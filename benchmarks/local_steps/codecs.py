@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from paceline.model.codecs import SMALLEST
+from paceline.model.encodings import SMALLEST
 
 EXACT = "float32"
 

@@ -37,7 +37,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (("--cluster", "nowhere.toml"), "There is no cluster 'nowhere.toml'"),
         (("--link", "1Gbit", "--local-steps", "0"), "--local-steps must be whole numbers from 1 to 1000000, separated"),
         (("--link", "1Gbit", "--local-steps", "50,many"), "such as 50,200; got '50,many'."),
-        (("--link", "1Gbit", "--updates", "int5"), "--updates: updates are encoded as int8, int4 or topk:F"),
+        (("--link", "1Gbit", "--updates", "int5"), "--updates: updates are encoded as int8, int4, topk:F"),
         (("--link", "1Gbit", "--now", "diloco"), "use it with --local-steps 50, say."),
         (
             ("--lab", str(EXAMPLES / "clusters" / "eight-sites.toml")),

@@ -49,6 +49,16 @@ def test_a_server_that_saves_no_model_says_so_at_the_start(
     assert ("the model is not saved" in ended.err) is is_noted, ended.err
 
 
+@pytest.mark.parametrize(
+    ("updates", "way_out"),
+    [("int4/4", "use --updates int4."), ("float32/2", "use no --updates."), ("int3", "int8, int4")],
+)
+def test_clients_do_not_send_parts_of_their_updates(federate: Shell, updates: str, way_out: str) -> None:
+    ended = federate("serve", "--clients", 8, "--updates", updates)
+    assert ended.code == 2
+    assert way_out in " ".join(ended.err.split())
+
+
 def test_the_blacklist_of_a_running_server_is_read_and_cleared(federate: Shell) -> None:
     with job("fl-r2sp:groups=1", workers=1) as running:
         policy: Any = running.coordinator.ledger.policy

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.model.codecs import encoded_size
+from paceline.model.codecs import Encoder, codec, encoded_size
 from paceline.model.differences import EXACT, FollowedModel
 from tries import tries
 
-NAMES = ["int8", "int4", "topk:0.02", "topk:1"]
+NAMES = ["int8", "int4", "topk:0.02", "topk:1", "int4/4", "float32/3"]
 every_codec = pytest.mark.parametrize("name", NAMES)
 Floats = npt.NDArray[np.float32]
 
@@ -24,6 +24,14 @@ class Ends:
 
     def __init__(self, name: str, elements: int, unencoded: int = 0) -> None:
         self.sender, self.receiver = (FollowedModel(name, elements, unencoded) for _ in range(2))
+        self._pushes, self._pushed = Encoder(name, elements - unencoded), 0
+
+    def push(self) -> None:
+        """Let the receiver push an update of zeros. Codecs of one part send the same part back."""
+        nothing = np.zeros(self.sender.values.size, np.float32)
+        body = self._pushes.encode(nothing.data, EXACT, 0, self._pushes.left.size, self._pushed)
+        self.sender.answer_to(body, self._pushes.codec.name)
+        self._pushed += 1
 
     def send(self, values: Floats, exact: bool = False) -> int:
         """Send a model, and check that both ends then have the same. Return the bytes that were sent."""
@@ -74,12 +82,15 @@ def test_both_ends_have_the_same_model(
             assert np.linalg.norm(missed) <= np.linalg.norm(due) * 1.01
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("int8", 3), ("int4", 6), ("topk:0.2", 30)])
+@pytest.mark.parametrize(
+    ("name", "rounds"), [("int8", 3), ("int4", 6), ("topk:0.2", 30), ("int4/5", 30), ("float32/3", 3)]
+)
 def test_a_model_that_rests_is_reached(name: str, rounds: int) -> None:
     ends = Ends(name, 3000)
     first, second = walk(0, 3000, 2)
     ends.send(first)
     for _ in range(rounds):
+        ends.push()
         ends.send(second)
     assert np.abs(ends.receiver.values - second).max() < 2e-4
 
@@ -89,9 +100,27 @@ def test_errors_do_not_add_up(name: str) -> None:
     """After many steps, the receiver is about as far from the model as after a few."""
     ends, far = Ends(name, 4096), []
     for values in walk(1, 4096, 120):
+        ends.push()
         ends.send(values)
         far.append(float(np.abs(ends.receiver.values - values).mean()))
     assert max(far[100:]) <= 1.2 * max(far[40:60]) + 1e-6
+
+
+@pytest.mark.parametrize("name", ["int4/4", "float32/3"])
+def test_the_part_that_was_pushed_comes_back(name: str) -> None:
+    """The receiver has its own steps in all others, and the sender does not know them yet."""
+    ends, parts = Ends(name, 1000), codec(name).parts
+    first, *others = walk(3, 1000, 2 * parts + 1)
+    ends.send(first)
+    length = -(-1000 // parts)
+    for turn, values in enumerate(others):
+        before = ends.receiver.values.copy()
+        ends.push()
+        ends.send(values)
+        changed = np.flatnonzero(ends.receiver.values != before)
+        part = turn % parts
+        assert part * length <= changed.min() < changed.max() < (part + 1) * length
+        assert changed.size > 0.7 * (min(1000, (part + 1) * length) - part * length)
 
 
 @every_codec

@@ -129,7 +129,7 @@ SIZE = 'a size greater than 0, such as 552e6 or "552MB"'
 TIME = 'a time of at least 0, such as "50us" or "0.2s"'
 WHOLE = "a whole number of at least 1"
 STEPS = "a whole number from 1 to 1000000"
-CODEC = "int8, int4 or topk:F, such as topk:0.02"
+CODEC = "int8, int4, topk:F such as topk:0.02, or a part at a time such as int4/4"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from train.lessons import data, loss_on, model
 
 SIZE = 5000
 UPDATES = 6
-CODECS = ["int8", "int4", "topk:0.02"]
+CODECS = ["int8", "int4", "topk:0.02", "int4/3"]
 every_codec = pytest.mark.parametrize("name", CODECS)
 every_way = pytest.mark.parametrize(("shards", "streamed"), [(1, False), (2, False), (2, True)])
 
@@ -100,8 +100,11 @@ def expected_models(name: str, pieces: list[tuple[int, int]], cut_before: int = 
     for update in range(-1, UPDATES):
         for start, stop in pieces if update >= 0 else ():
             decoded = np.empty(stop - start, np.float32)
-            decode(encoder.encode(gradient_of(update).data, "float32", start, stop), name, decoded)
+            body = encoder.encode(gradient_of(update).data, "float32", start, stop, update)
+            decode(body, name, decoded)
             on_server[start:stop] -= decoded
+            if update != cut_before:
+                followed[pieces.index((start, stop))].answer_to(body, name)
         if update in (-1, cut_before):
             followed = [FollowedModel(way_back(name), stop - start) for start, stop in pieces]
         for its, (start, stop) in zip(followed, pieces, strict=True):

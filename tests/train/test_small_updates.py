@@ -209,7 +209,7 @@ def test_a_number_that_is_not_finite_is_refused_as_without_a_codec() -> None:
 
 
 def test_a_damaged_push_is_refused_with_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def damaged(self: Encoder, update: memoryview, dtype: str, start: int, stop: int) -> memoryview:
+    def damaged(self: Encoder, update: memoryview, dtype: str, start: int, stop: int, turn: int) -> memoryview:
         return memoryview(b"\xff" * self.codec.size(stop - start))
 
     monkeypatch.setattr(Encoder, "encode", damaged)
@@ -223,7 +223,11 @@ def test_a_damaged_push_is_refused_with_one_sentence(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("policy", "options", "why"),
     [
-        ("bsp", {"update_codec": "int3"}, "--updates: updates are encoded as int8, int4 or topk:F"),
+        (
+            "bsp",
+            {"update_codec": "int3"},
+            "--updates: updates are encoded as int8, int4, topk:F such as topk:0.02, or a part",
+        ),
         ("fl-r2sp:as_printed=true", {}, "workers push whole models"),
         ("bsp", {"shards": 0}, "--servers 1 or more"),
     ],

@@ -78,8 +78,8 @@ def advise(
     updates: Annotated[
         str | None,
         typer.Option(
-            help="Compare policies whose updates, and changes of the model, are sent as int8, int4 or topk:F. "
-            "All-reduce sends float32."
+            help="Compare policies whose updates, and changes of the model, are sent as int8, int4, topk:F or "
+            "int4/P. All-reduce sends float32."
         ),
     ] = None,
     now: Annotated[

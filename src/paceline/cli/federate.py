@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from paceline.cli import job
-from paceline.cli.job_checks import check_policy
+from paceline.cli.job_checks import check_policy, check_updates
 from paceline.cli.options import (
     MAX_SEED,
     CheckpointFolder,
@@ -37,6 +37,7 @@ from paceline.cli.options import (
 from paceline.cli.page import PageOption
 from paceline.cli.reports import Log, Metrics
 from paceline.cli.shared import errors, need_torch, refuse, sentence
+from paceline.model.codecs import codec
 
 federate = typer.Typer(help="Train a federation of clients that keep their data.")
 
@@ -66,6 +67,13 @@ def serve(
 ) -> None:
     """Serve a federation until all clients have left, or until Ctrl-C."""
     check_policy(policy, clients, "whole", "none", option="--clients")
+    check_updates(updates, policy, None)
+    if updates and codec(updates).parts > 1:
+        whole, _, _ = updates.partition("/")
+        refuse(
+            f"A client begins each round at the whole model of the server, so parts of it cannot be sent: use "
+            f"{f'--updates {whole}' if whole != 'float32' else 'no --updates'}."
+        )
     if not (checkpoint or resume):
         errors.print("Note: the model is not saved when the federation ends; give --checkpoint FOLDER to keep it.")
     job.serve(

@@ -38,7 +38,8 @@ Updates = Annotated[
     str,
     typer.Option(
         help="Send updates, and the changes of the model, as int8, int4 or topk:F (the fraction F of the numbers, such "
-        "as topk:0.02). What that leaves out is sent later. Without this option, both are sent in full."
+        "as topk:0.02). int4/4 sends a quarter of the model at a time. What that leaves out is sent later. Without "
+        "this option, both are sent in full."
     ),
 ]
 JitterOption = Annotated[

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.model.codecs import Floats, codec, decode, encoded_size
+from paceline.model.codecs import codec, decode, encoded_size
+from paceline.model.encodings import Floats
+from paceline.model.one_part import OnePart
 
 EXACT = "float32"
 
@@ -34,6 +36,7 @@ class FollowedModel:
         self._codec, self._trained = codec(name), elements - unencoded
         self.values: Floats = np.empty(elements, np.float32)
         self._is_known = False  # are there values yet?
+        self._part = 0  # that is sent next, if a body has one part of the numbers
 
     @property
     def next_type(self) -> str:
@@ -56,9 +59,17 @@ class FollowedModel:
         border = self._codec.size(self._trained)
         nothing = np.broadcast_to(np.float32(0), self._trained)
         body[border:] = difference[self._trained :].view(np.uint8)
-        self._codec.encode(nothing, body[:border], difference[: self._trained])
+        self._codec.encode(nothing, body[:border], difference[: self._trained], self._part)
         self._add(body.data, self._codec.name, difference)
         return body.data
+
+    def answer_to(self, push: memoryview, dtype: str) -> None:
+        """Send that part next which the receiver has pushed, if a body has one part of the numbers.
+
+        So its model changes only where it has sent all of its own steps. Raise ValueError if there is no such part.
+        """
+        if isinstance(self._codec, OnePart) and dtype == self._codec.name:
+            self._part = self._codec.part_of(np.frombuffer(push, np.uint8))
 
     def subtract_from(self, values: Floats) -> Floats:
         """Return the difference that `encode` wants if the sender's model has these values."""

@@ -33,7 +33,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     correct: CorrectionOption = "auto"  # the correction for staleness that is known in advance
     replicas: int = 0  # backups of each shard: 0 or 1
     max_norm: float | None = None  # times the usual norm, to which an update is scaled down; None: no limit
-    update_codec: str = ""  # the codec in which workers push: int8, int4 or topk:F; empty: none
+    update_codec: str = ""  # the codec in which workers push, such as int8 or int4/4; empty: none
     colocate: bool = False  # the shards are started beside the workers, not by the server
     shards_join: bool = False  # the shards are started on other machines, not by the server
     lease: float = 30.0  # seconds without a heartbeat before a worker is given up

@@ -21,6 +21,7 @@ from paceline.train.backend import AssignedSamples, ComputedGradient, JobBackend
 from paceline.train.flat_model import FlatModel
 from paceline.train.loading import Loading
 from paceline.train.start_ahead import StartAhead
+from paceline.train.start_unsent import StartWithUnsent
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,17 @@ class LocalStepsBackend(JobBackend):
         """flat: a model whose parameters are apart from the pulled weights. step: that of the worker's optimizer."""
         self._local, self._step = local, step
         self._made: list[ComputedGradient] = []  # steps since the last pull
-        self._start: StartAhead | None = None
+        self._start: StartAhead | StartWithUnsent | None = None
+        if local.ahead and client.sends_parts:
+            client.close()
+            raise ValueError(
+                "ahead=True needs whole models, and --updates sends one part at a time in this job: leave one of them "
+                "out."
+            )
         super().__init__(client, flat, loading)
-        if local.ahead and not client.mixes:
+        if client.sends_parts:
+            self._start = StartWithUnsent(flat, lambda: client.unsent)
+        elif local.ahead and not client.mixes:
             self._start = StartAhead(flat)
 
     @property

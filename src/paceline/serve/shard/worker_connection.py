@@ -300,7 +300,10 @@ class WorkerConnection:
         """Decode the body of a push. Raise WireError if it is damaged."""
         assert self._encoded is not None
         try:
-            decode(self._encoded[: self._size], push.dtype, buffer.numpy(), self._unencoded[push.piece])
+            body = self._encoded[: self._size]
+            decode(body, push.dtype, buffer.numpy(), self._unencoded[push.piece])
+            if self.followed:
+                self.followed[push.piece].answer_to(body, push.dtype)
         except ValueError as error:
             self._updates.return_buffer(push.piece, buffer)
             raise WireError(f"A push is damaged: {error}.") from None

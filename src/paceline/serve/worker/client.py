@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.model.codecs import Encoder, codec
 from paceline.model.description import Description
+from paceline.model.encodings import Floats
 from paceline.serve.environment import JOINED, UPDATED, tell_launcher
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import WireError
@@ -73,6 +74,7 @@ class Client:
         self._ahead: RequestSamples | None = None  # a request that was sent before its samples are needed
         self._weights: memoryview = memoryview(b"")
         self._encoder: Encoder | None = None
+        self._exchanges = 0  # that have begun
         self._end: tuple[int, str] | None = None  # `end_samples`: the size of the data, and the generation it was told
         #: Whether samples for the next iteration may be requested before its pull (`take` returns them).
         self.asks_ahead = True
@@ -104,6 +106,17 @@ class Client:
     def mixes(self) -> bool:
         """Whether the policy mixes models. Then this worker makes its own steps and pushes weights, not gradients."""
         return self._incarnation.welcome.mixes
+
+    @property
+    def sends_parts(self) -> bool:
+        """Whether an update has one part of the model, and `unsent` the steps of this worker in the others."""
+        name = self._incarnation.welcome.update_codec
+        return bool(name) and not self.mixes and codec(name).parts > 1
+
+    @property
+    def unsent(self) -> Floats | None:
+        """The rest of earlier updates that is sent with a later one, without running statistics; None: no codec yet."""
+        return self._encoder.left if self._encoder else None
 
     @property
     def streamed(self) -> bool:
@@ -181,7 +194,9 @@ class Client:
             tuple(taken),
             backward,
             self._encoder_now(),
+            self._exchanges,
         )
+        self._exchanges += 1
         try:
             self._incarnation.push(outgoing, weights)
         except IncarnationOver:

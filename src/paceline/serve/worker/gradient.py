@@ -43,6 +43,7 @@ class OutgoingGradient:
     taken: tuple[int, ...] = ()  # the numbers of the sample ranges that it was computed from
     backward: Backward | None = None  # the backward pass that is still computing it; None: it is computed
     encoder: Encoder | None = None  # with which it is encoded; None: its elements are sent as they are
+    turn: int = 0  # the number of this gradient, for the encoder
     _codes: _Codes = field(init=False, default_factory=_Codes)
 
     def push(self, iteration: int, piece: int = 0) -> Push:
@@ -60,7 +61,7 @@ class OutgoingGradient:
             return self.buffer[start * width : stop * width]
         body = self._codes.of_range.get((start, stop))
         if body is None:  # the encoder keeps the rest for the next gradient, so it must encode each range only once
-            body = self.encoder.encode(self.buffer, self.dtype, start, stop)
+            body = self.encoder.encode(self.buffer, self.dtype, start, stop, self.turn)
             with self._codes.lock:
                 if not self._codes.are_void:
                     self._codes.of_range[start, stop] = body

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.model.codecs import Floats
 from paceline.model.differences import EXACT, FollowedModel
+from paceline.model.encodings import Floats
 from paceline.serve.wire.endpoint import Endpoint
 from paceline.serve.wire.frames import Channel, WireError
 from paceline.serve.wire.messages import Ranges, UpdatedPiece, Weights
