@@ -77,8 +77,9 @@ def loss_table(lines: Sequence[Line], out: Output) -> None:
 
 
 def best_synchronous(found: Iterable[Result]) -> Result | None:
-    """Return the synchronous arm in float32 with the lowest mean loss."""
-    plain = [each for each in found if each.arm.split("+")[0] == "sync" and each.updates == EXACT and each.losses]
+    """Return the synchronous arm in float32 with the lowest mean loss, among those of usual length."""
+    synchronous = [each for each in found if each.arm.split("+")[0] == "sync" and "rounds:" not in each.arm]
+    plain = [each for each in synchronous if each.updates == EXACT and each.losses]
     return min(plain, key=lambda each: statistics.mean(each.losses), default=None)
 
 

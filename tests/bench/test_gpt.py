@@ -110,7 +110,7 @@ def test_a_result_has_the_best_rate_of_the_first_seed() -> None:
 
 def test_the_gap_is_that_of_the_seeds_of_both(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line("sync", 1.0), line("sync", 2.0, seed=1), line("turns", 1.25), line("turns", 2.25, seed=2)]
-    lines.append(line("turns+naive", None))
+    lines += [line("turns+naive", None), line("sync+rounds:99", 0.5)]
     loss_table(lines, Output(None))
     printed = capsys.readouterr().out
     assert "| sync | float32 | 1 | 2 | 1.5000 | 0.7071 | +0.0000 | 1/8 | 1: 1.0000 |" in printed
