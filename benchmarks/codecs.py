@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the package `benchmark
 from benchmarks.output import Output
 from paceline.model.codecs import Encoder, decode
 
-CODECS = ("int8", "int4", "topk:0.02")
+CODECS = ("int8", "int4", "topk:0.02", "int4/4", "float32/4")
 
 
 def best(repeats: int, run: Callable[[], object]) -> float:

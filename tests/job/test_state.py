@@ -185,6 +185,29 @@ def test_the_training_is_over_when_every_sample_is_done() -> None:
     assert only(instructions.SendFinished, out) == [instructions.SendFinished(talk.connections[0], 1)]
 
 
+def test_the_last_model_has_the_rests_of_all_workers() -> None:
+    """Every sample is done, and worker 1 still pushes what it has not sent yet."""
+    talk = Conversation("asp", workers=2, sends_rest=True)
+    talk.begin(2)
+    talk.request(0, 1, count=8)
+    talk.push(0, 1, 1)
+    assert not only(instructions.SendFinished, talk.tell(events.WorkerFinished(talk.connections[0])))
+    talk.push(1, 1)
+    assert only(instructions.SendFinished, talk.tell(events.WorkerFinished(talk.connections[1]))) == [
+        instructions.SendFinished(talk.connections[worker], 2) for worker in (0, 1)
+    ]
+
+
+def test_the_last_model_does_not_wait_for_a_worker_that_is_lost() -> None:
+    talk = Conversation("asp", workers=2, sends_rest=True)
+    talk.begin(2)
+    talk.request(0, 1, count=8)
+    talk.push(0, 1, 1)
+    talk.tell(events.WorkerFinished(talk.connections[0]))
+    talk.heartbeat(0, 20.0)
+    assert only(instructions.SendFinished, talk.tick(LEASE)) == [instructions.SendFinished(talk.connections[0], 1)]
+
+
 def test_a_decision_that_is_impossible_at_this_stage_raises() -> None:
     talk = Conversation(Obedient())
     talk.begin(1)

@@ -54,7 +54,7 @@ class Replay:
         self.workers = [model() for _ in batches]
         self.optimizers = [OPTIMIZERS["momentum"](worker.parameters()) for worker in self.workers]
         self.begins = [weights(worker) for worker in self.workers]  # where each element began to move unsent
-        self.rounds = [0] * len(batches)
+        self.rounds, self.pushes = [0] * len(batches), [0] * len(batches)
         self.members = len(batches)
 
     def run(self, events: list[Event]) -> Any:
@@ -65,13 +65,20 @@ class Replay:
             elif isinstance(event, Applied):
                 newest = self.server[-1].clone()
                 for worker in event.workers:
-                    part = part_of(len(newest), self.rounds[worker] - 1)
-                    moved = weights(self.workers[worker])[part] - self.begins[worker][part]
-                    newest[part] += moved / self.members
+                    self.push(worker, newest)
                 self.server.append(newest)
             elif isinstance(event, Left):
                 self.members -= 1
         return self.server[-1]
+
+    def push(self, number: int, server: Any) -> None:
+        """Add a part of how far a worker has moved, and all of it in its last push."""
+        end, begin = weights(self.workers[number]), self.begins[number]
+        is_last = self.pushes[number] * H == len(self.batches[number])
+        part = slice(None) if is_last else part_of(len(end), self.pushes[number])
+        server[part] += (end[part] - begin[part]) / self.members
+        begin[part] = end[part]
+        self.pushes[number] += 1
 
     def make_round(self, number: int, server: Any) -> None:
         worker = self.workers[number]

@@ -32,6 +32,8 @@ class JobConfig:
     provider: the worker that provides the weights of a restored job, or None if its checkpoint does.
     visits: the number of parts of a shard that a worker visits one by one, when the job tells it (`job.visits`). 0 if
         workers choose the order of their pushes themselves.
+    sends_rest: True if workers push once more when they finish, after all samples are trained on. Then nobody gets the
+        last model before all have finished.
     max_norm: an update is scaled down to this many times the usual norm, or None if updates are not limited.
     """
 
@@ -48,3 +50,4 @@ class JobConfig:
     visits: int = 0
     max_norm: float | None = None
     absence: float = EXPECTED_BACK
+    sends_rest: bool = False

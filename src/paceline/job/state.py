@@ -262,7 +262,8 @@ class JobState(WeightsLayer):
         roster, is_over = self.roster, self.roster.training_is_over
         if roster.finishing and not roster.training and self.samples and self.samples.all_done:
             self.leases.work_is_done(self._now)
-        if is_over or (self.samples and self.samples.all_done):
+        awaits_rest = self.config.sends_rest and roster.training
+        if is_over or (self.samples and self.samples.all_done and not awaits_rest):
             for member in roster.finishing.values():
                 if member.stage is Stage.FINISHING:
                     member.step(Transition.END)

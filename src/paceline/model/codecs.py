@@ -14,6 +14,7 @@ not finite.
 from __future__ import annotations
 
 import math
+from copy import copy
 from functools import lru_cache
 from typing import Any
 
@@ -91,6 +92,12 @@ class Encoder:
         """elements: of the whole model, without its running statistics, which are not encoded."""
         self.codec = codec(name)
         self.left = np.zeros(elements, np.float32)
+
+    def whole(self) -> Encoder:
+        """Return an encoder that sends all parts at once. What is left is the same array for both."""
+        found = copy(self)
+        found.codec = self.codec.whole
+        return found
 
     def size(self, start: int, stop: int) -> int:
         """Return the bytes in which the elements from `start` to `stop` are encoded."""

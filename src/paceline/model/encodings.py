@@ -22,6 +22,11 @@ class Codec(ABC):
     name: str
     parts = 1  # of which each body has one
 
+    @property
+    def whole(self) -> Codec:
+        """The codec that sends all parts at once."""
+        return self
+
     @abstractmethod
     def size(self, elements: int) -> int:
         """Return the number of bytes of this many elements."""

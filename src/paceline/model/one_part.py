@@ -37,6 +37,10 @@ class OnePart(Codec):
         """inner: the encoding of a part."""
         self.name, self._inner, self.parts = f"{inner.name}/{parts}", inner, parts
 
+    @property
+    def whole(self) -> Codec:
+        return self._inner
+
     def _length(self, elements: int) -> int:
         """Return the length of a part. The last parts may be shorter, or empty, and are filled up with zeros."""
         return -(-elements // self.parts)

@@ -295,12 +295,18 @@ class JobBackend(PushAfterBackward):
 
 
 def exchange(
-    client: Client, flat: FlatModel, computed: ComputedGradient, pulled_at: float, backward: Backward | None = None
+    client: Client,
+    flat: FlatModel,
+    computed: ComputedGradient,
+    pulled_at: float,
+    backward: Backward | None = None,
+    whole: bool = False,
 ) -> None:
     """Push the flat gradient and pull into the flat weights.
 
     pulled_at: when the last pull ended, as `time.perf_counter` counts. Computing began then.
     backward: the backward pass that still computes the gradient, if it is pushed meanwhile.
+    whole: send all parts of the update, where the codec sends one at a time.
     """
     client.exchange(
         flat.gradient_bytes(),
@@ -312,4 +318,5 @@ def exchange(
         taken=computed.taken,
         dtype=flat.wire,
         backward=backward,
+        whole=whole,
     )

@@ -8,6 +8,7 @@ out the samples of these steps again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from paceline.model.optimizer_spec import SUMS, OptimizerSpec
 from paceline.model.optimizer_text import parse
 from paceline.serve.worker.client import Client
-from paceline.train.backend import AssignedSamples, ComputedGradient, JobBackend, SampleSource
+from paceline.train.backend import AssignedSamples, ComputedGradient, JobBackend, SampleSource, exchange
 from paceline.train.flat_model import FlatModel
 from paceline.train.loading import Loading
 from paceline.train.start_ahead import StartAhead
@@ -68,6 +69,7 @@ class LocalStepsBackend(JobBackend):
         """flat: a model whose parameters are apart from the pulled weights. step: that of the worker's optimizer."""
         self._local, self._step = local, step
         self._made: list[ComputedGradient] = []  # steps since the last pull
+        self._last: ComputedGradient | None = None  # the last round
         self._start: StartAhead | StartWithUnsent | None = None
         if local.ahead and client.sends_parts:
             client.close()
@@ -159,7 +161,8 @@ class LocalStepsBackend(JobBackend):
         if self._start:
             self._start.restore()
         rates = [float(group["lr"]) for group in self._local.outer.settings_of_groups]  # type: ignore[arg-type]
-        return replace(_together(self._made), rates=rates)
+        self._last = replace(_together(self._made), rates=rates)
+        return self._last
 
     def _use_pulled_weights(self, after_step: bool = True) -> None:
         self._made = []  # they were pushed, or they are lost
@@ -172,9 +175,22 @@ class LocalStepsBackend(JobBackend):
     def finish(self) -> None:
         if self._made:
             self._push()
-        if self._start:
+        if self._last and self._client.sends_parts:
+            self._push_rest(self._last)
+        elif self._start:
             self._start.restore()
         super().finish()
+
+    def _push_rest(self, last: ComputedGradient) -> None:
+        """Push what is not sent yet, all parts at once, as an update with the weight of the last one.
+
+        It has no samples: the server has counted them with earlier updates.
+        """
+        self._flat.gather_difference()  # zero: the codec adds what is not sent
+        if self._start:
+            self._start.restore()
+        rest = replace(last, loss=None, taken=())
+        exchange(self._client, self._flat, rest, time.perf_counter(), whole=True)
 
 
 def _together(steps: Sequence[ComputedGradient]) -> ComputedGradient:

@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.job import JobConfig, SaveEvery
 from paceline.job.leases import EXPECTED_BACK
 from paceline.job.visits import parts_of
+from paceline.model.codecs import codec
 from paceline.model.correction import CorrectionOption, checked
 from paceline.policies import Policy
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
@@ -82,4 +83,5 @@ class ServerConfig:
             provider=self.provider,
             visits=parts_of(self.shards) if self.has_visits(policy) else 0,
             max_norm=self.max_norm,
+            sends_rest=bool(self.update_codec) and codec(self.update_codec).parts > 1,
         )

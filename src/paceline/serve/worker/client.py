@@ -177,13 +177,16 @@ class Client:
         taken: Sequence[int] = (),
         dtype: str = "float32",
         backward: Backward | None = None,
+        whole: bool = False,
     ) -> GrantIteration:
         """Push a gradient, wait for the Grant, and pull the model into `weights`.
 
         taken: the numbers of the sample ranges (`take`) that the gradient was computed from.
         dtype: of the gradient's elements: float32, bfloat16 or float16.
         backward: the backward pass that is still computing the gradient. It tells how long it took, and the loss.
+        whole: send all parts of it, where the codec sends one at a time.
         """
+        encoder = self._encoder_now()
         outgoing = OutgoingGradient(
             gradient,
             tuple(rates),
@@ -193,7 +196,7 @@ class Client:
             loss,
             tuple(taken),
             backward,
-            self._encoder_now(),
+            encoder.whole() if encoder and whole else encoder,
             self._exchanges,
         )
         self._exchanges += 1
