@@ -204,3 +204,28 @@ def test_the_mean_forgets_a_departed_worker() -> None:
         weigher.see(worker, 32)
     weigher.forget(1)
     assert weigher.in_round([update(0, 32)], members=1) == (1.0,)
+
+
+@pytest.mark.parametrize("kind", ["mean", "equal"])
+def test_a_worker_that_leaves_counts_in_the_updates_that_others_have_begun(kind: str) -> None:
+    weigher = Weigher(kind)
+    for worker in range(4):
+        weigher.see(worker, 32)
+        weigher.in_round([update(worker, 32)], members=4)
+    weigher.forget(0)
+    weights = []
+    for worker in (1, 2, 3, 1):
+        weigher.see(worker, 32)
+        weights += weigher.in_round([update(worker, 32)], members=3)
+    assert weights == pytest.approx([1 / 4, 1 / 4, 1 / 4, 1 / 3])
+
+
+def test_the_last_updates_of_a_job_that_ends_count_alike() -> None:
+    """Each worker leaves after its last update."""
+    weigher, weights = Weigher("mean"), []
+    for members, worker in ((4, 0), (4, 1), (4, 2), (4, 3), (4, 0), (3, 1), (2, 2), (1, 3)):
+        weigher.see(worker, 32)
+        weights += weigher.in_round([update(worker, 32)], members)
+        if len(weights) > 4:
+            weigher.forget(worker)
+    assert weights == pytest.approx([1 / 4] * 8)

@@ -45,6 +45,7 @@ class Worker:
     def run(self) -> Worker:
         weights = np.zeros(SIZE, np.float32)
         self.client = Client(address(self.where), described(SIZE))
+        self.client.keeps_unsent = True
         try:
             self.client.begin(weights.data.cast("B"))
             links = self.client._incarnation._transfers.parts

@@ -28,6 +28,37 @@ F = torch.nn.functional
 H = 3
 
 
+def test_batches_are_read_while_the_exchange_thread_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client has no Grant then."""
+    seen: list[int | None] = []
+    asked = threading.Event()
+    exchange = overlapped_rounds.exchange
+
+    def without_a_grant(client: Any, *arguments: Any) -> None:
+        if not asked.is_set():
+            granted, client._incarnation.granted = client._incarnation.granted, None
+            asked.wait(10)
+            client._incarnation.granted = granted
+        exchange(client, *arguments)
+
+    monkeypatch.setattr(overlapped_rounds, "exchange", without_a_grant)
+
+    def run(address: str) -> None:
+        mine = model()
+        optimizer = OPTIMIZERS["sgd"](mine.parameters())
+        with paceline.join(mine, optimizer, connect=address, local_steps=H, overlap=True) as session:
+            for number, (x, y) in enumerate(batches_of(0, 2 * H)):
+                if number == H:
+                    seen.append(session._backend.granted_batch)
+                    asked.set()
+                F.cross_entropy(mine(x), y).backward()
+                session.step(batch_size=4)
+
+    with job("bsp:weights=mean") as running:
+        running.work(run)
+    assert seen == [None], "this policy leaves the batch to the worker"
+
+
 def worker_of(batches: list[tuple[Any, Any]], inner: str = "adam", **options: Any) -> Callable[[str], Any]:
     """Return a worker that trains on these batches, and returns its weights."""
     mine = model()  # not created in the thread, because all threads share torch's random numbers

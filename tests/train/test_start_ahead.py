@@ -51,6 +51,7 @@ class Replay:
         self.rounds = [0] * len(batches)
         self.differences: list[Any] = [None] * len(batches)
         self.members = len(batches)
+        self.counted = [self.members] * self.members  # the members of the round of each worker's last update
 
     def run(self, events: list[Event]) -> Any:
         """Return the last model."""
@@ -59,7 +60,10 @@ class Replay:
                 self.make_round(event.worker, self.server[event.version])
             elif isinstance(event, Applied):
                 differences = [self.differences[worker] for worker in event.workers]
-                self.server.append(self.server[-1] + sum(differences) / self.members)
+                members = max(self.members, *(self.counted[worker] for worker in event.workers))
+                self.server.append(self.server[-1] + sum(differences) / members)
+                for worker in event.workers:
+                    self.counted[worker] = self.members
             elif isinstance(event, Left):
                 self.members -= 1
         return self.server[-1]

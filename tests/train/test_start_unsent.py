@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ pytest.importorskip("msgspec")
 
 import paceline
 from paceline.observe.trace import Applied, Event, Left, Pulled
+from paceline.train import backend, local_steps
 from paceline.train.overlapped_rounds import OverlappedRoundsBackend
 from train.generations import served
 from train.jobs import job
@@ -56,6 +59,7 @@ class Replay:
         self.begins = [weights(worker) for worker in self.workers]  # where each element began to move unsent
         self.rounds, self.pushes = [0] * len(batches), [0] * len(batches)
         self.members = len(batches)
+        self.counted = [self.members] * self.members  # the members of the round of each worker's last update
 
     def run(self, events: list[Event]) -> Any:
         """Return the last model."""
@@ -76,7 +80,8 @@ class Replay:
         end, begin = weights(self.workers[number]), self.begins[number]
         is_last = self.pushes[number] * H == len(self.batches[number])
         part = slice(None) if is_last else part_of(len(end), self.pushes[number])
-        server[part] += (end[part] - begin[part]) / self.members
+        server[part] += (end[part] - begin[part]) / max(self.members, self.counted[number])
+        self.counted[number] = self.members
         begin[part] = end[part]
         self.pushes[number] += 1
 
@@ -171,6 +176,75 @@ def test_a_worker_that_was_given_up_keeps_what_it_has_not_sent(overlap: bool) ->
         torch.testing.assert_close(begins[1], begins[0], rtol=1e-5, atol=1e-6)
 
 
+def test_a_grant_without_a_pull_finds_the_pulled_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a Grant leaves the weights as they are. They must be the pulled ones, and not those of the last start."""
+    before: list[Any] = []
+    pulled: list[Any] = []
+    exchange = backend.exchange
+
+    def noted(client: Any, flat: Any, *arguments: Any, **options: Any) -> None:
+        before.append(flat.weights.clone())
+        exchange(client, flat, *arguments, **options)
+        pulled.append(flat.weights.clone())
+
+    monkeypatch.setattr(backend, "exchange", noted)
+    monkeypatch.setattr(local_steps, "exchange", noted)
+    with job("bsp:weights=mean", update_codec=f"float32/{P}") as running:
+        running.work(worker_of([batches_of(0, 4 * H)]))
+    assert len(pulled) == 5, "four rounds, and the rest"
+    for found, its in zip(before[1:], pulled, strict=False):
+        assert torch.equal(found, its)
+
+
+def test_after_a_restore_all_workers_begin_with_the_first_part() -> None:
+    """Weights that are loaded restore the whole job. Under a barrier all workers send the same part then."""
+    exchanges: list[int] = []
+    starts = threading.Barrier(2, timeout=30)
+    x, y = data(96)
+
+    def run(address: str) -> None:
+        mine = model()
+        optimizer = OPTIMIZERS["sgd"](mine.parameters())
+        with paceline.join(mine, optimizer, connect=address, local_steps=H) as session:
+            client = session._backend._client
+            if session.worker == 1:
+                client._exchanges = 2  # as if it had exchanged more often before
+            starts.wait()
+            for number in range(4 * H):
+                if number == 2 * H and session.worker == 0:
+                    session.load(model().state_dict())
+                F.cross_entropy(mine(x), y).backward()
+                session.step(batch_size=len(x))
+            exchanges.append(client._exchanges)
+
+    with served("bsp:weights=mean", workers=2, update_codec=f"float32/{P}") as running:
+        running.work(run, run)
+    assert max(exchanges) <= 3, "two rounds after the restore, and the rest: the count began anew"
+
+
+@pytest.mark.parametrize(
+    ("outer", "fits"), [("sgd:lr=1.3", True), ("sgd:lr=0.7,momentum=0.9", False), ("adam:lr=0.1", False)]
+)
+def test_parts_need_an_outer_optimizer_without_momentum(outer: str, fits: bool) -> None:
+    """Its steps would change the parts that were not sent."""
+    mine = model()
+    with job("bsp:weights=mean", update_codec="int4/4") as running:
+        begun = pytest.raises(ValueError, match="must be SGD without momentum") if not fits else nullcontext()
+        with begun:
+            optimizer = OPTIMIZERS["sgd"](mine.parameters())
+            paceline.join(mine, optimizer, connect=running.address, local_steps=H, outer=outer).close()
+
+
+def test_parts_need_local_steps() -> None:
+    """Otherwise a worker would lose its steps in all other parts, or the server's steps would be stale."""
+    mine = model()
+    with (
+        job("bsp:weights=mean", update_codec="int4/4") as running,
+        pytest.raises(ValueError, match=r"--updates int4/4 sends one part .*, for workers with local_steps="),
+    ):
+        paceline.join(mine, OPTIMIZERS["sgd"](mine.parameters()), connect=running.address)
+
+
 def test_weights_that_are_loaded_in_the_middle_are_those_of_the_next_round() -> None:
     """What was not sent belongs to the old weights."""
     loaded = model()
@@ -200,6 +274,6 @@ def test_a_start_ahead_needs_whole_models() -> None:
     mine = model()
     with (
         job("bsp:weights=mean", update_codec="int4/4") as running,
-        pytest.raises(ValueError, match=r"ahead=True needs whole models, and --updates sends one part at a time"),
+        pytest.raises(ValueError, match=r"ahead=True needs whole models, and --updates sends one part of the model"),
     ):
         paceline.join(mine, OPTIMIZERS["sgd"](mine.parameters()), connect=running.address, local_steps=H, ahead=True)

@@ -177,7 +177,8 @@ def _merits(spec: ClusterSpec, ranked: Sequence[Estimate], chosen: Estimate) -> 
     what = "an update" if candidate.updates else "the model"
     found = [sentence for key, sentence in HOW.items() if key in candidate.policy][:1]
     if candidate.local_steps > 1 and found == [HOW["bsp"]]:
-        found = ["A barrier has no staleness: all workers begin a round with the same model."]
+        begin = "" if "/" in candidate.updates else ": all workers begin a round with the same model"
+        found = [f"A barrier has no staleness{begin}."]
     if "tune_batches=true" in candidate.policy:
         found.append("With tuned batches, a fast worker computes more samples in an iteration instead of waiting.")
     if candidate.colocated:

@@ -206,7 +206,9 @@ def _exchanges(
     codec = updates if updates is not None else described.updates if described else ""
     check_updates(codec, "bsp", None)
     if local_steps is None:
-        return (described.local_steps if described else 1,), codec
+        own = described.local_steps if described else 1
+        _check_parts(codec, (own,))
+        return (own,), codec
     try:
         counts = tuple(int(each) for each in local_steps.split(","))
     except ValueError:
@@ -216,7 +218,16 @@ def _exchanges(
             f"--local-steps must be whole numbers from 1 to {MAX_STEPS}, separated by commas, such as 50,200; got "
             f"{local_steps!r}."
         )
+    _check_parts(codec, counts)
     return counts, codec
+
+
+def _check_parts(updates: str, counts: Sequence[int]) -> None:
+    """Refuse parts of the model without local steps: a worker must keep what it has not sent."""
+    if "/" in updates and min(counts) == 1:
+        refuse(
+            f"{updates} sends one part of the model at a time, for several local steps; give --local-steps 2 or more."
+        )
 
 
 def _present(now: str, rounds: tuple[int, ...]) -> Candidate:

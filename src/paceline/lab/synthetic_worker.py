@@ -102,6 +102,7 @@ class SyntheticWorker:
         self._gradient, self._weights = gradient_of(task.number, self._elements), np.zeros(self._elements, np.float32)
         self._times = ComputeTimes(task.spec, worker_rng(task.number, task.seed), task.local_steps)
         self._client = Client(task.address, described.as_json(), task.token, task.number)
+        self._client.keeps_unsent = True  # its weights do not matter
 
     def train(self) -> None:
         """Compute and exchange as often as the task says."""

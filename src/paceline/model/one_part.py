@@ -54,7 +54,10 @@ class OnePart(Codec):
             is_finite = bool(np.isfinite(np.dot(left, left))) or bool(np.isfinite(left).all())
         part = turn % self.parts
         if not is_finite:  # also if the number is in a part that is not sent now
-            left[~np.isfinite(left)] = 0
+            is_bad = ~np.isfinite(left)
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.subtract(left, values, out=left)
+            left[is_bad] = 0
             part = self.parts
             into[HEAD:] = 0
         into[:HEAD] = np.array([part], "<u4").view(np.uint8)

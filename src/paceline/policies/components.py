@@ -242,6 +242,9 @@ class Weigher:
     sum: each update has its own full learning rate, scaled linearly with its batch if the policy tunes batches.
     mean: one round moves the model as far as one step of data-parallel training on the samples of the round.
     equal: as mean, but every update of a round has the same weight, whatever its batch size.
+
+    A worker that leaves is still a member of the rounds of updates that others have begun. Otherwise the last updates
+    of a job that ends would count more and more: those of four workers 1/4, 1/3, 1/2 and 1.
     """
 
     def __init__(self, kind: str, tuned: bool = False) -> None:
@@ -250,6 +253,7 @@ class Weigher:
         self._own: dict[WorkerId, int] = {}  # worker → its own batch size, as reported or from its first iteration
         self._latest: dict[WorkerId, int] = {}  # worker → its latest batch size
         self._total = 0  # sum of the latest batch sizes
+        self._members: dict[WorkerId, int] = {}  # worker → the members of the round of its last update
 
     def set_own(self, worker: WorkerId, batch_size: int) -> None:
         """Note the batch size that a worker computes if a Grant names none."""
@@ -266,6 +270,7 @@ class Weigher:
 
     def forget(self, worker: WorkerId) -> None:
         self._own.pop(worker, None)
+        self._members.pop(worker, None)
         self._total -= self._latest.pop(worker, 0)
 
     def together(self, updates: Sequence[Batch]) -> tuple[float, ...]:
@@ -279,14 +284,22 @@ class Weigher:
 
     def in_round(self, updates: Sequence[Batch], members: int) -> tuple[float, ...]:
         """Return the weights of updates that are part of a round of `members` members."""
-        if self._all_equal:
-            return (1.0 / max(members, len(updates)) if self.kind == "equal" else 1.0,) * len(updates)
-        if self.kind == "mean":
-            # Assume the average batch size for members that have not sent an update yet.
-            seen = self._total * max(1.0, members / len(self._latest)) if self._latest else 0
-            total = max(seen, sum(update.batch_size for update in updates))
-            return tuple(update.batch_size / total for update in updates)
-        return tuple(self._scale(update) for update in updates)
+        if self.kind == "sum":
+            return tuple(self._scale(update) if self.tuned else 1.0 for update in updates)
+        members = max(1, members)
+        counted = [self._counted(update.worker, members) for update in updates]
+        if self.kind == "equal":
+            return tuple(1.0 / max(count, len(updates)) for count in counted)
+        # Assume the average batch size for members that have not sent an update yet, and for those that have left.
+        seen = self._total * max(1.0, members / len(self._latest)) if self._latest else 0
+        total = max(seen, sum(update.batch_size for update in updates))
+        pairs = zip(updates, counted, strict=True)
+        return tuple(update.batch_size / (total * count / members) for update, count in pairs)
+
+    def _counted(self, worker: WorkerId, members: int) -> int:
+        """Return the members of the round of a worker's update: those of now, or of its last one if there were more."""
+        before, self._members[worker] = self._members.get(worker, members), members
+        return max(before, members)
 
     def _scale(self, update: Batch) -> float:
         """Return an update's batch size in units of its worker's own."""

@@ -2,8 +2,8 @@
 
 After every `local_steps` steps it pushes how far they have moved the model. The server averages these differences, or
 steps an outer optimizer by them. Under BSP this is local SGD. Under R²SP the workers exchange in turns, so a thin link
-carries one model at a time. A worker that is lost loses its steps since its last exchange, and no more: the job hands
-out the samples of these steps again.
+carries one model at a time. A worker that is lost loses its steps since its last exchange, and the job hands out their
+samples again. It also loses what it has not sent yet, if updates have one part of the model at a time.
 """
 
 from __future__ import annotations
@@ -71,12 +71,13 @@ class LocalStepsBackend(JobBackend):
         self._made: list[ComputedGradient] = []  # steps since the last pull
         self._last: ComputedGradient | None = None  # the last round
         self._start: StartAhead | StartWithUnsent | None = None
-        if local.ahead and client.sends_parts:
-            client.close()
-            raise ValueError(
-                "ahead=True needs whole models, and --updates sends one part at a time in this job: leave one of them "
-                "out."
-            )
+        if client.sends_parts:
+            try:
+                _check_parts(local)
+            except ValueError:
+                client.close()
+                raise
+        client.keeps_unsent = True
         super().__init__(client, flat, loading)
         if client.sends_parts:
             self._start = StartWithUnsent(flat, lambda: client.unsent)
@@ -191,6 +192,16 @@ class LocalStepsBackend(JobBackend):
             self._start.restore()
         rest = replace(last, loss=None, taken=())
         exchange(self._client, self._flat, rest, time.perf_counter(), whole=True)
+
+
+def _check_parts(local: LocalRounds) -> None:
+    """Raise ValueError with one sentence if these rounds need whole models."""
+    ours = "--updates sends one part of the model at a time in this job"
+    if local.ahead:
+        raise ValueError(f"ahead=True needs whole models, and {ours}: leave one of them out.")
+    (settings,) = local.outer.settings_of_groups
+    if local.outer.name != "SGD" or settings.get("momentum") or settings.get("weight_decay"):
+        raise ValueError(f"outer= must be SGD without momentum and weight decay, because {ours}; use outer='sgd:lr=1'.")
 
 
 def _together(steps: Sequence[ComputedGradient]) -> ComputedGradient:

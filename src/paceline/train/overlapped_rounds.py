@@ -47,6 +47,10 @@ class OverlappedRoundsBackend(LocalStepsBackend):
 
         return take
 
+    def end_samples(self, size: int) -> None:
+        self._receive()  # only one thread at a time may join again
+        super().end_samples(size)
+
     def _end_round(self) -> None:
         """Wait for the exchange of the round before, and begin that of this one."""
         self._receive()

@@ -74,7 +74,8 @@ class Client:
         self._ahead: RequestSamples | None = None  # a request that was sent before its samples are needed
         self._weights: memoryview = memoryview(b"")
         self._encoder: Encoder | None = None
-        self._exchanges = 0  # that have begun
+        self._exchanges = 0  # that have begun, in this generation of the server
+        self.keeps_unsent = False  # does the caller add `unsent` to what it pulls?
         self._end: tuple[int, str] | None = None  # `end_samples`: the size of the data, and the generation it was told
         #: Whether samples for the next iteration may be requested before its pull (`take` returns them).
         self.asks_ahead = True
@@ -148,6 +149,11 @@ class Client:
         waiting = f"; waiting for {missing} more worker{'s' if missing > 1 else ''}" if missing else ""
         self._tell(f"Joined the job as worker {self.worker}{waiting}.")
         try:
+            if self.sends_parts and not self.keeps_unsent:
+                raise ValueError(
+                    f"--updates {self._incarnation.welcome.update_codec} sends one part of the model at a time, for "
+                    "workers with local_steps=; pass it to paceline.join, or start the job without the part behind /."
+                )
             granted = self.go_on(weights)
         except BaseException:
             self.close()
@@ -362,7 +368,7 @@ class Client:
             self._incarnation = self._join(None)  # another worker has this number now
         self._taken = self._ahead = None
         if self._incarnation.generation != generation:  # the model is another one, and samples are handed out again
-            self._encoder = None
+            self._encoder, self._exchanges = None, 0
         if was_lost:
             log.warning("The server is back, and worker %d has joined again.", self.worker)
 
