@@ -13,8 +13,10 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import paceline
+from paceline.model.optimizer_spec import SUMS
 from paceline.observe.trace import Applied, Arrived, Granted
 from paceline.serve.wire.frames import WireError
+from paceline.train.local_steps import LocalRounds, LocalStepsBackend
 from train.generations import served
 from train.jobs import job
 from train.lessons import OPTIMIZERS, alone, batches_of, data, loss_on, model, steps_of, weights
@@ -211,7 +213,19 @@ def test_a_round_has_as_many_samples_as_the_policy_wants(overlap: bool) -> None:
     whole = len(arrived[0]) - 2  # at the end of the data rounds are shorter
     differing = [(want, got) for want, got in zip(wanted[:whole], arrived[0], strict=False) if want != got]
     assert len(differing) <= 4 * overlap, "a Grant that changes in the middle of a round changes its last steps"
-    assert {want % 5 for want in wanted[:whole]} != {0}, "some rounds cannot be divided evenly"
+
+
+@pytest.mark.parametrize("wanted", [3, 5, 40, 41, 43, 44, 1003])
+def test_the_steps_of_a_round_share_its_samples(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = object.__new__(LocalStepsBackend)
+    backend._local, backend._made = LocalRounds(5, SUMS), []
+    monkeypatch.setattr(LocalStepsBackend, "_granted_round", lambda _: wanted)
+    sizes = []
+    for _ in range(5):
+        sizes.append(backend.granted_batch)
+        backend._made.append(None)
+    assert sum(sizes) == max(5, wanted), "a step has one sample at least"
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_weights_that_are_loaded_before_the_first_step_are_those_of_the_job() -> None:
