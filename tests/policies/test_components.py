@@ -213,7 +213,7 @@ def test_a_worker_that_leaves_counts_in_the_updates_that_others_have_begun(kind:
         weigher.see(worker, 32)
         weigher.in_round([update(worker, 32)], members=4)
     weigher.forget(0)
-    weights = []
+    weights: list[float] = []
     for worker in (1, 2, 3, 1):
         weigher.see(worker, 32)
         weights += weigher.in_round([update(worker, 32)], members=3)
@@ -222,7 +222,7 @@ def test_a_worker_that_leaves_counts_in_the_updates_that_others_have_begun(kind:
 
 def test_the_last_updates_of_a_job_that_ends_count_alike() -> None:
     """Each worker leaves after its last update."""
-    weigher, weights = Weigher("mean"), []
+    weigher, weights = Weigher("mean"), list[float]()
     for members, worker in ((4, 0), (4, 1), (4, 2), (4, 3), (4, 0), (3, 1), (2, 2), (1, 3)):
         weigher.see(worker, 32)
         weights += weigher.in_round([update(worker, 32)], members)

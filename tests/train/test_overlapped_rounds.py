@@ -32,7 +32,7 @@ def test_batches_are_read_while_the_exchange_thread_joins_again(monkeypatch: pyt
     """The client has no Grant then."""
     seen: list[int | None] = []
     asked = threading.Event()
-    exchange = overlapped_rounds.exchange
+    exchange = backend.exchange
 
     def without_a_grant(client: Any, *arguments: Any) -> None:
         if not asked.is_set():

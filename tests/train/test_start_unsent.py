@@ -206,7 +206,7 @@ def test_after_a_restore_all_workers_begin_with_the_first_part() -> None:
         mine = model()
         optimizer = OPTIMIZERS["sgd"](mine.parameters())
         with paceline.join(mine, optimizer, connect=address, local_steps=H) as session:
-            client = session._backend._client
+            client: Any = session._backend._client  # type: ignore[attr-defined]
             if session.worker == 1:
                 client._exchanges = 2  # as if it had exchanged more often before
             starts.wait()
