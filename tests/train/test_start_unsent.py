@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -194,32 +193,6 @@ def test_a_grant_without_a_pull_finds_the_pulled_model(monkeypatch: pytest.Monke
     assert len(pulled) == 5, "four rounds, and the rest"
     for found, its in zip(before[1:], pulled, strict=False):
         assert torch.equal(found, its)
-
-
-def test_after_a_restore_all_workers_begin_with_the_first_part() -> None:
-    """Weights that are loaded restore the whole job. Under a barrier all workers send the same part then."""
-    exchanges: list[int] = []
-    starts = threading.Barrier(2, timeout=30)
-    x, y = data(96)
-
-    def run(address: str) -> None:
-        mine = model()
-        optimizer = OPTIMIZERS["sgd"](mine.parameters())
-        with paceline.join(mine, optimizer, connect=address, local_steps=H) as session:
-            client: Any = session._backend._client  # type: ignore[attr-defined]
-            if session.worker == 1:
-                client._exchanges = 2  # as if it had exchanged more often before
-            starts.wait()
-            for number in range(4 * H):
-                if number == 2 * H and session.worker == 0:
-                    session.load(model().state_dict())
-                F.cross_entropy(mine(x), y).backward()
-                session.step(batch_size=len(x))
-            exchanges.append(client._exchanges)
-
-    with served("bsp:weights=mean", workers=2, update_codec=f"float32/{P}") as running:
-        running.work(run, run)
-    assert max(exchanges) <= 3, "two rounds after the restore, and the rest: the count began anew"
 
 
 @pytest.mark.parametrize(
