@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import copy
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,8 @@ from paceline.serve.wire.frames import WireError
 from paceline.train.local_steps import LocalRounds, LocalStepsBackend
 from train.generations import served
 from train.jobs import job
-from train.lessons import OPTIMIZERS, alone, batches_of, data, loss_on, model, steps_of, weights
+from train.lessons import OPTIMIZERS, alone, batches_of, data, model, steps_of, weights
+from train.rounds import share_samples, worker_of
 
 F = torch.nn.functional
 ROUNDS = 4
@@ -44,28 +44,13 @@ def local_sgd(inner: str, batches: list[list[tuple[Any, Any]]], local_steps: int
     return weights(shared)
 
 
-def worker_of(inner: str, batches: list[tuple[Any, Any]], **options: Any) -> Callable[[str], Any]:
-    """Return a worker that trains on these batches, and returns its weights."""
-    mine = model()  # not created in the thread, because all threads share torch's random numbers
-
-    def run(address: str) -> Any:
-        with paceline.join(mine, OPTIMIZERS[inner](mine.parameters()), connect=address, **options) as session:
-            for x, y in batches:
-                loss = F.cross_entropy(mine(x), y)
-                loss.backward()
-                session.step(loss, batch_size=len(x))
-        return weights(mine)
-
-    return run
-
-
 @pytest.mark.parametrize("inner", OPTIMIZERS)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_bsp_is_local_sgd_bit_for_bit(inner: str, shards: int) -> None:
     """With two workers the order of the sum does not matter, so no bit may differ."""
     batches = [batches_of(worker, 3 * ROUNDS) for worker in range(2)]
     with job("bsp:weights=mean", shards, workers=2) as running:
-        found = running.work(*(worker_of(inner, its, local_steps=3) for its in batches))
+        found = running.work(*(worker_of(batches, inner) for _ in batches))
     expected = local_sgd(inner, batches, 3)
     for each in found:
         assert torch.equal(each, expected)
@@ -81,7 +66,7 @@ def test_the_server_steps_the_outer_optimizer_by_the_differences(text: str) -> N
         return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
     with job("bsp:weights=mean", workers=3) as running:
-        found = running.work(*(worker_of("adam", its, local_steps=3, outer=text) for its in batches))
+        found = running.work(*(worker_of(batches, "adam", outer=text) for _ in batches))
     expected = local_sgd("adam", batches, 3, outer)
     for each in found:
         torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
@@ -90,8 +75,9 @@ def test_the_server_steps_the_outer_optimizer_by_the_differences(text: str) -> N
 def test_one_local_step_with_sgd_is_plain_bsp() -> None:
     x, y = data(24)
     parts = (slice(0, 8), slice(8, 16), slice(16, 24))
+    batches = [[(x[part], y[part])] * 10 for part in parts]
     with job("bsp:weights=mean", workers=3) as running:
-        found = running.work(*(worker_of("sgd", [(x[part], y[part])] * 10, local_steps=1) for part in parts))
+        found = running.work(*(worker_of(batches, "sgd", local_steps=1) for _ in parts))
     for each in found:
         torch.testing.assert_close(each, alone("sgd", x, y, 10), rtol=1e-5, atol=1e-6)
 
@@ -100,7 +86,7 @@ def test_a_policy_that_mixes_models_gets_models() -> None:
     """The only worker's model is the mixture, so this is plain training."""
     batches, same = batches_of(0, 3 * ROUNDS), model()
     with job("safa") as running:
-        (found,) = running.work(worker_of("adam", batches, local_steps=3))
+        (found,) = running.work(worker_of([batches], "adam"))
     steps_of(same, OPTIMIZERS["adam"](same.parameters()), batches)
     torch.testing.assert_close(found, weights(same), rtol=1e-5, atol=1e-6)
 
@@ -108,28 +94,9 @@ def test_a_policy_that_mixes_models_gets_models() -> None:
 @pytest.mark.parametrize("policy", ["bsp", "asp", "ssp", "r2sp", "r2sp:groups=2", "ksync:k=2", "safa"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_samples_of_all_local_steps_count_once_an_epoch(policy: str, streamed: bool) -> None:
-    """The last round of a worker may be shorter: 96 samples are not a multiple of three batches of four workers."""
     if streamed and policy in ("bsp", "ksync:k=2", "safa"):
         pytest.skip("cannot be streamed")
-    x, y = data(92)
-    dataset = torch.utils.data.TensorDataset(x, y)
-
-    def run(address: str) -> Any:
-        mine = model()
-        inner = torch.optim.AdamW(mine.parameters(), lr=0.01)
-        with paceline.join(mine, inner, connect=address, local_steps=3) as session:
-            for inputs, targets in session.batches(dataset, batch_size=4, epochs=6):
-                loss = F.cross_entropy(mine(inputs), targets)
-                loss.backward()
-                session.step(loss)
-        return loss_on(mine, x, y)
-
-    with job(policy, shards=2, workers=4, streamed=streamed) as running:
-        losses = running.work(*[run] * 4)
-        running.finish()
-        assert running.coordinator.samples is not None
-        assert running.coordinator.samples.all_done
-    assert max(losses) == min(losses) < loss_on(model(), x, y)
+    running = share_samples(policy, streamed=streamed)
     arrived = [event for event in running.events if isinstance(event, Arrived)]
     assert {event.batch_size for event in arrived} <= set(range(1, 13))
     assert max(event.batch_size for event in arrived) == 12

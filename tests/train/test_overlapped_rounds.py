@@ -6,7 +6,6 @@ import atexit
 import copy
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,15 +16,15 @@ pytest.importorskip("msgspec")
 import paceline
 from paceline.observe.trace import Applied, Arrived
 from paceline.serve.wire.frames import WireError
+from paceline.serve.worker.client import Client
 from paceline.train import backend, overlapped_rounds
 from paceline.train.overlapped_rounds import OverlappedRoundsBackend
 from train.generations import served
 from train.jobs import job
-from train.lessons import OPTIMIZERS, batches_of, data, loss_on, model, steps_of, weights
-from train.test_incarnations import give_up
+from train.lessons import OPTIMIZERS, batches_of, data, model, steps_of, weights
+from train.rounds import H, share_samples, train_and_be_given_up, worker_of
 
 F = torch.nn.functional
-H = 3
 
 
 def test_batches_are_read_while_the_exchange_thread_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,20 +58,36 @@ def test_batches_are_read_while_the_exchange_thread_joins_again(monkeypatch: pyt
     assert seen == [None], "this policy leaves the batch to the worker"
 
 
-def worker_of(batches: list[tuple[Any, Any]], inner: str = "adam", **options: Any) -> Callable[[str], Any]:
-    """Return a worker that trains on these batches, and returns its weights."""
-    mine = model()  # not created in the thread, because all threads share torch's random numbers
+def test_the_samples_end_after_the_exchange_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main thread and the exchange thread would otherwise both join again if the server is lost now."""
+    order: list[str] = []
+    ended = threading.Event()
+    exchange = backend.exchange
 
-    def run(address: str) -> Any:
-        optimizer = OPTIMIZERS[inner](mine.parameters())
-        with paceline.join(mine, optimizer, connect=address, local_steps=H, overlap=True, **options) as session:
-            for x, y in batches:
-                loss = F.cross_entropy(mine(x), y)
-                loss.backward()
-                session.step(loss, batch_size=len(x))
-        return weights(mine)
+    def slow(*arguments: Any) -> None:
+        ended.wait(0.5)
+        exchange(*arguments)
+        order.append("exchanged")
 
-    return run
+    def end(self: Client, size: int) -> None:
+        order.append("ended")
+        ended.set()
+
+    monkeypatch.setattr(overlapped_rounds, "exchange", slow)
+    monkeypatch.setattr(Client, "end_samples", end)
+
+    def run(address: str) -> None:
+        mine = model()
+        optimizer = OPTIMIZERS["sgd"](mine.parameters())
+        with paceline.join(mine, optimizer, connect=address, local_steps=H, overlap=True) as session:
+            for x, y in batches_of(0, H):
+                F.cross_entropy(mine(x), y).backward()
+                session.step(batch_size=4)
+            session._backend.end_samples(96)
+
+    with job("bsp:weights=mean") as running:
+        running.work(run)
+    assert order == ["exchanged", "ended"]
 
 
 @pytest.fixture
@@ -87,7 +102,7 @@ def test_one_worker_trains_as_plain_torch_does(inner: str, policy: str, streamed
     """What comes back is what the worker has sent, so every step is made on the same weights."""
     batches, same = batches_of(0, 4 * H + 1), model()
     with job(policy, shards=2, streamed=streamed) as running:
-        (found,) = running.work(worker_of(batches, inner))
+        (found,) = running.work(worker_of([batches], inner, overlap=True))
     steps_of(same, OPTIMIZERS[inner](same.parameters()), batches)
     torch.testing.assert_close(found, weights(same), rtol=1e-4, atol=1e-5)
 
@@ -97,7 +112,7 @@ def test_bsp_averages_rounds_while_the_next_ones_are_made() -> None:
     """Each worker adds its steps of the round under way to the average of the round before."""
     batches = [batches_of(worker, 4 * H) for worker in range(2)]
     with job("bsp:weights=mean", workers=2) as running:
-        found = running.work(*(worker_of(its, "momentum") for its in batches))
+        found = running.work(*(worker_of(batches, overlap=True) for _ in batches))
     shared = weights(model())
     workers = [model() for _ in batches]
     inners = [OPTIMIZERS["momentum"](worker.parameters()) for worker in workers]
@@ -152,25 +167,7 @@ def test_the_worker_computes_while_its_exchange_is_on_the_way(monkeypatch: pytes
 @pytest.mark.parametrize("policy", ["bsp", "asp", "ssp", "r2sp", "r2sp:groups=2", "ksync:k=2"])
 @pytest.mark.parametrize("codec", ["", "int8"])
 def test_every_sample_counts_once_an_epoch(policy: str, codec: str) -> None:
-    x, y = data(92)
-    dataset = torch.utils.data.TensorDataset(x, y)
-
-    def run(address: str) -> Any:
-        mine = model()
-        inner = torch.optim.AdamW(mine.parameters(), lr=0.01)
-        with paceline.join(mine, inner, connect=address, local_steps=H, overlap=True) as session:
-            for inputs, targets in session.batches(dataset, batch_size=4, epochs=6):
-                loss = F.cross_entropy(mine(inputs), targets)
-                loss.backward()
-                session.step(loss)
-        return loss_on(mine, x, y)
-
-    with job(policy, shards=2, workers=4, update_codec=codec) as running:
-        losses = running.work(*[run] * 4)
-        running.finish()
-        assert running.coordinator.samples is not None
-        assert running.coordinator.samples.all_done
-    assert max(losses) == min(losses) < loss_on(model(), x, y)
+    running = share_samples(policy, codec, overlap=True)
     applied = sum(len(event.workers) for event in running.events if isinstance(event, Applied))
     arrived = [event for event in running.events if isinstance(event, Arrived)]
     assert max(event.batch_size for event in arrived) == 4 * H
@@ -183,24 +180,10 @@ def test_every_sample_counts_once_if_the_worker_is_given_up(
     given_up_at: int, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It drops its steps since the last exchange that counts. Their samples are handed out again, and no others."""
-    x, y = data(48)
     if is_late:
         monkeypatch.setattr(OverlappedRoundsBackend, "_after_step", lambda _: None)
-    mine = model()
-    with job("asp:weights=mean") as running:
-        optimizer = torch.optim.SGD(mine.parameters(), lr=0.05)
-        with paceline.join(mine, optimizer, connect=running.address, local_steps=H, overlap=True) as session:
-            batches = session.batches(torch.utils.data.TensorDataset(x, y), batch_size=4, epochs=2)
-            for number, (inputs, targets) in enumerate(batches):
-                F.cross_entropy(mine(inputs), targets).backward()
-                if number == given_up_at:
-                    give_up(running)
-                session.step()
-        running.finish()
-        samples: Any = running.coordinator.samples
-        assert samples.all_done
-        assert samples.trained == 2 * 48
-        counted = [event.batch_size for event in running.events if isinstance(event, Arrived)]
+    running, _ = train_and_be_given_up(given_up_at, overlap=True)
+    counted = [event.batch_size for event in running.events if isinstance(event, Arrived)]
     assert sum(counted) == 2 * 48
 
 
@@ -241,7 +224,7 @@ def test_a_failed_exchange_ends_the_loop_with_its_error(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(overlapped_rounds, "exchange", fails)
     with job("bsp") as running, pytest.raises(ConnectionError, match="cannot be reached"):
-        running.work(worker_of(batches_of(0, 3 * H)))
+        running.work(worker_of([batches_of(0, 3 * H)], overlap=True))
 
 
 def test_weights_that_are_loaded_later_are_those_of_the_job() -> None:

@@ -171,25 +171,31 @@ def test_a_worker_that_is_given_up_in_a_push_takes_it_back(monkeypatch: pytest.M
     assert np.allclose(left[3], encoder.left, atol=1e-3)
 
 
-def test_a_restored_server_finds_workers_with_nothing_left() -> None:
+@pytest.mark.parametrize("codec", ["int4", "int4/4"])
+def test_a_restored_server_finds_workers_with_nothing_left(codec: str) -> None:
     """What is left belongs to steps that the checkpoint has undone."""
     encoders: list[Encoder | None] = []
+    exchanges: list[int] = []
 
     def run(where: str) -> None:
         weights = np.zeros(SIZE, np.float32)
         client = Client(address(where), described(SIZE))
+        client.keeps_unsent = True
         client.begin(weights.data.cast("B"))
         client.exchange(gradient_of(0).data.cast("B"), weights.data.cast("B"), batch_size=1, rates=(1.0,))
         encoders.append(client._encoder)
         client._incarnation.generation = "another"  # as if the server had been restored
+        exchanges.append(client._exchanges)
         client._join_again()
         encoders.append(client._encoder)
+        exchanges.append(client._exchanges)
         client.close()
 
-    with job("asp", update_codec="int4") as running:
+    with job("asp", update_codec=codec) as running:
         running.work(run)
     assert encoders[0] is not None
     assert encoders[1] is None
+    assert exchanges == [1, 0], "all workers of a restored job send its first part first"
 
 
 def test_a_number_that_is_not_finite_is_refused_as_without_a_codec() -> None:
