@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.local_steps.codecs import EXACT
@@ -15,13 +15,12 @@ from paceline.model.codecs import encoded_size
 
 @dataclass(frozen=True)
 class Result:
-    """The runs of an arm at its best rate."""
+    """The runs of an arm at one rate."""
 
     arm: str
     updates: str
     rate: float
     lines: list[Line]  # one for each seed
-    tried: dict[float, float | None]  # the loss by rate, on the first seed
 
     @property
     def by_seed(self) -> dict[int, float]:
@@ -33,19 +32,34 @@ class Result:
         return list(self.by_seed.values())
 
 
-def results(lines: Sequence[Line]) -> Iterator[Result]:
-    """Return the results in the order of the lines. The best rate has the lowest loss on the first seed."""
+def results(lines: Sequence[Line]) -> list[Result]:
+    """Return the results in the order of the lines. The rates of an arm follow each other."""
     if len({line["size"] for line in lines}) > 1:
         raise ValueError("the runs have several sizes; a table compares runs of one size")
-    kinds: dict[tuple[str, str], list[Line]] = {}
+    kinds: dict[tuple[str, str], dict[float, list[Line]]] = {}
     for line in lines:
-        kinds.setdefault((line["arm"], line["updates"]), []).append(line)
-    for (arm, updates), found in kinds.items():
-        first = min(line["seed"] for line in found)
-        tried = {line["rate"]: line["loss"] for line in found if line["seed"] == first}
-        rate = min(tried, key=lambda each: math.inf if tried[each] is None else tried[each])
-        of_rate = sorted((line for line in found if line["rate"] == rate), key=lambda line: line["seed"])
-        yield Result(arm, updates, rate, of_rate, tried)
+        kinds.setdefault((line["arm"], line["updates"]), {}).setdefault(line["rate"], []).append(line)
+    return [
+        Result(arm, updates, rate, sorted(found, key=lambda line: line["seed"]))
+        for (arm, updates), rates in kinds.items()
+        for rate, found in sorted(rates.items())
+    ]
+
+
+def at_best_rates(found: Sequence[Result]) -> list[Result]:
+    """Return the results with the best rate of each arm. It has the lowest loss on the first seed."""
+    best: dict[tuple[str, str], Result] = {}
+    for each in found:
+        before = best.setdefault((each.arm, each.updates), each)
+        if _first_loss(each) < _first_loss(before):
+            best[each.arm, each.updates] = each
+    return list(best.values())
+
+
+def _first_loss(result: Result) -> tuple[int, float]:
+    """Return the first seed of a result and its loss: a rate that was not tried on the first seed is not the best."""
+    loss = result.lines[0]["loss"]
+    return result.lines[0]["seed"], math.inf if loss is None else loss
 
 
 def byte_ratio(line: Line) -> float:
@@ -55,13 +69,12 @@ def byte_ratio(line: Line) -> float:
 
 
 def loss_table(lines: Sequence[Line], out: Output) -> None:
-    """Print the loss of each arm at its best rate, and its gap to the best synchronous arm."""
-    found = list(results(lines))
-    base = best_synchronous(found)
+    """Print the loss of each arm and rate, and its gap to the best synchronous arm."""
+    found = results(lines)
+    base = best_synchronous(at_best_rates(found))
     rows: list[list[object]] = []
     for result in found:
-        rates = ", ".join(f"{rate:g}: {_shown(loss)}" for rate, loss in sorted(result.tried.items()))
-        cells = [result.arm, result.updates, f"{result.rate:g}", str(len(result.losses))]
+        cells: list[object] = [result.arm, result.updates, f"{result.rate:g}", str(len(result.losses))]
         if result.losses:
             mean = statistics.mean(result.losses)
             spread = f"{statistics.stdev(result.losses):.4f}" if len(result.losses) > 1 else ""
@@ -69,8 +82,8 @@ def loss_table(lines: Sequence[Line], out: Output) -> None:
             cells += [f"{mean:.4f}", spread, gap, f"1/{byte_ratio(result.lines[0]):.0f}"]
         else:
             cells += ["diverged", "", "", ""]
-        rows.append([*cells, rates])
-    heads = ("arm", "updates", "rate", "seeds", "loss", "spread", "gap", "bytes", "the first seed, by rate")
+        rows.append(cells)
+    heads = ("arm", "updates", "rate", "seeds", "loss", "spread", "gap", "bytes")
     out.table("Validation loss in nats a byte, mean of the seeds", heads, rows)
     print("\ngap: to the best synchronous arm in float32, on the seeds that both have.")
     print("bytes: in units of an exchange at every step in float32.")
@@ -87,7 +100,3 @@ def _gap(result: Result, base: Result) -> str:
     """Return the mean difference of two arms' losses on the seeds that both have."""
     pairs = [(loss, base.by_seed[seed]) for seed, loss in result.by_seed.items() if seed in base.by_seed]
     return f"{statistics.mean(ours - theirs for ours, theirs in pairs):+.4f}" if pairs else ""
-
-
-def _shown(loss: float | None) -> str:
-    return "diverged" if loss is None else f"{loss:.4f}"

@@ -12,7 +12,7 @@ from benchmarks.local_steps.arms import arm_of
 from benchmarks.local_steps.codecs import EXACT
 from benchmarks.local_steps.records import Line
 from benchmarks.local_steps.size import SIZES, WORKERS, Size
-from benchmarks.local_steps.tables import results
+from benchmarks.local_steps.tables import at_best_rates, results
 from benchmarks.output import Output
 from paceline.model.codecs import encoded_size
 from paceline.model.differences import way_back
@@ -70,7 +70,7 @@ def time_table(
     lines: Sequence[Line], step_seconds: Sequence[float], megabits: float, out: Output, target: float | None = None
 ) -> None:
     """Print the time to a loss, for each time of a step. target: the loss; None: that of plain `sync`, seed by seed."""
-    found = list(results(lines))
+    found = at_best_rates(results(lines))
     sync = next((each for each in found if each.arm == "sync" and each.updates == EXACT and each.losses), None)
     if sync is None:
         raise ValueError("the time to the loss of `sync` needs a run of `sync` in float32")

@@ -17,7 +17,7 @@ from benchmarks import gpt
 from benchmarks.local_steps.codecs import EXACT
 from benchmarks.local_steps.model import elements
 from benchmarks.local_steps.size import SIZES
-from benchmarks.local_steps.tables import loss_table, results
+from benchmarks.local_steps.tables import at_best_rates, loss_table, results
 from benchmarks.local_steps.times import moments, seconds_to, time_table
 from benchmarks.output import Output
 
@@ -104,23 +104,26 @@ def line(arm: str, loss: float | None, rate: float = 1.0, seed: int = 0, size: s
 
 def test_a_result_has_the_best_rate_of_the_first_seed() -> None:
     lines = [line("sync", 2.0, 0.5), line("sync", 1.5, 1.0), line("sync", None, 2.0), line("sync", 1.7, 1.0, seed=1)]
-    (found,) = results(lines)
-    assert (found.rate, found.losses, found.tried) == (1.0, [1.5, 1.7], {0.5: 2.0, 1.0: 1.5, 2.0: None})
+    lines.append(line("sync", 0.1, 4.0, seed=1))
+    found = results(lines)
+    assert [each.rate for each in found] == [0.5, 1.0, 2.0, 4.0]
+    (best,) = at_best_rates(found)
+    assert (best.rate, best.losses) == (1.0, [1.5, 1.7])
 
 
 def test_the_gap_is_that_of_the_seeds_of_both(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line("sync", 1.0), line("sync", 2.0, seed=1), line("turns", 1.25), line("turns", 2.25, seed=2)]
-    lines += [line("turns+naive", None), line("sync+rounds:99", 0.5)]
+    lines += [line("turns+naive", None), line("sync+rounds:99", 0.5), line("sync", 1.1, 0.5)]
     loss_table(lines, Output(None))
     printed = capsys.readouterr().out
-    assert "| sync | float32 | 1 | 2 | 1.5000 | 0.7071 | +0.0000 | 1/8 | 1: 1.0000 |" in printed
-    assert "| turns | float32 | 1 | 2 | 1.7500 | 0.7071 | +0.2500 | 1/8 | 1: 1.2500 |" in printed
-    assert "| turns+naive | float32 | 1 | 0 | diverged |  |  |  | 1: diverged |" in printed
+    assert "| sync | float32 | 1 | 2 | 1.5000 | 0.7071 | +0.0000 | 1/8 |" in printed
+    assert "| turns | float32 | 1 | 2 | 1.7500 | 0.7071 | +0.2500 | 1/8 |" in printed
+    assert "| turns+naive | float32 | 1 | 0 | diverged |  |  |  |" in printed
 
 
 def test_a_table_has_runs_of_one_size() -> None:
     with pytest.raises(ValueError, match="several sizes"):
-        list(results([line("sync", 1.0), line("turns", 1.0, size="small")]))
+        results([line("sync", 1.0), line("turns", 1.0, size="small")])
 
 
 def test_the_server_link_carries_one_push_and_one_pull_at_a_time() -> None:
