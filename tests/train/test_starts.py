@@ -44,7 +44,7 @@ def test_training_goes_well_by_turns(codec: str, ahead: bool, overlap: bool) -> 
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("at", [1, 3, 4, 11])
+@pytest.mark.parametrize("at", [1, 3, 4, 6, 11])
 def test_every_sample_counts_once_if_the_worker_is_given_up(start: Start, at: int, overlap: bool) -> None:
     train_and_be_given_up(at, start.codec, overlap=overlap, **start.options)
 
