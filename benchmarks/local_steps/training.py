@@ -20,8 +20,9 @@ from benchmarks.local_steps.model import elements, losses, new_model, shapes
 from benchmarks.local_steps.rules import Server, average
 from benchmarks.local_steps.schedules import NOBODY, Exchange
 from benchmarks.local_steps.size import WORKERS, Size
-from paceline.model.codecs import encoded_size
+from paceline.model.codecs import KEPT, codec, encoded_size
 from paceline.model.differences import way_back
+from paceline.model.sparse_mean import SMALLEST
 
 DIVERGED = 8.0  # nats a byte; a model that knows nothing has 5.5
 
@@ -57,6 +58,9 @@ class Training:
         self.begins = self.models.clone()  # each worker's model at the beginning of its round
         self.ends = self.models.clone()  # each worker's model at its last push
         self.left = torch.zeros_like(self.models) if updates != EXACT else None  # by the encoding of the pushes
+        sparse = updates != EXACT and codec(updates).is_sparse
+        self.kept = KEPT if sparse else 1.0  # the share of `left` that is added to the next push
+        self.shares = torch.ones_like(first) if sparse else None  # of the workers that send each element in a round
         self.mean, self.square = torch.zeros_like(self.models), torch.zeros_like(self.models)
         decays = [torch.full((math.prod(shape),), float(len(shape) > 1)) for shape in shapes(size).values()]
         self.decays = torch.cat(decays).to(on.device)
@@ -98,10 +102,14 @@ class Training:
             difference += self.arm.blend * (self.begins[place] - self.ends[place])
         self.ends[place] = self.models[place]
         if self.left is not None:
-            difference += self.left[place]
+            difference += self.kept * self.left[place]
             received = decoded(difference, self.updates)
             self.left[place] = difference - received
             difference = received
+        if self.shares is not None:
+            shares, sent = self.shares[place[1]], (difference != 0).float()
+            shares.lerp_(sent.mean(0), len(sent) / WORKERS)
+            difference /= shares.clamp(min=SMALLEST)
         rule = partial(average, rate=1.0) if averaged else self.arm.rule
         rule(self.server, place[1], difference)
 

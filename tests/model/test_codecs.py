@@ -108,6 +108,18 @@ def test_error_feedback_sends_the_truth_in_the_end(name: str) -> None:
 
 
 @every_codec
+def test_a_worker_with_local_steps_makes_most_of_what_topk_leaves_again(name: str) -> None:
+    """So only a part of it is sent later. The rest of other codes is small, or kept in the worker's model."""
+    rng = np.random.default_rng(6)
+    encoder, update = Encoder(name, 5000, local_steps=True), rng.standard_normal(5000, dtype=np.float32)
+    encoder.encode(update.data, "float32", 0, 5000)
+    before, into = encoder.left.copy(), np.empty(5000, np.float32)
+    decode(encoder.encode(update.data, "float32", 0, 5000, 1), name, into)
+    kept = 0.5 if name.startswith("topk") else 1.0
+    assert np.allclose(into + encoder.left, update + kept * before, atol=1e-5)
+
+
+@every_codec
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_in_half_precision_are_encoded_too(name: str, dtype: str) -> None:
     values = np.random.default_rng(2).standard_normal(5000, dtype=np.float32)
@@ -219,9 +231,10 @@ def test_a_name_gives_the_same_codec_again(kept: int, elements: int) -> None:
 
 
 @every_codec
-def test_an_update_that_is_taken_back_leaves_no_trace(name: str) -> None:
+@pytest.mark.parametrize("local_steps", [False, True])
+def test_an_update_that_is_taken_back_leaves_no_trace(name: str, local_steps: bool) -> None:
     rng = np.random.default_rng(5)
-    encoder = Encoder(name, 5000)
+    encoder = Encoder(name, 5000, local_steps)
     encoder.encode(rng.standard_normal(5000, dtype=np.float32).data, "float32", 0, 5000)
     before = encoder.left.copy()
     update = rng.standard_normal(5000, dtype=np.float32)

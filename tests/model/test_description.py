@@ -25,6 +25,8 @@ HERE = sgd({"lr": 0.1, "momentum": 0.9})
 
 def test_a_description_survives_json() -> None:
     assert Description.from_json(HERE.as_json()) == HERE
+    several = replace(HERE, local_steps=True)
+    assert Description.from_json(several.as_json()) == several
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from paceline.serve.worker.endings import IncarnationOver
 from paceline.serve.worker.incarnation import Incarnation
 from serve.workers import described, work
 from train.jobs import job
-from train.lessons import OPTIMIZERS, data, loss_on, model
+from train.lessons import OPTIMIZERS, batches_of, data, loss_on, model, weights
+from train.rounds import H, worker_of
 
 SIZE = 5000
 UPDATES = 6
@@ -104,6 +105,47 @@ def test_training_reaches_the_loss_of_plain_training(codec: str, options: dict[s
         optimizer.step()
     share = (before - loss_on(mine, x, y)) / (before - loss_on(plain, x, y))
     assert share > (0.9 if codec.startswith("int") else 0.3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "shards", "streamed"),
+    [("bsp", 1, False), ("bsp", 2, False), ("bsp", 2, True), ("r2sp:groups=1", 1, False), ("r2sp:groups=1", 2, False)],
+)
+def test_a_round_of_topk_has_the_mean_over_the_workers_that_send_an_element(
+    policy: str, shards: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 8)
+    sent: list[tuple[int, Any, str, int, int]] = []
+    encode = Encoder.encode
+
+    def noted(self: Encoder, update: memoryview, dtype: str, start: int, stop: int, turn: int = 0) -> memoryview:
+        body = encode(self, update, dtype, start, stop, turn)
+        sent.append((start, body, self.codec.name, stop - start, turn))
+        return body
+
+    monkeypatch.setattr(Encoder, "encode", noted)
+    batches = [batches_of(worker, H) for worker in range(3)]
+    name = f"{policy}{',' if ':' in policy else ':'}weights=mean"
+    with job(name, shards, workers=3, update_codec="topk:0.25", streamed=streamed) as running:
+        found = running.work(*(worker_of(batches) for _ in batches))
+    first = weights(model())
+    total, senders = torch.zeros_like(first), torch.zeros_like(first)
+    for start, body, codec, length, _ in sent:
+        decoded = np.empty(length, np.float32)
+        decode(body, codec, decoded)
+        total[start : start + length] -= torch.from_numpy(decoded)
+        senders[start : start + length] += torch.from_numpy(decoded) != 0
+    assert 1 in senders
+    assert 2 in senders
+    for each in found:
+        torch.testing.assert_close(each, first + total / senders.clamp(min=1), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_topk_are_summed_as_they_are() -> None:
+    """Without local steps a worker makes nothing again that it has not sent: all of it is sent later."""
+    with job("bsp:weights=mean", update_codec="topk:0.02") as running:
+        running.work(one_worker)
+        assert not running.coordinator.agreement.settings[-1]
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -83,7 +83,7 @@ class FederatedClient:
             raise ValueError(f"samples must be at least 1; got {self.samples}.")
         # The pulled weights are kept apart from the model, because the difference to them is pushed.
         self._flat = FlatModel(model, torch.optim.SGD(model.parameters(), lr=1.0), apart=True)
-        description = Description(self._flat.layout, SUMS, self._flat.fixed).as_json()
+        description = Description(self._flat.layout, SUMS, self._flat.fixed, local_steps=steps > 1).as_json()
         if token is None:
             token = job_token()
         secret = token.encode() if isinstance(token, str) else token

@@ -24,6 +24,7 @@ from paceline.model.encodings import Codec, Floats, Integers, TopK
 from paceline.model.half_precision import WIDTH, widen
 from paceline.model.one_part import LARGEST, Exact, OnePart
 
+KEPT = 0.5  # the share of what is left that is added to the next update of local steps, if that has few numbers
 NAMES = "int8, int4, topk:F such as topk:0.02, or a part at a time such as int4/4"
 
 
@@ -86,12 +87,20 @@ class Encoder:
 
     So the decoded updates, and what is left at the end, sum to the updates. This is error feedback (Seide et al., 2014;
     Karimireddy et al., 2019).
+
+    Of several local steps, `topk` adds only a half of what was left. The worker begins each round without the steps
+    that it has not sent, so it makes most of them again, and would send them several times (SparseLoCo: Sarfi et al.,
+    2025).
     """
 
-    def __init__(self, name: str, elements: int) -> None:
-        """elements: of the whole model, without its running statistics, which are not encoded."""
+    def __init__(self, name: str, elements: int, local_steps: bool = False) -> None:
+        """elements: of the whole model, without its running statistics, which are not encoded.
+
+        local_steps: whether an update is the difference that several steps have made.
+        """
         self.codec = codec(name)
         self.left = np.zeros(elements, np.float32)
+        self._kept = KEPT if local_steps and self.codec.is_sparse else 1.0
 
     def whole(self) -> Encoder:
         """Return an encoder that sends all parts at once. What is left is the same array for both."""
@@ -110,6 +119,8 @@ class Encoder:
         turn: the number of the update. A codec that sends one part at a time chooses the part by it.
         """
         left, values = self.left[start:stop], _values(update, dtype, start, stop)
+        if self._kept != 1:
+            left *= self._kept
         body = np.empty(self.size(start, stop), np.uint8)
         border = self.codec.size(left.size)
         self.codec.encode(values[: left.size], body[:border], left, turn)
@@ -127,6 +138,7 @@ class Encoder:
         if np.isfinite(decoded).all():
             left += decoded
             left -= _values(update, dtype, start, stop)[: left.size]
+            left /= self._kept
 
 
 def _values(update: memoryview, dtype: str, start: int, stop: int) -> Floats:

@@ -39,12 +39,21 @@ class Term:
     weight: float  # Σ w
     weighted_rates: tuple[float, ...]  # by parameter group: Σ w·r
     share: float  # Σ w·clip, the weight of running statistics
+    sum_of: RunningSum | None = None  # the running sum that this is, if it is one
 
     @classmethod
     def of(cls, gradient: torch.Tensor, weight: float, rates: Sequence[float], clip: float = 1.0) -> Term:
         """Return the term of one update. clip: a factor of the gradient that leaves the learning rate as it is."""
         scale = weight * clip
         return cls(gradient, scale, tuple(rates), weight, tuple(weight * rate for rate in rates), scale)
+
+    def add_senders(self, to: torch.Tensor) -> None:
+        """Add the weight of this update, or of those in the sum, to each element that it has: that is not 0."""
+        if self.sum_of is None:
+            to.add_(self.gradient != 0, alpha=self.weight)
+        else:
+            assert self.sum_of.senders is not None
+            to.add_(self.sum_of.senders, alpha=self.scale)
 
 
 @dataclass
@@ -56,16 +65,22 @@ class RunningSum:
     weight: float
     weighted_rates: list[float]
     share: float  # Σ w·clip
+    senders: torch.Tensor | None = None  # by element: Σ w of the updates that have it; None: all have all
     count: int = 1  # of the updates that were added
 
     @classmethod
-    def of(cls, term: Term) -> RunningSum:
-        """Return a sum that begins with this term. It uses the term's buffer."""
+    def of(cls, term: Term, sparse: bool = False) -> RunningSum:
+        """Return a sum that begins with this term. It uses the term's buffer. sparse: updates have few elements."""
+        senders = torch.zeros_like(term.gradient) if sparse else None
+        if senders is not None:
+            term.add_senders(senders)
         total = term.gradient.mul_(term.scale)
-        return cls(total, list(term.rates), term.weight, list(term.weighted_rates), term.share)
+        return cls(total, list(term.rates), term.weight, list(term.weighted_rates), term.share, senders)
 
     def add(self, term: Term, parts: Sequence[tuple[int, slice]]) -> None:
         """Add a term. parts: the parameter group of each range of the buffer."""
+        if self.senders is not None:
+            term.add_senders(self.senders)
         if list(term.rates) == self.rates:
             self.total.add_(term.gradient, alpha=term.scale)
         else:
@@ -91,7 +106,7 @@ class RunningSum:
     def term(self, factor: float) -> Term:
         """Return the sum, times a factor, as a term of a step."""
         rated = tuple(factor * each for each in self.weighted_rates)
-        return Term(self.total, factor, tuple(self.rates), factor * self.weight, rated, factor * self.share)
+        return Term(self.total, factor, tuple(self.rates), factor * self.weight, rated, factor * self.share, self)
 
 
 @dataclass(frozen=True)

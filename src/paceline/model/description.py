@@ -23,6 +23,7 @@ class Description:
     layout: Layout
     optimizer: OptimizerSpec
     fixed: str = ""  # a digest of the parts of the model that are not sent, such as frozen parameters
+    local_steps: bool = False  # whether an update is the difference that several steps of a worker have made
 
     MAX_BYTES = 16 << 20  # of the JSON text
 
@@ -71,7 +72,7 @@ class Description:
     def as_json(self) -> bytes:
         """Return the description as JSON text."""
         values = {"layout": self.layout.as_json(), "optimizer": self.optimizer.as_json(), "fixed": self.fixed}
-        return json.dumps(values).encode()
+        return json.dumps(values | ({"local_steps": True} if self.local_steps else {})).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Description:
@@ -81,9 +82,9 @@ class Description:
         except RecursionError:
             raise ValueError("a description must not be nested that deeply") from None
         match values:
-            case {"layout": layout, "optimizer": optimizer, **rest} if rest.keys() <= {"fixed"}:
-                fixed = str(rest.get("fixed", ""))[:128]
-                return cls(Layout.from_json(layout), OptimizerSpec.from_json(optimizer), fixed)
+            case {"layout": layout, "optimizer": optimizer, **rest} if rest.keys() <= {"fixed", "local_steps"}:
+                fixed, local_steps = str(rest.get("fixed", ""))[:128], bool(rest.get("local_steps"))
+                return cls(Layout.from_json(layout), OptimizerSpec.from_json(optimizer), fixed, local_steps)
         raise ValueError('a description must be an object with "layout" and "optimizer"')
 
 

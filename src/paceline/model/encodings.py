@@ -21,6 +21,7 @@ class Codec(ABC):
 
     name: str
     parts = 1  # of which each body has one
+    is_sparse = False  # does a body have few of the numbers?
 
     @property
     def whole(self) -> Codec:
@@ -148,6 +149,7 @@ class TopK(Codec):
 
     BLOCK = 4096
     CHUNK = 1 << 18  # elements that are encoded together
+    is_sparse = True
 
     def __init__(self, fraction: float) -> None:
         self.name, self._fraction = f"topk:{fraction!r}", fraction  # exactly: both sides compute sizes from it

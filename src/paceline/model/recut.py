@@ -28,7 +28,7 @@ from paceline.model.layout import Layout
 from paceline.model.optimizer import trial
 from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 from paceline.model.parts import SlicePart, check_origin, optimizer_parts
-from paceline.model.slice import NEWEST
+from paceline.model.slice import NEWEST, SHARES
 
 Array: TypeAlias = npt.NDArray[Any]
 State: TypeAlias = tuple[dict[str, Array], dict[str, Any]]  # tensors and metadata, as `Slice.state` returns them
@@ -151,10 +151,10 @@ def _within(parts: Sequence[SlicePart], start: int, stop: int) -> list[tuple[int
 
 
 def _joined_elements(pieces: Sequence[SavedPiece], start: int, stop: int) -> dict[str, Array]:
-    """Return the weights, and the newest gradient if all pieces have one: predictions can do without it."""
+    """Return the weights, and what all pieces have of the rest: training can begin without it."""
     joined = {}
-    for name in ("weights", NEWEST):
-        if name == NEWEST and not all(NEWEST in piece.shapes for piece in pieces):
+    for name in ("weights", NEWEST, SHARES):
+        if name != "weights" and not all(name in piece.shapes for piece in pieces):
             continue
         for piece in pieces:
             if piece.shapes.get(name) != (piece.stop - piece.start,):

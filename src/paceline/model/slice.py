@@ -15,8 +15,10 @@ from paceline.model.optimizer import bare_step, make, trial
 from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 from paceline.model.parts import SlicePart, check_origin, slice_parts
 from paceline.model.similarity import Products, products
+from paceline.model.sparse_mean import SparseMean
 
 NEWEST = "newest"  # the name of the newest gradient in a checkpoint
+SHARES = "shares"  # the name of the shares of workers that send each element
 #: Of a gradient, positive or negative. Its square, which many optimizers sum up, stays far below float32's 3.4e38.
 MAX_ELEMENT = 1e18
 MAX_RATE = 1e6  # a larger learning rate is a mistake, and torch cannot compute with the largest numbers
@@ -29,8 +31,15 @@ class Slice:
     """
 
     def __init__(
-        self, layout: Layout, start: int, stop: int, spec: OptimizerSpec, device: str | torch.device = "cpu"
+        self,
+        layout: Layout,
+        start: int,
+        stop: int,
+        spec: OptimizerSpec,
+        device: str | torch.device = "cpu",
+        sparse: bool = False,
     ) -> None:
+        """sparse: updates have few elements each, and a step has the mean of those that have an element."""
         if not 0 <= start < stop <= layout.size:
             raise ValueError(f"a slice from {start} to {stop} is not part of a model of {layout.size} elements")
         if layout.groups > (groups := len(spec.settings_of_groups)):
@@ -56,6 +65,7 @@ class Slice:
         self._newest: torch.Tensor | None = None  # the gradient of the last step, if predictions need it
         self._last: tuple[tuple[float, ...], int, float] | None = None  # the last arguments of `_pace`
         self._combiner = Combiner(spec.name)
+        self._sparse_mean = SparseMean(self.weights) if sparse else None
 
     @property
     def trained_elements(self) -> int:
@@ -98,6 +108,8 @@ class Slice:
             self._must_be_rates(term.rates)
         combined = self._combiner.of(terms)
         total = self._combined(terms, combined.scales)
+        if self._sparse_mean:
+            total = self._sparse_mean.of(total, terms)
         if correct != "full":
             self._newest = None  # an earlier gradient is no longer the newest
         elif total is self._sum:  # kept without a copy: the next sum gets the other buffer
@@ -130,7 +142,7 @@ class Slice:
     def add(self, term: Term, known: RunningSum | None) -> RunningSum:
         """Return the running sum with one more term; None begins a sum, which uses the term's buffer."""
         if known is None:
-            return RunningSum.of(term)
+            return RunningSum.of(term, self._sparse_mean is not None)
         parts = (*self._parts, *self._statistics_parts)
         known.add(term, [(part.group, slice(part.start - self.start, part.stop - self.start)) for part in parts])
         return known
@@ -211,6 +223,8 @@ class Slice:
         tensors, others = {"weights": self.weights}, dict[str, object]()
         if self._newest is not None:
             tensors[NEWEST] = self._newest
+        if self._sparse_mean:
+            tensors[SHARES] = self._sparse_mean.shares
         for index, parameter in enumerate(self._parameters):
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
@@ -251,9 +265,12 @@ class Slice:
         newest, last = tensors.get(NEWEST), self._last_of(meta)
         if newest is not None and not self._fits(newest):
             raise ValueError("the checkpoint is damaged: it does not hold this shard's newest gradient as float32")
+        shares = tensors.get(SHARES)
+        if shares is not None and not self._fits(shares):
+            raise ValueError("the checkpoint is damaged: it does not hold the shares of the senders as float32")
         found: list[dict[str, Any]] = [{} for _ in self._parameters]
         for name, value in (*tensors.items(), *others.items()):
-            if name not in ("weights", NEWEST):
+            if name not in ("weights", NEWEST, SHARES):
                 index, _, key = name.partition(".")
                 if not index.isdecimal() or int(index) >= len(found):
                     raise ValueError(f"the checkpoint is damaged: {name!r:.80} belongs to no parameter of this shard")
@@ -262,6 +279,8 @@ class Slice:
             self._must_be_state(part, parameter, values)
         self.weights.copy_(weights)
         self._newest = None if newest is None else newest.clone()
+        if self._sparse_mean and shares is not None:
+            self._sparse_mean.shares.copy_(shares)
         self._pace(*last)
         for parameter, values in zip(self._parameters, found, strict=True):
             # Without torch's load_state_dict, which casts values and numbers the parameters differently.

@@ -154,7 +154,8 @@ def _connect(
     on_server = local.optimizer_on_server(optimizer) if local else optimizer
     apart = overlap or local is not None
     flat = FlatModel(model, on_server, gradients or os.environ.get(GRADIENTS) or "float32", buffers, apart)
-    description = Description(flat.layout, spec_of(on_server), flat.fixed).as_json()
+    several = local is not None and local.steps > 1
+    description = Description(flat.layout, spec_of(on_server), flat.fixed, several).as_json()
     secret = token.encode() if token is not None else job_token()
     if token:
         check_token(secret, "the argument token")

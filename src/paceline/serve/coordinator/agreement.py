@@ -6,6 +6,7 @@ import logging
 
 from paceline.job import events
 from paceline.model.checkpoint import Checkpoint, CheckpointError
+from paceline.model.codecs import codec
 from paceline.model.correction import Correction, chosen, momentum_of
 from paceline.model.description import Description
 from paceline.policies import Policy
@@ -42,9 +43,16 @@ class ModelAgreement:
         return momentum_of(self._described.optimizer)
 
     @property
-    def settings(self) -> tuple[Correction, bool, bool]:
-        """The fields `correct`, `measure` and `keep_bases` of a shard's Setup."""
-        return self.correct, self._config.max_norm is not None, self._keep_bases
+    def settings(self) -> tuple[Correction, bool, bool, bool]:
+        """The fields `correct`, `measure`, `keep_bases` and `sparse` of a shard's Setup."""
+        return self.correct, self._config.max_norm is not None, self._keep_bases, self._sparse
+
+    @property
+    def _sparse(self) -> bool:
+        """Whether updates are differences of several local steps, and have few of their elements each."""
+        name = self._config.update_codec
+        assert self._described is not None
+        return self._described.local_steps and bool(name) and codec(name).is_sparse
 
     def agree(self, text: bytes) -> bool:
         """Check a worker's description of its model. Return True if it makes the model known.

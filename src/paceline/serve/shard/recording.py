@@ -172,7 +172,8 @@ def _set_up(setup: Setup, description: bytes, path: Path) -> WholeStore:
     """Return the store with which the shard of a recording began."""
     described = Description.from_json(description)
     ((start, stop),) = setup.pieces
-    store = WholeStore(Slice(described.layout, start, stop, described.optimizer), setup.correct)
+    part = Slice(described.layout, start, stop, described.optimizer, sparse=setup.sparse)
+    store = WholeStore(part, setup.correct)
     if setup.checkpoint:
         arrays, meta = checkpoint.load(start_of(path))
         store.load({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)

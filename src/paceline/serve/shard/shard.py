@@ -277,7 +277,8 @@ class Shard:
         largest = max(stop - start for start, stop in order.pieces)
         threads = min(self._threads, max(1, largest // ELEMENTS_PER_THREAD))
         torch.set_num_threads(threads)  # of this thread, which applies updates
-        slices = [Slice(described.layout, start, stop, described.optimizer) for start, stop in order.pieces]
+        layout, optimizer = described.layout, described.optimizer
+        slices = [Slice(layout, start, stop, optimizer, sparse=order.sparse) for start, stop in order.pieces]
         updates: Updates
         if order.streamed:
             updates = StreamedUpdates(StreamedStore(slices, order.correct), self._state, self.tell)

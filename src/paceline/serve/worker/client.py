@@ -227,7 +227,8 @@ class Client:
         if not name or self.mixes:
             return None
         if self._encoder is None or self._encoder.codec.name != codec(name).name:
-            self._encoder = Encoder(name, Description.from_json(self._description).layout.trained_elements)
+            described = Description.from_json(self._description)
+            self._encoder = Encoder(name, described.layout.trained_elements, described.local_steps)
         return self._encoder
 
     def take(self, count: int, size: int, epochs: int, planned: int | None = None) -> SampleRange:
