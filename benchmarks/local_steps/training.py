@@ -21,8 +21,9 @@ from benchmarks.local_steps.rules import Server, average
 from benchmarks.local_steps.schedules import NOBODY, Exchange
 from benchmarks.local_steps.size import WORKERS, Size
 from paceline.model.codecs import KEPT, codec, encoded_size
+from paceline.model.combination import Term
 from paceline.model.differences import way_back
-from paceline.model.sparse_mean import SMALLEST
+from paceline.model.sparse_mean import SparseMean
 
 DIVERGED = 8.0  # nats a byte; a model that knows nothing has 5.5
 
@@ -58,9 +59,9 @@ class Training:
         self.begins = self.models.clone()  # each worker's model at the beginning of its round
         self.ends = self.models.clone()  # each worker's model at its last push
         self.left = torch.zeros_like(self.models) if updates != EXACT else None  # by the encoding of the pushes
-        sparse = updates != EXACT and codec(updates).is_sparse
-        self.kept = KEPT if sparse else 1.0  # the share of `left` that is added to the next push
-        self.shares = torch.ones_like(first) if sparse else None  # of the workers that send each element in a round
+        self.is_sparse = updates != EXACT and codec(updates).is_sparse
+        self.kept = KEPT if self.is_sparse else 1.0  # the share of `left` that is added to the next push
+        self.means: dict[int, SparseMean] = {}  # by the start of the part that is exchanged
         self.mean, self.square = torch.zeros_like(self.models), torch.zeros_like(self.models)
         decays = [torch.full((math.prod(shape),), float(len(shape) > 1)) for shape in shapes(size).values()]
         self.decays = torch.cat(decays).to(on.device)
@@ -106,12 +107,16 @@ class Training:
             received = decoded(difference, self.updates)
             self.left[place] = difference - received
             difference = received
-        if self.shares is not None:
-            shares, sent = self.shares[place[1]], (difference != 0).float()
-            shares.lerp_(sent.mean(0), len(sent) / WORKERS)
-            difference /= shares.clamp(min=SMALLEST)
+        if self.is_sparse:
+            difference = self._mean_of_senders(difference, place[1])
         rule = partial(average, rate=1.0) if averaged else self.arm.rule
         rule(self.server, place[1], difference)
+
+    def _mean_of_senders(self, differences: Tensor, part: slice) -> Tensor:
+        """Return one difference whose Nth part is the step of the server."""
+        mean = self.means.setdefault(part.start, SparseMean(differences[0]))
+        terms = [Term.of(each, 1 / WORKERS, ()) for each in differences]
+        return WORKERS * mean.of(differences.sum(0) / WORKERS, terms)[None]
 
     def _pull(self, place: tuple[slice, slice], exchange: Exchange) -> None:
         before = self.held[place].clone()

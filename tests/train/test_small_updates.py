@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -115,30 +117,33 @@ def test_a_round_of_topk_has_the_mean_over_the_workers_that_send_an_element(
     policy: str, shards: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.model.description.MIN_PIECE_ELEMENTS", 8)
-    sent: list[tuple[int, Any, str, int, int]] = []
-    encode = Encoder.encode
+    first, rounds = weights(model()), 3
+    totals, senders = ([torch.zeros_like(first) for _ in range(rounds)] for _ in range(2))
+    sent, lock, encode = Counter[tuple[int, int]](), threading.Lock(), Encoder.encode
 
     def noted(self: Encoder, update: memoryview, dtype: str, start: int, stop: int, turn: int = 0) -> memoryview:
         body = encode(self, update, dtype, start, stop, turn)
-        sent.append((start, body, self.codec.name, stop - start, turn))
+        decoded = np.empty(stop - start, np.float32)
+        decode(body, self.codec.name, decoded)
+        with lock:
+            number = sent[id(self), start]
+            sent[id(self), start] += 1
+            totals[number][start:stop] -= torch.from_numpy(decoded)
+            senders[number][start:stop] += torch.from_numpy(decoded) != 0
         return body
 
     monkeypatch.setattr(Encoder, "encode", noted)
-    batches = [batches_of(worker, H) for worker in range(3)]
+    batches = [batches_of(worker, rounds * H) for worker in range(3)]
     name = f"{policy}{',' if ':' in policy else ':'}weights=mean"
     with job(name, shards, workers=3, update_codec="topk:0.25", streamed=streamed) as running:
         found = running.work(*(worker_of(batches) for _ in batches))
-    first = weights(model())
-    total, senders = torch.zeros_like(first), torch.zeros_like(first)
-    for start, body, codec, length, _ in sent:
-        decoded = np.empty(length, np.float32)
-        decode(body, codec, decoded)
-        total[start : start + length] -= torch.from_numpy(decoded)
-        senders[start : start + length] += torch.from_numpy(decoded) != 0
-    assert 1 in senders
-    assert 2 in senders
+    expected, last = first, torch.full_like(first, 3)
+    for total, count in zip(totals, senders, strict=True):
+        assert {0, 1, 2, 3} <= set(count.tolist())
+        expected = expected + total / torch.maximum(count, last).clamp(min=1)
+        last = count
     for each in found:
-        torch.testing.assert_close(each, first + total / senders.clamp(min=1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_topk_are_summed_as_they_are() -> None:

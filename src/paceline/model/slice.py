@@ -15,10 +15,10 @@ from paceline.model.optimizer import bare_step, make, trial
 from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 from paceline.model.parts import SlicePart, check_origin, slice_parts
 from paceline.model.similarity import Products, products
-from paceline.model.sparse_mean import SparseMean
+from paceline.model.sparse_mean import STATE, SparseMean
 
 NEWEST = "newest"  # the name of the newest gradient in a checkpoint
-SHARES = "shares"  # the name of the shares of workers that send each element
+BESIDE = (NEWEST, *STATE)  # tensors of a checkpoint that are neither the weights nor the optimizer's state
 #: Of a gradient, positive or negative. Its square, which many optimizers sum up, stays far below float32's 3.4e38.
 MAX_ELEMENT = 1e18
 MAX_RATE = 1e6  # a larger learning rate is a mistake, and torch cannot compute with the largest numbers
@@ -224,7 +224,7 @@ class Slice:
         if self._newest is not None:
             tensors[NEWEST] = self._newest
         if self._sparse_mean:
-            tensors[SHARES] = self._sparse_mean.shares
+            tensors |= self._sparse_mean.state()
         for index, parameter in enumerate(self._parameters):
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
@@ -241,6 +241,8 @@ class Slice:
         if self._last is not None:
             rates, turns, decay = self._last
             meta["last"] = {"rates": list(rates), "turns": turns, "decay": decay}
+        if self._sparse_mean:
+            meta["round"] = self._sparse_mean.weight
         return tensors, meta
 
     def load(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
@@ -265,22 +267,19 @@ class Slice:
         newest, last = tensors.get(NEWEST), self._last_of(meta)
         if newest is not None and not self._fits(newest):
             raise ValueError("the checkpoint is damaged: it does not hold this shard's newest gradient as float32")
-        shares = tensors.get(SHARES)
-        if shares is not None and not self._fits(shares):
-            raise ValueError("the checkpoint is damaged: it does not hold the shares of the senders as float32")
         found: list[dict[str, Any]] = [{} for _ in self._parameters]
         for name, value in (*tensors.items(), *others.items()):
-            if name not in ("weights", NEWEST, SHARES):
+            if name not in ("weights", *BESIDE):
                 index, _, key = name.partition(".")
                 if not index.isdecimal() or int(index) >= len(found):
                     raise ValueError(f"the checkpoint is damaged: {name!r:.80} belongs to no parameter of this shard")
                 found[int(index)][key] = value
         for part, parameter, values in zip(self._parts, self._parameters, found, strict=True):
             self._must_be_state(part, parameter, values)
+        if self._sparse_mean:
+            self._sparse_mean.load(tensors, meta.get("round"))
         self.weights.copy_(weights)
         self._newest = None if newest is None else newest.clone()
-        if self._sparse_mean and shares is not None:
-            self._sparse_mean.shares.copy_(shares)
         self._pace(*last)
         for parameter, values in zip(self._parameters, found, strict=True):
             # Without torch's load_state_dict, which casts values and numbers the parameters differently.
