@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ from serve.workers import work
 from train.jobs import job
 
 
-def train(where: str) -> Any:
+def train(where: str, **options: Any) -> Any:
     """Train a small network under Adam, with real gradients."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2))
     x, y = torch.randn(60, 5), torch.randint(0, 2, (60,))
-    with join(model, torch.optim.Adam(model.parameters(), lr=0.01), connect=where) as session:
+    with join(model, torch.optim.Adam(model.parameters(), lr=0.01), connect=where, **options) as session:
         for a, b in session.batches(torch.utils.data.TensorDataset(x, y), batch_size=5, epochs=2):
             loss = torch.nn.functional.cross_entropy(model(a), b)
             loss.backward()
@@ -60,6 +61,16 @@ def test_a_replay_gives_the_same_weights_bit_for_bit(tmp_path: Path) -> None:
     parts = replay.weights(tmp_path)
     assert len(parts) == 2
     assert all(part.same and part.whole and part.version == 24 and part.updates == 24 for part in parts)
+
+
+@pytest.mark.parametrize("policy", ["r2sp:weights=mean", "bsp:weights=mean"])
+def test_a_replay_of_local_steps_gives_the_same_weights(policy: str, tmp_path: Path) -> None:
+    with job(policy, shards=2, workers=3, record=tmp_path, update_codec="topk:0.1") as running:
+        running.work(*[partial(train, local_steps=2)] * 3)
+        running.finish()
+    parts = replay.weights(tmp_path)
+    assert len(parts) == 2
+    assert all(part.same and part.whole and part.updates >= 12 for part in parts)
 
 
 def test_a_replay_of_compared_models_gives_the_same_weights(tmp_path: Path) -> None:

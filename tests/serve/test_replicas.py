@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 from paceline.model.description import Description
 from paceline.model.layout import Layout, Tensor
 from paceline.model.optimizer_spec import OptimizerSpec
+from paceline.model.sparse_mean import STATE
 from paceline.policies import make
 from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.coordinator.shard_replicas import ShardReplicas
@@ -27,14 +29,14 @@ from paceline.serve.worker.client import Client
 from train.generations import ThreadOfShard, served
 
 SIZE, WORKERS, UPDATES = 10_001, 3, 12
-ADAM = Description(Layout((Tensor("w", (SIZE,)),)), OptimizerSpec("Adam", ({"lr": 0.1},))).as_json()
+ADAM = Description(Layout((Tensor("w", (SIZE,)),)), OptimizerSpec("Adam", ({"lr": 0.1},)))
 
 
-def train(where: str, worker: int) -> None:
+def train(where: str, worker: int, described: Description) -> None:
     """Push random gradients."""
     random = np.random.default_rng(worker)
     weights = random.standard_normal(SIZE).astype(np.float32)
-    client = Client(address(where), ADAM, worker=worker)
+    client = Client(address(where), described.as_json(), worker=worker)
     client.begin(weights.data.cast("B"))
     for _ in range(UPDATES):
         gradient = random.standard_normal(SIZE).astype(np.float32)
@@ -51,6 +53,8 @@ def train(where: str, worker: int) -> None:
         ("r2sp", ""),
         ("r2sp", "int4"),
         ("asp", "topk:0.1"),
+        ("r2sp:weights=mean", "topk:0.1"),
+        ("bsp:weights=mean", "topk:0.1"),
         ("fedbuff:k=2,discount=0", ""),
         ("filtered:policy=bsp", ""),
         ("fl-r2sp:groups=1,as_printed=true", ""),
@@ -59,8 +63,9 @@ def train(where: str, worker: int) -> None:
 def test_a_backup_holds_the_same_state_bit_for_bit(policy: str, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[ThreadOfShard] = []
     monkeypatch.setattr(ThreadOfShard, "started", started)
+    described = replace(ADAM, local_steps="weights=mean" in policy)
     with served(policy, shards=2, workers=WORKERS, replicas=1, update_codec=codec) as running:
-        running.work(*(lambda where, worker=worker: train(where, worker) for worker in range(WORKERS)))
+        running.work(*(lambda where, worker=worker: train(where, worker, described) for worker in range(WORKERS)))
     for thread in started:
         thread.join(30.0)
     shards = [thread.shard for thread in started]
@@ -72,6 +77,7 @@ def test_a_backup_holds_the_same_state_bit_for_bit(policy: str, codec: str, monk
         assert ours.waiting() == theirs.waiting()
         mine, yours = ours.state()[0], theirs.state()[0]
         assert mine.keys() == yours.keys()
+        assert any(name.endswith(STATE) for name in mine) == described.local_steps, "the senders of each element"
         assert all(torch.equal(mine[name], yours[name]) for name in mine)
 
 
