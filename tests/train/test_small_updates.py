@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ torch: Any = pytest.importorskip("torch")
 import paceline
 from paceline.model.codecs import Encoder, decode, encoded_size
 from paceline.policies import make
+from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.serve.coordinator.config import ServerConfig
 from paceline.serve.environment import address
 from paceline.serve.server import Server, ServerError
@@ -22,6 +24,7 @@ from paceline.serve.worker.client import Client
 from paceline.serve.worker.endings import IncarnationOver
 from paceline.serve.worker.incarnation import Incarnation
 from serve.workers import described, work
+from train.generations import served
 from train.jobs import job
 from train.lessons import OPTIMIZERS, batches_of, data, loss_on, model, weights
 from train.rounds import H, worker_of
@@ -144,6 +147,28 @@ def test_a_round_of_topk_has_the_mean_over_the_workers_that_send_an_element(
         last = count
     for each in found:
         torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "which"), [(H, 1, "with local steps, .* none"), (1, H, "without .* several")]
+)
+def test_a_job_of_topk_goes_on_with_local_steps_as_it_began(
+    before: int, after: int, which: str, tmp_path: Path
+) -> None:
+    plan, batches = CheckpointPlan(tmp_path, updates=2), [batches_of(worker, 6) for worker in range(3)]
+
+    def run(local_steps: int, shards: int, codec: str = "topk:0.1", resume: Path | None = tmp_path) -> list[Any]:
+        more: dict[str, Any] = {"saving": plan, "resume": resume, "update_codec": codec}
+        with served("r2sp:weights=mean", shards, workers=3, **more) as running:
+            return running.work(*(worker_of(batches, local_steps=local_steps) for _ in batches))
+
+    first = run(before, 1, resume=None)
+    again = run(before, 2)
+    assert not torch.equal(first[0], again[0])
+    assert all(torch.equal(again[0], each) for each in again)
+    with pytest.raises(Exception, match=f"of a job {which}.*use --updates int8 or int4 in place of topk"):
+        run(after, 1)
+    run(after, 1, "int4")
 
 
 def test_gradients_of_topk_are_summed_as_they_are() -> None:

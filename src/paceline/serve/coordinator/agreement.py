@@ -50,9 +50,13 @@ class ModelAgreement:
     @property
     def _sparse(self) -> bool:
         """Whether updates are differences of several local steps, and have few of their elements each."""
-        name = self._config.update_codec
         assert self._described is not None
-        return self._described.local_steps and bool(name) and codec(name).is_sparse
+        return self._described.local_steps and self._has_few_elements
+
+    @property
+    def _has_few_elements(self) -> bool:
+        name = self._config.update_codec
+        return bool(name) and codec(name).is_sparse
 
     def agree(self, text: bytes) -> bool:
         """Check a worker's description of its model. Return True if it makes the model known.
@@ -91,12 +95,22 @@ class ModelAgreement:
         difference = known.differs_from(described, settings=False)
         if not difference and not self._mixes:
             if self._first is None:
+                self._compare_local_steps(known.local_steps, described.local_steps)
                 self._first = described
                 if ignored := known.differs_from(described):
                     log.warning("The settings of the checkpoint stay in use: %s, in the worker's script.", ignored)
             difference = self._first.differs_from(described)
         if difference:
             raise WireError(f"All workers must train the same model: {difference}.")
+
+    def _compare_local_steps(self, known: bool, described: bool) -> None:
+        """Raise WireError if the shards of a restored job would divide other updates than those that come."""
+        if self._has_few_elements and known != described:
+            before, now = ("with", "makes none") if known else ("without", "makes several")
+            raise WireError(
+                f"The checkpoint is of a job {before} local steps, and this worker {now}: use --updates int8 or int4 "
+                "in place of topk, or as many local steps as before."
+            )
 
     def described(self) -> events.ModelDescribed:
         """Return the event that the model is known now."""
