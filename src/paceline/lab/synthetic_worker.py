@@ -59,10 +59,11 @@ class SyntheticBackward:
         return self._seconds, None
 
 
-def description(model_bytes: float) -> Description:
+def description(model_bytes: float, local_steps: int = 1) -> Description:
     """Return the description of a model of this size, trained by plain SGD."""
     elements = max(1, round(model_bytes / 4))
-    return Description(Layout((Tensor("model", (elements,)),)), OptimizerSpec("SGD", ({"lr": RATE},)))
+    layout, optimizer = Layout((Tensor("model", (elements,)),)), OptimizerSpec("SGD", ({"lr": RATE},))
+    return Description(layout, optimizer, local_steps=local_steps > 1)
 
 
 def gradient_of(number: int, elements: int) -> npt.NDArray[np.float32]:
@@ -97,7 +98,7 @@ class SyntheticWorker:
     """A member of a job that waits instead of computing."""
 
     def __init__(self, task: SyntheticTask) -> None:
-        described = description(task.model_bytes)
+        described = description(task.model_bytes, task.local_steps)
         self._task, self._elements = task, described.layout.size
         self._gradient, self._weights = gradient_of(task.number, self._elements), np.zeros(self._elements, np.float32)
         self._times = ComputeTimes(task.spec, worker_rng(task.number, task.seed), task.local_steps)
