@@ -16,7 +16,7 @@ from paceline.model.layout import STATISTICS, Layout, Tensor
 from paceline.model.optimizer_spec import SUMS
 from paceline.model.recut import SavedPiece, cut_again
 from paceline.model.slice import Slice
-from paceline.model.sparse_mean import STATE
+from paceline.model.sparse_mean import STATE, SparseMean
 from tries import tries
 
 SIZE = 60
@@ -118,6 +118,43 @@ def test_updates_that_count_in_full_are_not_divided(weight: float) -> None:
     assert torch.equal(ours.weights, plain.weights)
 
 
+@pytest.mark.parametrize("senders", [1, 2, 4])
+def test_a_barrier_by_the_sum_sums_what_is_sent(senders: int) -> None:
+    ours, plain = new_slice(), new_slice(sparse=False)
+    updates = [sparse_update(seed, present=0.9) for seed in range(senders)]
+    for _ in range(3):
+        for each in (ours, plain):
+            each.step_by([Term.of(update, 1.0, (1.0,)) for update in updates])
+    assert torch.allclose(ours.weights, plain.weights, atol=1e-5)
+
+
+@tries(40, 300)
+@given(st.lists(st.floats(0.01, 1.5), min_size=1, max_size=40), st.integers(0, 2**20))
+def test_a_step_moves_only_what_its_update_has(weights: list[float], seed: int) -> None:
+    """Also if the weights of a round do not sum to 1, because members come and go or some updates are dropped."""
+    ours, mean = new_slice(), SparseMean(torch.zeros(SIZE))
+    for turn, weight in enumerate(weights):
+        update, before = sparse_update(seed + turn), ours.weights.clone()
+        ours.step_by([Term.of(update, weight, (1.0,))])
+        moved = ours.weights - before
+        assert not moved[update == 0].any()
+        mean.of(weight * update, [Term.of(update, weight, (1.0,))])
+        assert mean.weight <= max(weight, 1 + 1e-5), "a round ends before its weight passes 1"
+
+
+def test_a_round_begins_when_the_weight_of_the_last_one_would_pass_1() -> None:
+    """Seven of eight updates of a barrier, then all eight of the next one."""
+    ours, update = new_slice(), torch.zeros(SIZE)
+    for _ in range(2):
+        ours.step_by([Term.of(update, 1.0, (1.0,))])
+    sent = update.clone()
+    sent[0] = -1
+    ours.step_by([Term.of(each, 1 / 8, (1.0,)) for each in [sent] + 6 * [update]])
+    assert ours.weights[0] == 1
+    ours.step_by([Term.of(update, 1 / 8, (1.0,))] * 8)
+    assert ours.weights[0] == 1
+
+
 @pytest.mark.parametrize("weight", [1.0, 0.25])
 def test_updates_with_all_elements_are_applied_as_before(weight: float) -> None:
     updates = [torch.full((SIZE,), -1.0) + sparse_update(seed) / 8 for seed in range(5)]
@@ -173,7 +210,7 @@ def test_a_damaged_checkpoint_is_refused(name: str) -> None:
             ours.load(damaged, meta)
     for weight in (None, "1", -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="the senders of each element"):
-            ours.load(tensors, meta | {"round": weight})
+            ours.load(tensors, meta | {"round_weight": weight})
 
 
 def test_the_state_is_cut_again_with_the_weights() -> None:

@@ -14,6 +14,7 @@ torch: Any = pytest.importorskip("torch")
 
 import paceline
 from paceline.model.codecs import Encoder, decode, encoded_size
+from paceline.model.correction import Correction, CorrectionOption
 from paceline.policies import make
 from paceline.serve.coordinator.checkpoint_writer import CheckpointPlan
 from paceline.serve.coordinator.config import ServerConfig
@@ -149,12 +150,8 @@ def test_a_round_of_topk_has_the_mean_over_the_workers_that_send_an_element(
         torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "which"), [(H, 1, "with local steps, .* none"), (1, H, "without .* several")]
-)
-def test_a_job_of_topk_goes_on_with_local_steps_as_it_began(
-    before: int, after: int, which: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("before", "after"), [(H, 1), (1, H)])
+def test_a_job_of_topk_goes_on_with_local_steps_as_it_began(before: int, after: int, tmp_path: Path) -> None:
     plan, batches = CheckpointPlan(tmp_path, updates=2), [batches_of(worker, 6) for worker in range(3)]
 
     def run(local_steps: int, shards: int, codec: str = "topk:0.1", resume: Path | None = tmp_path) -> list[Any]:
@@ -166,16 +163,41 @@ def test_a_job_of_topk_goes_on_with_local_steps_as_it_began(
     again = run(before, 2)
     assert not torch.equal(first[0], again[0])
     assert all(torch.equal(again[0], each) for each in again)
-    with pytest.raises(Exception, match=f"of a job {which}.*use --updates int8 or int4 in place of topk"):
+    with pytest.raises(Exception, match="all workers make local steps or none does: this job began with"):
         run(after, 1)
     run(after, 1, "int4")
+
+
+def test_workers_of_topk_make_local_steps_or_none_does() -> None:
+    batches = [batches_of(worker, 6) for worker in range(2)]
+    with (
+        pytest.raises(Exception, match="change local_steps, or use --updates int4"),
+        job("bsp:weights=mean", workers=2, update_codec="topk:0.1") as running,
+    ):
+        running.work(*(worker_of(batches, local_steps=steps) for steps in (1, H)))
+
+
+@pytest.mark.parametrize(("asked", "correct"), [("auto", "round"), ("predict", "predict")])
+def test_the_newest_step_of_topk_predicts_no_other(asked: CorrectionOption, correct: Correction) -> None:
+    """They have other elements. So `full` is not used, and refused if it is asked for."""
+    batches = [batches_of(worker, 6) for worker in range(2)]
+    options: dict[str, Any] = {"update_codec": "topk:0.1", "workers": 2}
+    workers = [worker_of(batches, outer="sgd:lr=0.1,momentum=0.9") for _ in batches]
+    with job("r2sp:weights=mean", correct=asked, **options) as running:
+        running.work(*workers)
+        assert running.coordinator.agreement.settings["correct"] == correct
+    with (
+        pytest.raises(Exception, match=r"full .* topk .*: leave it at auto"),
+        job("r2sp:weights=mean", correct="full", **options) as running,
+    ):
+        running.work(*workers)
 
 
 def test_gradients_of_topk_are_summed_as_they_are() -> None:
     """Without local steps a worker makes nothing again that it has not sent: all of it is sent later."""
     with job("bsp:weights=mean", update_codec="topk:0.02") as running:
         running.work(one_worker)
-        assert not running.coordinator.agreement.settings[-1]
+        assert not running.coordinator.agreement.sparse
 
 
 @pytest.mark.parametrize("shards", [1, 2])

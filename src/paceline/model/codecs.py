@@ -88,9 +88,9 @@ class Encoder:
     So the decoded updates, and what is left at the end, sum to the updates. This is error feedback (Seide et al., 2014;
     Karimireddy et al., 2019).
 
-    Of several local steps, `topk` adds only a half of what was left. The worker begins each round without the steps
-    that it has not sent, so it makes most of them again, and would send them several times (SparseLoCo: Sarfi et al.,
-    2025).
+    With local steps and `topk`, only a half of it is added, and that sum does not hold. The worker begins each round
+    without the steps that it has not sent. So it makes most of them again, and would send them several times
+    (SparseLoCo: Sarfi et al., 2025).
     """
 
     def __init__(self, name: str, elements: int, local_steps: bool = False) -> None:

@@ -48,7 +48,7 @@ class Term:
         return cls(gradient, scale, tuple(rates), weight, tuple(weight * rate for rate in rates), scale)
 
     def add_senders(self, to: torch.Tensor) -> None:
-        """Add the weight of this update, or of those in the sum, to each element that it has: that is not 0."""
+        """Add the weight of this update to each element that is not 0 in it. A sum adds those of its updates."""
         if self.sum_of is None:
             to.add_(self.gradient != 0, alpha=self.weight)
         else:

@@ -28,7 +28,7 @@ from paceline.model.layout import Layout
 from paceline.model.optimizer import trial
 from paceline.model.optimizer_spec import OptimizerSpec, is_elementwise
 from paceline.model.parts import SlicePart, check_origin, optimizer_parts
-from paceline.model.slice import BESIDE
+from paceline.model.slice import NOT_OF_OPTIMIZER
 
 Array: TypeAlias = npt.NDArray[Any]
 State: TypeAlias = tuple[dict[str, Array], dict[str, Any]]  # tensors and metadata, as `Slice.state` returns them
@@ -127,7 +127,7 @@ def cut_again(
         tensors |= {f"{number}/{name}": array for name, array in found.items()}
         meta = {"layout": digest, "start": start, "stop": stop, "optimizer": spec.name, "others": others}
         leading = max(known, key=lambda each: each.steps).piece if known else needed[0]
-        described.append(meta | {key: leading.meta[key] for key in ("last", "round") if key in leading.meta})
+        described.append(meta | {key: leading.meta[key] for key in ("last", "round_weight") if key in leading.meta})
     return tensors, {"pieces": described}
 
 
@@ -153,7 +153,7 @@ def _within(parts: Sequence[SlicePart], start: int, stop: int) -> list[tuple[int
 def _joined_elements(pieces: Sequence[SavedPiece], start: int, stop: int) -> dict[str, Array]:
     """Return the weights, and what all pieces have of the rest: training can begin without it."""
     joined = {}
-    for name in ("weights", *BESIDE):
+    for name in ("weights", *NOT_OF_OPTIMIZER):
         if name != "weights" and not all(name in piece.shapes for piece in pieces):
             continue
         for piece in pieces:

@@ -18,7 +18,7 @@ from paceline.model.similarity import Products, products
 from paceline.model.sparse_mean import STATE, SparseMean
 
 NEWEST = "newest"  # the name of the newest gradient in a checkpoint
-BESIDE = (NEWEST, *STATE)  # tensors of a checkpoint that are neither the weights nor the optimizer's state
+NOT_OF_OPTIMIZER = (NEWEST, *STATE)  # tensors of a checkpoint that are neither the weights nor the optimizer's state
 #: Of a gradient, positive or negative. Its square, which many optimizers sum up, stays far below float32's 3.4e38.
 MAX_ELEMENT = 1e18
 MAX_RATE = 1e6  # a larger learning rate is a mistake, and torch cannot compute with the largest numbers
@@ -242,7 +242,7 @@ class Slice:
             rates, turns, decay = self._last
             meta["last"] = {"rates": list(rates), "turns": turns, "decay": decay}
         if self._sparse_mean:
-            meta["round"] = self._sparse_mean.weight
+            meta["round_weight"] = self._sparse_mean.weight
         return tensors, meta
 
     def load(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
@@ -269,7 +269,7 @@ class Slice:
             raise ValueError("the checkpoint is damaged: it does not hold this shard's newest gradient as float32")
         found: list[dict[str, Any]] = [{} for _ in self._parameters]
         for name, value in (*tensors.items(), *others.items()):
-            if name not in ("weights", *BESIDE):
+            if name not in ("weights", *NOT_OF_OPTIMIZER):
                 index, _, key = name.partition(".")
                 if not index.isdecimal() or int(index) >= len(found):
                     raise ValueError(f"the checkpoint is damaged: {name!r:.80} belongs to no parameter of this shard")
@@ -277,7 +277,7 @@ class Slice:
         for part, parameter, values in zip(self._parts, self._parameters, found, strict=True):
             self._must_be_state(part, parameter, values)
         if self._sparse_mean:
-            self._sparse_mean.load(tensors, meta.get("round"))
+            self._sparse_mean.load(tensors, meta.get("round_weight"))
         self.weights.copy_(weights)
         self._newest = None if newest is None else newest.clone()
         self._pace(*last)

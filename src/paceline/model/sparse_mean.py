@@ -1,10 +1,10 @@
 """The mean of updates that have few of their elements each: of every element, over the workers that send it.
 
-An update of one of N workers counts an Nth. If all send other elements, each of them would move by an Nth of what its
-sender found. So what the steps of a round sum to is divided by the share of the workers that send an element. By turns,
-the first workers of a round do not know who follows: the share is the larger of those of this round, as far as it has
-come, and of the last round. An element that all workers begin to send at once moves with the first of them as far as
-this one found, and with each of the others to the mean of those that have sent it.
+An update of one of N workers counts an Nth. If each worker sends other elements, each element would move by an Nth of
+its sender's value. So the steps of a round are summed, and the sum is divided by the share of the workers that have
+sent the element. Before a round is over, that share is not known. So the divisor is the larger of two shares: that of
+this round so far, and that of the last round. If all workers begin to send an element at once, the first of them moves
+it by this worker's value, and each of the others moves it to the mean of the values so far.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import torch
 
 from paceline.model.combination import Term
 
-SMALLEST = 1e-9  # a share below it is of an element that nobody sends: its steps sum to 0
-WHOLE = 1 - 1e-6  # the weight of a round, but for rounding
-STATE = ("round_sum", "senders", "last_senders")  # the names of the tensors in a checkpoint
+ROUNDING = 1e-6  # of the weight of a round
+STATE = ("round_sum", "round_share", "last_share")  # the names of the tensors in a checkpoint
 
 
 class SparseMean:
@@ -27,39 +26,41 @@ class SparseMean:
     def __init__(self, like: torch.Tensor) -> None:
         """like: a tensor of the size of the steps."""
         self._sum = torch.zeros_like(like)  # of the steps of this round
-        self._senders = torch.zeros_like(like)  # by element: the weight of the updates of this round that have it
-        self._last = torch.ones_like(like)  # the share of the senders in the last round; before the first one, all
+        self._share = torch.zeros_like(like)  # by element: the weight of the updates of this round that have it
+        self._last = torch.ones_like(like)  # the share in the last round; before the first round, all workers
         self.weight = 0.0  # of the steps of this round
 
     def of(self, step: torch.Tensor, terms: Sequence[Term]) -> torch.Tensor:
-        """Return how far the step of these terms moves each element. The weights of a round sum to 1."""
+        """Return how far the step of these terms moves each element. The weights of a round sum to 1, or nearly."""
         weight = sum(term.weight for term in terms)
         if weight <= 0:
             return step
-        if self.weight > WHOLE:
+        if self.weight > 0 and self.weight + weight > 1 + ROUNDING:
             self._begin_round()
-        before = self._moved()
         self.weight += weight
-        self._sum += step
+        added = torch.zeros_like(step)
         for term in terms:
-            term.add_senders(self._senders)
-        return self._moved().sub_(before)
+            term.add_senders(added)
+        at = added.nonzero().squeeze(1)
+        before = self._moved(at)
+        self._sum[at] += step[at]
+        self._share[at] += added[at]
+        return torch.zeros_like(step).index_copy_(0, at, self._moved(at) - before)
 
     def _begin_round(self) -> None:
-        torch.div(self._senders, self.weight, out=self._last)
+        self._share, self._last = self._last, self._share.clamp_(max=1.0)
+        self._share.zero_()
         self._sum.zero_()
-        self._senders.zero_()
         self.weight = 0.0
 
-    def _moved(self) -> torch.Tensor:
-        """Return how far this round has moved each element."""
-        share = torch.div(self._senders, max(1.0, self.weight))
-        torch.maximum(share, self._last, out=share).clamp_(min=SMALLEST)
-        return torch.div(self._sum, share, out=share)
+    def _moved(self, at: torch.Tensor) -> torch.Tensor:
+        """Return how far this round has moved these elements. An update that weighs more than 1 is not divided."""
+        share = torch.maximum(self._share[at], self._last[at])
+        return self._sum[at] / share.clamp_(1e-9, 1.0)  # the sum is 0 where the share is
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the state. They are not copies."""
-        return dict(zip(STATE, (self._sum, self._senders, self._last), strict=True))
+        return dict(zip(STATE, (self._sum, self._share, self._last), strict=True))
 
     def load(self, tensors: Mapping[str, torch.Tensor], weight: object) -> None:
         """Go on from a saved state and its weight. A checkpoint of a job with other updates has neither."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from paceline.job import events
 from paceline.model.checkpoint import Checkpoint, CheckpointError
@@ -43,12 +44,13 @@ class ModelAgreement:
         return momentum_of(self._described.optimizer)
 
     @property
-    def settings(self) -> tuple[Correction, bool, bool, bool]:
-        """The fields `correct`, `measure`, `keep_bases` and `sparse` of a shard's Setup."""
-        return self.correct, self._config.max_norm is not None, self._keep_bases, self._sparse
+    def settings(self) -> dict[str, Any]:
+        """The fields of a shard's Setup that depend on the model, the policy and the updates."""
+        measure = self._config.max_norm is not None
+        return {"correct": self.correct, "measure": measure, "keep_bases": self._keep_bases, "sparse": self.sparse}
 
     @property
-    def _sparse(self) -> bool:
+    def sparse(self) -> bool:
         """Whether updates are differences of several local steps, and have few of their elements each."""
         assert self._described is not None
         return self._described.local_steps and self._has_few_elements
@@ -92,25 +94,21 @@ class ModelAgreement:
         The settings of the optimizer must be those of the first worker, unless the workers make their own steps. They
         may be others than in the checkpoint that the job was restored from. The checkpoint's settings stay in use.
         """
+        if self._has_few_elements and known.local_steps != described.local_steps:
+            ours, its = ("with", "none") if known.local_steps else ("without", "several")
+            raise WireError(
+                "With --updates topk, all workers make local steps or none does: this job began "
+                f"{ours} local steps, and this worker makes {its}; change local_steps, or use --updates int4."
+            )
         difference = known.differs_from(described, settings=False)
         if not difference and not self._mixes:
             if self._first is None:
-                self._compare_local_steps(known.local_steps, described.local_steps)
                 self._first = described
                 if ignored := known.differs_from(described):
                     log.warning("The settings of the checkpoint stay in use: %s, in the worker's script.", ignored)
             difference = self._first.differs_from(described)
         if difference:
             raise WireError(f"All workers must train the same model: {difference}.")
-
-    def _compare_local_steps(self, known: bool, described: bool) -> None:
-        """Raise WireError if the shards of a restored job would divide other updates than those that come."""
-        if self._has_few_elements and known != described:
-            before, now = ("with", "makes none") if known else ("without", "makes several")
-            raise WireError(
-                f"The checkpoint is of a job {before} local steps, and this worker {now}: use --updates int8 or int4 "
-                "in place of topk, or as many local steps as before."
-            )
 
     def described(self) -> events.ModelDescribed:
         """Return the event that the model is known now."""
@@ -134,3 +132,10 @@ class ModelAgreement:
         except ValueError as error:
             raise ValueError(f"--correct {asked} cannot be had: {error}; leave it at auto.") from None
         self._described, self.text = described, text
+        if self.sparse and self.correct == "full":
+            if asked == "full":
+                raise ValueError(
+                    "--correct full needs steps that resemble one another, and those of topk have other "
+                    "elements each: leave it at auto."
+                )
+            self.correct = "round"  # the newest step says little about the next one

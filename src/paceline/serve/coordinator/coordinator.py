@@ -330,12 +330,12 @@ class Coordinator:
         if not self.agreement.is_known:
             return
         folder = str(self._restored.folder.resolve()) if self._restored and self.config.provider is None else ""
-        version, agreed = self._restored.version if self._restored else 0, self.agreement.settings
-        settings = (self._key, self._streams, self._max_transfers, *agreed)
-        digests = self._restored.digests if self._restored and folder else ()
+        version = self._restored.version if self._restored else 0
+        agreed = {**self.agreement.settings, "digests": self._restored.digests if self._restored and folder else ()}
         for number, pieces in enumerate(self.agreement.pieces()):
             record = f"{self.config.record}/shard-{number}-{self.generation}.rec" if self.config.record else ""
-            self.shards.set_up(number, Setup(pieces, folder, version, record, *settings, digests), self.agreement.text)
+            setup = Setup(pieces, folder, version, record, self._key, self._streams, self._max_transfers, **agreed)
+            self.shards.set_up(number, setup, self.agreement.text)
 
     def _write_journal(self, line: str) -> None:
         if self._journal:

@@ -15,7 +15,7 @@ from paceline.job.clipping import NOT_CLIPPED, Factors
 from paceline.model.combination import RunningSum, Term
 from paceline.model.correction import Correction
 from paceline.model.similarity import Products
-from paceline.model.slice import BESIDE, MAX_RATE, Slice
+from paceline.model.slice import MAX_RATE, NOT_OF_OPTIMIZER, Slice
 from paceline.serve.shard.bases import Bases
 from paceline.serve.wire.messages import AddToSum, ApplyUpdates, DropUpdate, Identity, KeepUpdate
 
@@ -102,7 +102,7 @@ class Store:
     def optimizer_state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return the part of `state` that the optimizer keeps from one step to the next, without the weights."""
         tensors, meta = self.state()
-        others = tuple(f"/{name}" for name in ("weights", *BESIDE))
+        others = tuple(f"/{name}" for name in ("weights", *NOT_OF_OPTIMIZER))
         return {name: each for name, each in tensors.items() if not name.endswith(others)}, meta
 
     def load(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:

@@ -66,10 +66,10 @@ class Setup(Message, frozen=True):
     correct: Correction = "none"  # how to correct for staleness that is known in advance
     measure: bool = False  # must UpdateReceived contain the size of an update?
     keep_bases: bool = False  # do workers push models that are compared by their difference to what they pulled?
-    sparse: bool = False  # do updates have few elements each, so that a step is the mean of those that have one?
     digests: tuple[str, ...] = ()  # of each file of the checkpoint; an empty one is not known
     follows: bool = False  # is this process the shard's backup? It reports no updates until TakeOver
     backup: tuple[str, int, bytes] | None = None  # host ("": the coordinator's), port and certificate of the backup
+    sparse: bool = False  # do updates have few elements each, so that a step is the mean of those that have one?
 
 
 class CheckpointLoaded(Message, frozen=True):
