@@ -50,7 +50,7 @@ class Term:
     def add_senders(self, to: torch.Tensor) -> None:
         """Add the weight of this update to each element that is not 0 in it. A sum adds those of its updates."""
         if self.sum_of is None:
-            to.add_(self.gradient != 0, alpha=self.weight)
+            to[self.gradient.nonzero().squeeze(1)] += self.weight
         else:
             assert self.sum_of.senders is not None
             to.add_(self.sum_of.senders, alpha=self.scale)

@@ -28,24 +28,30 @@ class SparseMean:
         self._sum = torch.zeros_like(like)  # of the steps of this round
         self._share = torch.zeros_like(like)  # by element: the weight of the updates of this round that have it
         self._last = torch.ones_like(like)  # the share in the last round; before the first round, all workers
+        self._result = torch.zeros_like(like)  # kept, because allocating new pages takes long
         self.weight = 0.0  # of the steps of this round
 
     def of(self, step: torch.Tensor, terms: Sequence[Term]) -> torch.Tensor:
-        """Return how far the step of these terms moves each element. The weights of a round sum to 1, or nearly."""
+        """Return how far the step of these terms moves each element. The next step overwrites the result.
+
+        The weights of a round sum to 1, or nearly.
+        """
         weight = sum(term.weight for term in terms)
         if weight <= 0:
             return step
         if self.weight > 0 and self.weight + weight > 1 + ROUNDING:
             self._begin_round()
         self.weight += weight
-        added = torch.zeros_like(step)
+        senders = self._result.zero_()
         for term in terms:
-            term.add_senders(added)
-        at = added.nonzero().squeeze(1)
+            term.add_senders(senders)
+        at = senders.nonzero().squeeze(1)
         before = self._moved(at)
         self._sum[at] += step[at]
-        self._share[at] += added[at]
-        return torch.zeros_like(step).index_copy_(0, at, self._moved(at) - before)
+        self._share[at] += senders[at]
+        result = self._result.zero_()
+        result[at] = self._moved(at).sub_(before)
+        return result
 
     def _begin_round(self) -> None:
         self._share, self._last = self._last, self._share.clamp_(max=1.0)
