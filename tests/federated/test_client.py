@@ -97,6 +97,17 @@ def test_clients_may_send_small_updates(updates: str, away: float) -> None:
     assert 0 < (whole - small).norm() < away * whole.norm()
 
 
+@pytest.mark.parametrize("steps", [1, STEPS])
+def test_topk_is_divided_by_its_senders_if_clients_make_several_steps(steps: int) -> None:
+    def run(where: str) -> None:
+        FederatedClient(model(), batches(taken(2)[0]), connect=where, steps=steps, samples=BATCH * steps).run(1)
+
+    with job("fl-r2sp:groups=1,fraction=1,filter=false", workers=1, update_codec="topk:0.2") as running:
+        running.work(run)
+        running.finish()
+        assert running.coordinator.agreement.sparse == (steps > 1)
+
+
 def test_groups_take_turns_on_a_real_server(tmp_path: Path) -> None:
     federated("fl-r2sp:groups=2", 4, saving=CheckpointPlan(tmp_path, updates=1))
     found = checkpoint.newest(tmp_path)

@@ -20,8 +20,11 @@ from paceline.lab.hosts import hosts
 from paceline.lab.namespaces import Lab
 from paceline.lab.plan import LabPlan, LabResult
 from paceline.lab.round_use import computing_shares, rates
+from paceline.lab.synthetic_worker import SyntheticTask, SyntheticWorker
 from paceline.observe.trace import Arrived, Computed, Event, Granted
+from paceline.serve.environment import address
 from paceline.simulate.cluster_spec import ClusterSpec, WorkerSpec
+from train.jobs import job
 
 STEPS = 3
 SIZE = 1e5
@@ -32,6 +35,22 @@ def cluster(updates: str = "", overlap: bool = False) -> ClusterSpec:
     worker = WorkerSpec(5e6, 8, 8 / 0.03)
     spec = ClusterSpec("small", SIZE, 1, 5e6, 0.0, 10e9, 30.0, (worker,) * 3)
     return replace(spec, local_steps=STEPS, updates=updates, overlap=overlap)
+
+
+@pytest.mark.parametrize("local_steps", [1, STEPS])
+def test_a_synthetic_worker_says_whether_it_makes_local_steps(local_steps: int) -> None:
+    """So that the shards of a lab divide the steps of topk, as those of a real job do."""
+    with job("r2sp", update_codec="topk:0.1") as running:
+
+        def run(where: str) -> None:
+            spec = cluster().workers[0]
+            task = SyntheticTask(address(where), b"", 0, spec, SIZE, iterations=2, local_steps=local_steps)
+            worker = SyntheticWorker(task)
+            worker.train()
+            worker.finish()
+
+        running.work(run)
+        assert running.coordinator.agreement.sparse == (local_steps > 1)
 
 
 def measured(spec: ClusterSpec, policy: str) -> LabResult:

@@ -17,6 +17,7 @@ from paceline.model.optimizer_spec import SUMS
 from paceline.model.recut import SavedPiece, cut_again
 from paceline.model.slice import Slice
 from paceline.model.sparse_mean import STATE, SparseMean
+from paceline.serve.shard.store import WholeStore
 from tries import tries
 
 SIZE = 60
@@ -211,6 +212,13 @@ def test_a_damaged_checkpoint_is_refused(name: str) -> None:
     for weight in (None, "1", -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="the senders of each element"):
             ours.load(tensors, meta | {"round_weight": weight})
+
+
+def test_the_senders_are_no_state_of_the_optimizer() -> None:
+    """A worker that asks for the optimizer's state receives one entry for each parameter."""
+    store = WholeStore(new_slice())
+    assert any(name.endswith(STATE) for name in store.state()[0])
+    assert not store.optimizer_state()[0]
 
 
 def test_the_state_is_cut_again_with_the_weights() -> None:
